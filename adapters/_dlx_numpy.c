@@ -1,10 +1,9 @@
-/* An exchange table for numpy's arrays, which have none of their own (numpy 2.5). It belongs to the
- * adapter, not to dlx: the core finds tables on types or gets them from adapters, and a third
- * party's adapter may bring one in the same way.
+/* An exchange table for numpy's arrays: numpy 2.5 has no table. It is part of the adapter, not of
+ * dlx; adapters of third parties can supply tables in the same way.
  *
- * numpy's headers are not needed: its C interface is a table of functions in a capsule, whose
- * indices are part of numpy's stable ABI, and so is the head of an array object. dlx_numpy.py
- * checks both on real arrays before it uses this. */
+ * This file needs no numpy headers: numpy's C API is a table of functions in a capsule. The indices
+ * and the head of an array object are part of numpy's stable ABI. dlx_numpy.py checks both on real
+ * arrays first. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -25,10 +24,10 @@ enum {
   API_SET_BASE = 282
 }; /* indices into numpy's function table */
 
-/* How numpy marks the other byte order; the host's own is '=' or '|'. */
+/* numpy's mark of the other byte order; native is '=' or '|'. */
 enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
 
-/* The heads of numpy's objects, as its stable ABI fixes them. */
+/* The heads of numpy's objects in its stable ABI. */
 typedef struct {
   PyObject_HEAD PyTypeObject* scalar;
   char kind, letter, byte_order, unused;
@@ -48,22 +47,22 @@ typedef struct {
 typedef PyObject* (*new_array)(PyTypeObject*, int, const Py_ssize_t*, int, const Py_ssize_t*, void*,
                                int, int, PyObject*);
 
-/* Messages, made once: a caller that falls back to another way meets one at every call. */
+/* Created once: callers with a fallback may raise them at every call. */
 static PyObject *no_dtype, *no_strides, *no_flag;
 
 static PyTypeObject* array_type;
 static new_array make_array;
 static int (*set_base)(PyObject*, PyObject*);
 
-/* By numpy's type number: what DLPack calls it; bits 0 = nothing. */
+/* By numpy's type number; bits 0 = no DLPack dtype. */
 static const DLDataType dtypes[NUMBERS] = {
 #define NUMBER(code, bits, letters, arrow, number) [number] = {code, bits, 1},
     DLX_DTYPES(NUMBER)[9] = {kDLInt, 64, 1},
     [10] = {kDLUInt, 64, 1}, /* long long */
 };
 
-/* The numpy type number of a dtype; -1 = none. */
-static int number_of(DLDataType dtype) {
+/* Errors: -1 = no numpy type. */
+static int find_number(DLDataType dtype) {
   switch ((uint32_t)dtype.lanes << 16 | dtype.code << 8 | dtype.bits) {
 #define CASE(code, bits, letters, arrow, number) \
   case 1 << 16 | code << 8 | bits:               \
@@ -74,8 +73,8 @@ static int number_of(DLDataType dtype) {
   }
 }
 
-/* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. Threads read
- * this while another one adds to it: the count goes up when all else is written. */
+/* Dtypes of other packages, such as ml_dtypes, by scalar type; strong references. Threads read
+ * without a lock: an entry is complete before the count grows. */
 enum { MAX_EXTENSIONS = 16 };
 static struct {
   PyTypeObject* scalar;
@@ -83,9 +82,9 @@ static struct {
 } extensions[MAX_EXTENSIONS];
 static atomic_int n_extensions;
 
-/* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
- * without bits, none set. */
-static DLDataType extension_of(const array_head* a) {
+/* Empty arrays are excluded: numpy gives them an arbitrary address. Errors: bits = 0, no exception.
+ */
+static DLDataType find_extension(const array_head* a) {
   for (int i = 0; i < a->ndim; i++) {
     if (a->shape[i] == 0) return (DLDataType){0};
   }
@@ -95,18 +94,18 @@ static DLDataType extension_of(const array_head* a) {
   return (DLDataType){0};
 }
 
-/* What an array is; strides in elements go to `strides`. Owns: nothing. GIL: needed. Errors: -1
- * with BufferError. */
+/* Describe an array; its strides in elements go to `strides`. Owns: nothing. GIL: needed. Errors:
+ * -1 with BufferError. */
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
   unsigned number = (unsigned)d->number;
-  out->dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
+  out->dtype = number < NUMBERS ? dtypes[number] : find_extension(a);
   if (out->dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetObject(PyExc_BufferError, no_dtype);
     return -1;
   }
-  if (!dlx_whole_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides,
-                         out->dtype.bits / 8, strides)) {
+  if (!dlx_convert_strides(a->ndim, (int64_t*)a->shape, (int64_t*)a->byte_strides,
+                           out->dtype.bits / 8, strides)) {
     PyErr_SetObject(PyExc_BufferError, no_strides);
     return -1;
   }
@@ -119,9 +118,9 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   return 0;
 }
 
-/* Borrow. A numpy array does not store strides in elements: they are in memory of this file until
- * the thread's next call. A read-only array is refused, since a DLTensor cannot say so. Owns:
- * nothing. GIL: needed. Errors: -1 with BufferError. */
+/* numpy stores byte strides: the strides in elements stay in this thread's memory until its next
+ * call. A DLTensor has no read-only flag, so read-only arrays are rejected. Owns: nothing. GIL:
+ * needed. Errors: -1 with BufferError. */
 static int borrow(void* object, DLTensor* out) {
   static PY_THREAD_LOCAL int64_t strides[MAX_NDIM];
   const array_head* a = object;
@@ -139,12 +138,12 @@ static void release_base(PyObject* capsule) {
   py_pending_restore(pending);
 }
 
-/* Import. The array's base is a capsule that owes the deleter. GIL: needed.
- * Owns: takes the managed tensor on success only. Errors: -1 with an exception. */
-static int import(DLManagedTensorVersioned* m, void** out) {
+/* The array's base is a capsule that owes the deleter. Owns: takes the managed tensor on success
+ * only. GIL: needed. Errors: -1 with an exception. */
+static int import_tensor(DLManagedTensorVersioned* m, void** out) {
   const DLTensor* t = &m->dl_tensor;
   Py_ssize_t byte_strides[MAX_NDIM];
-  int number = number_of(t->dtype);
+  int number = find_number(t->dtype);
   if (m->version.major != DLX_DLPACK_MAJOR || t->device.device_type != kDLCPU || number < 0 ||
       t->ndim > MAX_NDIM || t->strides == NULL) {
     PyErr_SetString(PyExc_BufferError, "numpy cannot hold this tensor");
@@ -152,12 +151,13 @@ static int import(DLManagedTensorVersioned* m, void** out) {
   }
   for (int32_t i = 0; i < t->ndim; i++) {
     Py_ssize_t item = t->dtype.bits / 8;
-    /* Only what means nothing, of an extent below 2 or without any element, can overflow. */
+    /* Only strides that are never used overflow: of extents below 2 or of arrays without elements.
+     */
     if (__builtin_mul_overflow(t->strides[i], item, &byte_strides[i])) byte_strides[i] = item;
   }
-  static char nothing[16]; /* numpy takes no address for "allocate" */
+  static char nothing[16]; /* numpy would allocate memory for NULL */
   char* data = (char*)t->data + t->byte_offset;
-  if (t->data == NULL) { /* there are no elements: as numpy allocates none */
+  if (t->data == NULL) {
     data = nothing;
     memset(byte_strides, 0, sizeof byte_strides);
   }
@@ -166,38 +166,36 @@ static int import(DLManagedTensorVersioned* m, void** out) {
                                byte_strides, data, 0, flags, NULL);
   if (array == NULL) return -1;
   PyObject* base = PyCapsule_New(m, NULL, NULL);
-  if (base == NULL ||
-      set_base(array, base) < 0) { /* set_base takes the reference, also on failure */
+  if (base == NULL || set_base(array, base) < 0) { /* takes the reference, also on failure */
     Py_DECREF(array);
     return -1;
   }
-  PyCapsule_SetDestructor(
-      base, release_base); /* from here on the array owns it; nothing fails any more */
+  PyCapsule_SetDestructor(base, release_base); /* only now: nothing can fail any more */
   *out = array;
   return 0;
 }
 
-static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
-                    void (*set_error)(void*, const char*, const char*)) {
+static int refuse_allocation(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
+                             void (*set_error)(void*, const char*, const char*)) {
   *out = NULL;
-  if (set_error) set_error(context, "NotImplementedError", "numpy arrays are allocated by numpy");
+  if (set_error) set_error(context, "NotImplementedError", "only numpy allocates numpy arrays");
   return -1;
 }
 
-/* Owns: releases the array. GIL: taken; the array is leaked where there is no interpreter left. */
+/* Owns: releases the array. GIL: taken; the array is leaked if the interpreter has ended. */
 static void release_array(DLManagedTensorVersioned* m) {
-  int held = py_holds_gil();
+  int holds_gil = py_holds_gil();
   PyGILState_STATE state = PyGILState_LOCKED;
-  if (held ? Py_IsInitialized() : py_gil_take(&state)) {
+  if (holds_gil ? Py_IsInitialized() : py_gil_take(&state)) {
     py_drop(m->manager_ctx);
-    if (!held) PyGILState_Release(state);
+    if (!holds_gil) PyGILState_Release(state);
   }
   free(m);
 }
 
-/* Export, read-only arrays as well. Shape and strides lie behind the struct. Owns: the caller owns
+/* Export an array, also a read-only one. Shape and strides follow the struct. Owns: the caller owns
  * the result, which holds the array. GIL: needed. Errors: -1 with BufferError or MemoryError. */
-static int managed(void* object, DLManagedTensorVersioned** out) {
+static int export_array(void* object, DLManagedTensorVersioned** out) {
   const array_head* a = object;
   int64_t strides[MAX_NDIM];
   DLTensor t;
@@ -224,29 +222,29 @@ static int managed(void* object, DLManagedTensorVersioned** out) {
   return 0;
 }
 
-static int work_stream(int32_t device_type, int32_t device_id, void** out) {
+static int get_work_stream(int32_t device_type, int32_t device_id, void** out) {
   *out = NULL;
   return 0;
 }
 
 static const DLPackExchangeAPI table = {
     .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
-    .managed_tensor_allocator = allocate,
-    .managed_tensor_from_py_object_no_sync = managed,
-    .managed_tensor_to_py_object_no_sync = import,
+    .managed_tensor_allocator = refuse_allocation,
+    .managed_tensor_from_py_object_no_sync = export_array,
+    .managed_tensor_to_py_object_no_sync = import_tensor,
     .dltensor_from_py_object_no_sync = borrow,
-    .current_work_stream = work_stream,
+    .current_work_stream = get_work_stream,
 };
 
 PyDoc_STRVAR(exchange_api_doc,
              "exchange_api(functions, /)\n--\n\n"
-             "Return the table in a capsule, given numpy's own capsule of C functions.");
+             "Return a capsule with the table. `functions`: numpy's capsule of C functions.");
 
 static PyObject* exchange_api(PyObject* module, PyObject* functions) {
   void** numpy = PyCapsule_GetPointer(functions, NULL);
   if (numpy == NULL) return NULL;
   PY_LOCKED(module)
-  if (make_array != (new_array)numpy[API_NEW]) { /* once: threads that know the table read it */
+  if (make_array != (new_array)numpy[API_NEW]) { /* once: other threads read it */
     array_type = (PyTypeObject*)numpy[API_ARRAY_TYPE];
     make_array = (new_array)numpy[API_NEW];
     set_base = (int (*)(PyObject*, PyObject*))numpy[API_SET_BASE];
@@ -257,8 +255,8 @@ static PyObject* exchange_api(PyObject* module, PyObject* functions) {
 
 PyDoc_STRVAR(extend_doc,
              "extend(scalar, code, bits, /)\n--\n\n"
-             "Let the table export arrays of a dtype of another package, of whole bytes, by its "
-             "scalar type, or no more\nwhere `bits` is 0.");
+             "Let the table export arrays of another package's dtype of whole bytes, by its scalar "
+             "type. If `bits` is 0,\nthe table stops exporting them.");
 
 /* Owns: holds the type. GIL: needed. Errors: NULL with an exception. */
 static PyObject* extend(PyObject* module, PyObject* args) {
@@ -268,7 +266,7 @@ static PyObject* extend(PyObject* module, PyObject* args) {
   PY_LOCKED(module)
   int i = 0, n = atomic_load(&n_extensions);
   while (i < n && extensions[i].scalar != scalar) i++;
-  if (i < MAX_EXTENSIONS && (bits & (bits - 1)) == 0) { /* else it is exported otherwise */
+  if (i < MAX_EXTENSIONS && (bits & (bits - 1)) == 0) { /* else it is exported by another path */
     atomic_store(&extensions[i].dtype, ((DLDataType){code, bits, 1}));
     if (i == n) {
       extensions[n].scalar = (PyTypeObject*)Py_NewRef(scalar);
@@ -279,26 +277,27 @@ static PyObject* extend(PyObject* module, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(facts_doc,
-             "facts(array, /)\n--\n\n"
-             "Return (address, shape, strides, dtype) as the table reads them, to be compared with "
-             "what numpy says.");
+PyDoc_STRVAR(
+    read_facts_doc,
+    "read_facts(array, /)\n--\n\n"
+    "Return (address, shape, strides, dtype) as the table reads them, to compare them with "
+    "numpy's.");
 
-static PyObject* facts(PyObject* module, PyObject* array) {
+static PyObject* read_facts(PyObject* module, PyObject* array) {
   DLTensor t;
   if (!PyObject_TypeCheck(array, array_type)) {
-    PyErr_SetString(PyExc_TypeError, "not an array");
+    PyErr_SetString(PyExc_TypeError, "expected a numpy array");
     return NULL;
   }
   int64_t elements[MAX_NDIM];
   if (describe((array_head*)array, elements, &t) < 0) return NULL;
-  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), py_tuple_of(t.shape, t.ndim),
-                       py_tuple_of(t.strides, t.ndim), t.dtype.code, t.dtype.bits, t.dtype.lanes);
+  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), py_new_tuple(t.shape, t.ndim),
+                       py_new_tuple(t.strides, t.ndim), t.dtype.code, t.dtype.bits, t.dtype.lanes);
 }
 
 static PyMethodDef functions[] = {
     PY_ONE(exchange_api),
-    PY_ONE(facts),
+    PY_ONE(read_facts),
     PY_VARARGS(extend),
     PY_END,
 };
@@ -312,9 +311,10 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  no_dtype = PyUnicode_InternFromString("DLPack cannot say what this array is");
-  no_strides = PyUnicode_InternFromString("the array's strides are not whole elements");
-  no_flag = PyUnicode_InternFromString("a DLTensor cannot say read-only");
+  no_dtype = PyUnicode_InternFromString("DLPack has no dtype for this array");
+  no_strides =
+      PyUnicode_InternFromString("the array's strides are not multiples of the element size");
+  no_flag = PyUnicode_InternFromString("a DLTensor cannot be marked as read-only");
   if (no_dtype == NULL || no_strides == NULL || no_flag == NULL || py_gil_open() < 0) return NULL;
-  return py_without_gil(PyModule_Create(&definition));
+  return py_allow_no_gil(PyModule_Create(&definition));
 }

@@ -1,12 +1,11 @@
-"""CuPy for dlx: cupy.ndarray on CUDA devices, of any wheel (cupy-cuda12x, cupy-cuda13x), and on ROCm.
+"""The CuPy adapter: cupy.ndarray on CUDA, of any wheel (cupy-cuda12x, cupy-cuda13x), and on ROCm.
 
-Versions: 13 and later. Devices: CUDA device memory and CUDA managed memory, each under its true name; on a ROCm build
-ROCm's. Dtypes: those that cupy takes through DLPack; bfloat16 from 14 on, with ml_dtypes. float8 is refused: cupy would
-export it under the code of an ordinary float. Shared: every layout. Copied: read-only memory, since
-cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
-elements.
+Versions: 13 and later. Devices: CUDA device memory and CUDA managed memory; ROCm with a ROCm build. Dtypes: those that
+cupy imports by DLPack; bfloat16 from 14 on, with ml_dtypes. float8 is refused: cupy would export it with the code of an
+ordinary float. Shared: all layouts. Copied: read-only memory, because cupy drops the flag; host memory, to cupy's
+current device; byte strides of partial elements.
 
-Streams: cupy has a current one per thread and device; dlx synchronizes streams once per conversion.
+Streams: cupy has a current stream per thread and device; dlx synchronizes streams once per conversion.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dlx.errors import DeviceError, DTypeError, StreamError
 class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         cupy = sys.modules["cupy"]
-        # cupy keeps the class of ml_dtypes that it exchanges as bfloat16, from 14 on and where that is installed.
+        # From 14 on, if ml_dtypes is installed, cupy has its class for bfloat16.
         found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
@@ -46,7 +45,7 @@ class _Devices(api.Devices):
 
     def to_native(self, device: api.Device) -> Any:
         if device.name not in (self.kind, "cuda_managed"):
-            raise DeviceError(f"cupy has no device {device}", fix=f"Say '{self.kind}:0'.")
+            raise DeviceError(f"cupy has no device {device}", fix=f"Pass device='{self.kind}:0'.")
         return sys.modules["cupy"].cuda.Device(device.id)
 
     def from_native(self, native_device: Any) -> api.Device:
@@ -62,7 +61,7 @@ class _Devices(api.Devices):
         runtime = sys.modules["cupy"].cuda.runtime
         try:
             count = runtime.getDeviceCount()
-        except runtime.CUDARuntimeError:  # there is no driver, or it sees no device
+        except runtime.CUDARuntimeError:
             count = 0
         return (sys.modules["cupy"].cuda.Device(number) for number in range(count))
 
@@ -73,11 +72,11 @@ class _Devices(api.Devices):
     def current(self, device_type: int) -> int:
         try:
             return int(sys.modules["cupy"].cuda.runtime.getDevice())
-        except RuntimeError:  # there is no driver: dlx raises when it needs it
+        except RuntimeError:  # no driver; dlx raises later if it needs one
             return 0
 
     def activate(self, device: api.Device) -> AbstractContextManager[Any]:
-        # from_dlpack makes the array's device current by itself; only exports on ROCm look at the current one.
+        # from_dlpack sets the current device itself; only exports on ROCm use it.
         return self.to_native(device) if self.kind == "rocm" else contextlib.nullcontext()
 
 
@@ -88,35 +87,35 @@ def _current_stream(device: api.Device) -> Any:
     return sys.modules["cupy"].cuda.get_current_stream(device.id)
 
 
-def _asked_by_number() -> tuple[Any, str]:
+def _find_stream_getter() -> tuple[Any, str]:
     return sys.modules["cupy"].cuda.get_current_stream, "ptr"
 
 
 @contextlib.contextmanager
 def _on_stream(stream: api.Stream) -> Iterator[None]:
-    """Return a context in which cupy works on a stream of another."""
-    kept = stream.keep
-    # cupy's own streams are entered. Others get a wrapper that never destroys the stream.
-    if not (isinstance(kept, sys.modules["cupy"].cuda.Stream) and kept.ptr in (stream.handle, 0)):
-        kept = _borrowed()(stream.handle, stream.device.id)
-    # A stream is entered while its device is current. The current device is per thread and not to be changed.
+    """Return a context in which cupy uses another framework's stream."""
+    native = stream.keep
+    # Streams of other frameworks get a wrapper that does not destroy them.
+    if not (isinstance(native, sys.modules["cupy"].cuda.Stream) and native.ptr in (stream.handle, 0)):
+        native = _create_stream_class()(stream.handle, stream.device.id)
+    # cupy requires the stream's device to be current; restore the thread's current device.
     with DEVICES.to_native(stream.device):
-        kept.__enter__()
+        native.__enter__()
     try:
         yield
     finally:
         with DEVICES.to_native(stream.device):
-            kept.__exit__(None, None, None)
+            native.__exit__(None, None, None)
 
 
 @functools.cache
-def _borrowed() -> Any:
-    """Return cupy's wrapper of a foreign stream without its DeprecationWarning: what replaces it destroys streams."""
-    plain = sys.modules["cupy"].cuda.ExternalStream
+def _create_stream_class() -> Any:
+    """Return a subclass of ExternalStream without its DeprecationWarning; its replacement destroys streams."""
+    base = sys.modules["cupy"].cuda.ExternalStream
 
-    class Borrowed(plain):  # type: ignore[valid-type, misc]
+    class Borrowed(base):  # type: ignore[valid-type, misc]
         def __init__(self, handle: int, device_id: int) -> None:
-            super(plain, self).__init__(handle, device_id)
+            super(base, self).__init__(handle, device_id)
 
     return Borrowed
 
@@ -130,7 +129,7 @@ class CupyAdapter(api.Adapter):
     dtypes = DTYPES
     devices = DEVICES
     fast_path = api.FastPath(types=types, owner=api.Owner("data", address="ptr"))
-    streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
+    streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=_find_stream_getter)
     containers = (
         api.file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, key: npz[key]),
     )
@@ -143,8 +142,8 @@ class CupyAdapter(api.Adapter):
 
     def _blocker(self, obj: Any) -> api.Blocker | None:
         if DTYPES.from_native(obj.dtype) is None:
-            fix = "Call .view('uint8') or .view('uint16') if the bytes are what you need."
-            return api.Blocker(f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly", fix, DTypeError)
+            fix = "Call .view('uint8') or .view('uint16') if you need the bytes."
+            return api.Blocker(f"cupy does not export {obj.dtype} correctly", fix, DTypeError)
         if not _whole_elements(obj):
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
             return api.Blocker(because, resolution=self.copy, needs="copy")
@@ -168,12 +167,12 @@ class CupyAdapter(api.Adapter):
         )
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        if DEVICES.kind == "rocm":  # whose streams cupy orders itself
+        if DEVICES.kind == "rocm":  # cupy synchronizes these streams itself
             return super().export(obj, stream=stream)
         dtype = DTYPES.from_native(obj.dtype)
         assert dtype is not None
         strides = [step // obj.dtype.itemsize for step in obj.strides]
-        # Its owner is the memory, not the array: whose shape and strides may be changed.
+        # The owner is the memory, because the array's shape and strides may change.
         address = int(obj.data.ptr) if obj.size else 0
         return api.over_memory(address, obj.shape, strides, dtype, api.Device(obj.__dlpack_device__()), owner=obj.data)
 
@@ -194,16 +193,15 @@ class CupyAdapter(api.Adapter):
         if device is None or device.id == here.id:
             with DEVICES.to_native(here):
                 return obj.copy()
-        # cupy orders nothing between the streams of two devices: the copy comes after what writes to the source now,
-        # and before what does so next.
+        # cupy does not synchronize two devices: copy after earlier writes to the source, and before later ones.
         with DEVICES.to_native(device):
             target, read = _current_stream(device), event(disable_timing=True)
             captures = _is_capturing(target)
         with DEVICES.to_native(here):
             source, written = _current_stream(here), event(disable_timing=True)
             if _is_capturing(source) or captures:
-                why = "a stream is capturing a graph, which no copy between devices can be a part of"
-                raise StreamError(why, fix="Move it before the capture begins.")
+                why = "a stream is capturing a graph, and copies between devices cannot be captured"
+                raise StreamError(why, fix="Move it before the capture starts.")
             source.record(written)
         with DEVICES.to_native(device):
             target.wait_event(written)
@@ -215,7 +213,7 @@ class CupyAdapter(api.Adapter):
 
 
 def _is_capturing(stream: Any) -> bool:
-    return bool(stream.ptr and stream.is_capturing())  # the default stream cannot, and must not be asked then
+    return bool(stream.ptr and stream.is_capturing())  # must not be called on the default stream
 
 
 def _whole_elements(obj: Any) -> bool:

@@ -1,9 +1,9 @@
-"""dask for dlx: dask.array.Array, whose chunks are converted when they are computed.
+"""The dask adapter: dask.array.Array, whose chunks are converted when they are computed.
 
-As a source: nothing is computed. The result is an array of dask again, with the same chunks, and each is converted
-where it is computed, in a thread or in another process. dask puts chunks together itself: dlx registers how for torch,
-jax, tensorflow and mlx. What needs the data at once (`dlx.describe` does not) is refused, and names `.compute()`.
-As a target: numpy's array over the same memory, cut into chunks by dask.
+As a source: the result is a dask array with the same chunks. Each chunk is converted after it is computed, in the same
+thread or process. dlx registers how dask concatenates chunks of torch, jax, tensorflow and mlx. Functions that need the
+data immediately refuse the array and suggest `.compute()`.
+As a target: dask chunks over the memory of a numpy array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import dlx
 from dlx import adapter as api
 from dlx.errors import ConversionError
 
-_DTYPES = {*api.COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}  # numpy's own
+_DTYPES = {*api.COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}
 _NOT_COMPUTED = api.Blocker("its data is not computed yet", "Call .compute() first.", ConversionError)
 _CONCATENATE = {  # root package of a chunk's type -> function of (arrays, axis)
     "torch": "torch.concatenate", "jaxlib": "jax.numpy.concatenate",
@@ -28,23 +28,23 @@ _CONCATENATE = {  # root package of a chunk's type -> function of (arrays, axis)
 }  # fmt: skip
 
 
-def _converted(chunk: Any, options: dict[str, Any]) -> Any:
-    """Convert one chunk: the task of dask's graph."""
+def _convert_chunk(chunk: Any, options: dict[str, Any]) -> Any:
+    """Convert one chunk, as a task of dask's graph."""
     found = dlx.convert(chunk, **options)
-    _teach(cast("Any", type(found)))
+    _register_concatenate(cast("Any", type(found)))
     return found
 
 
 def _map_chunks(obj: Any, options: dict[str, Any]) -> Any:
     array, base = sys.modules["dask.array"], sys.modules["dask.base"]
-    meta = _converted(obj._meta, options)  # without elements: it refuses what no chunk could become
+    meta = _convert_chunk(obj._meta, options)  # no elements; raises if no chunk can be converted
     to = options["to"] if isinstance(options["to"], str) else api.type_name(options["to"])
     name = f"dlx-{to}-{base.tokenize(obj.name, options)}"
-    return array.map_blocks(_converted, obj, options, meta=meta, name=name)
+    return array.map_blocks(_convert_chunk, obj, options, meta=meta, name=name)
 
 
-def _cut(array: Any) -> Any:
-    """Return an array of dask whose chunks are views of one of numpy's; `dask.array.from_array` would copy each."""
+def _split(array: Any) -> Any:
+    """Return a dask array whose chunks are views of a numpy array; `dask.array.from_array` would copy them."""
     core, name = sys.modules["dask.array.core"], f"dlx-{uuid.uuid4()}"
     chunks = core.normalize_chunks("auto", array.shape, dtype=array.dtype)
     numbers = itertools.product(*(range(len(each)) for each in chunks))
@@ -54,20 +54,20 @@ def _cut(array: Any) -> Any:
 
 
 @functools.cache
-def _teach(kind: type) -> None:
-    """Tell dask how chunks of a type are put together."""
+def _register_concatenate(kind: type) -> None:
+    """Register with dask how to concatenate chunks of a type."""
     name = _CONCATENATE.get(kind.__module__.partition(".")[0])
     concatenate = api.look_up(name) if name else None
     if concatenate is not None:
-        sys.modules["dask.array.core"].concatenate_lookup.register(kind, functools.partial(_joined, concatenate))
+        sys.modules["dask.array.core"].concatenate_lookup.register(kind, functools.partial(_concatenate, concatenate))
 
 
-def _joined(concatenate: Callable[..., Any], arrays: Any, axis: int = 0, **options: Any) -> Any:
+def _concatenate(concatenate: Callable[..., Any], arrays: Any, axis: int = 0, **options: Any) -> Any:
     return concatenate(list(arrays), axis=axis)
 
 
 def _backend(name: str) -> Any:
-    """Return what `dask.array.Array.to_backend` calls, for one framework."""
+    """Return the backend of a framework for `dask.array.Array.to_backend`."""
     backends = importlib.import_module("dask.array.backends")
 
     class Backend(backends.ArrayBackendEntrypoint):  # type: ignore[misc, name-defined]
@@ -98,7 +98,7 @@ class DaskAdapter(api.Adapter):
         return api.Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
 
     def _info(self, obj: Any) -> api.ArrayInfo:
-        known = all(extent == extent for extent in obj.shape)  # nan: dask does not know it yet
+        known = all(extent == extent for extent in obj.shape)
         meta = dlx.describe(obj._meta)
         name = api.type_name(type(obj))
         shape, nbytes = (tuple(obj.shape), int(obj.nbytes)) if known else (None, None)
@@ -108,7 +108,7 @@ class DaskAdapter(api.Adapter):
         return api.Capabilities(dtypes=frozenset(_DTYPES), layouts=api.Layout.ANY, keeps_readonly=True)
 
     def load(self, tensor: Any) -> Any:
-        return _cut(dlx.convert(tensor, to="numpy", copy=False))
+        return _split(dlx.convert(tensor, to="numpy", copy=False))
 
 
 dlx_adapters = api.offer(DaskAdapter())

@@ -1,14 +1,14 @@
-"""MLX for dlx: mlx.core.array.
+"""The MLX adapter: mlx.core.array.
 
 Versions: 0.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, complex64;
-float64 is exported, and refused on the way in, since mlx would narrow it.
-Shared: what leaves mlx, writable as mlx says it is. Copied: whatever comes in; mlx imports no host memory as it is.
-Refused: arrays inside mx.compile and mx.vmap, which have no values. Inside mx.grad mlx gives values out, without a
-word about the gradient.
-Gradients: functions of mlx are differentiated for others (`dlx.using` with ``grad=True``), real arguments only. The
-way back calls the function once more.
+float64 is exported but refused on import, because mlx would narrow it.
+Shared: exports, which mlx declares writable. Copied: imports, because mlx copies host memory.
+Refused: arrays inside mx.compile and mx.vmap, which have no values. Inside mx.grad, mlx exports values and silently
+ignores the gradient.
+Gradients: dlx differentiates functions of mlx (`dlx.using` with ``grad=True``) for real arguments. The backward pass
+calls the function again.
 
-An array that mlx has not computed yet is computed when it is exported or described.
+Exporting or describing an array computes it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     def pullback(gradients: Sequence[Any]) -> list[Any]:
         there = [i for i, each in enumerate(gradients) if each is not None]
 
-        def chosen(*operands: Any) -> list[Any]:
-            again = list(function(*operands))
-            return [again[i] for i in there]
+        def select(*operands: Any) -> list[Any]:
+            repeated = list(function(*operands))
+            return [repeated[i] for i in there]
 
-        return list(mx.vjp(chosen, list(arrays), [gradients[i] for i in there])[1])
+        return list(mx.vjp(select, list(arrays), [gradients[i] for i in there])[1])
 
     return results, pullback
 
@@ -73,7 +73,7 @@ class MlxAdapter(api.Adapter):
     def load(self, tensor: api.Tensor) -> Any:
         try:
             return sys.modules["mlx.core"].from_dlpack(tensor)
-        except ValueError:  # strides below 0, of extents below 2
+        except ValueError:  # negative strides of extents 0 or 1
             return sys.modules["mlx.core"].from_dlpack(api.forward(tensor))
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:

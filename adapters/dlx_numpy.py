@@ -1,10 +1,10 @@
-"""numpy for dlx: ndarray and its subclasses, and numpy scalars as 0-d arrays.
+"""The numpy adapter: ndarray, its subclasses, and numpy scalars as 0-d arrays.
 
 Versions: 1.26 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, complex64 and 128; with
-ml_dtypes bfloat16, the float8, float6 and float4 kinds, (u)int1, 2 and 4 (a byte each), complex32.
-Shared: every layout, any alignment, read-only kept; the dtypes of ml_dtypes by a view of the same width. Copied: other
-byte order, strides that are not whole elements, scalars, packed elements of less than a byte.
-Refused: masked arrays, arrays with a unit, dates, objects, strings, structures, longdouble.
+ml_dtypes also bfloat16, float8, float6 and float4 types, (u)int1, 2 and 4 (one byte each), complex32.
+Shared: all layouts and alignments, with the read-only flag; dtypes of ml_dtypes as a view of the same width. Copied:
+non-native byte order, strides of partial elements, scalars, packed elements of less than a byte.
+Refused: masked arrays, arrays with units, dates, objects, strings, structured dtypes, longdouble.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ML_DTYPES = {
 
 
 class _Interface:
-    """A tensor's memory as an `__array_interface__`; numpy keeps it alive as the result's base."""
+    """An object with `__array_interface__` over a tensor; numpy keeps it alive as the array's base."""
 
     def __init__(self, tensor: api.Tensor, typestr: str) -> None:
         self.tensor = tensor
@@ -46,7 +46,7 @@ class _Interface:
 
 
 class _DTypes(api.DTypes):
-    """numpy's own dtypes, and those of ml_dtypes, which is imported at first need."""
+    """Dtypes of numpy and ml_dtypes, which is imported when it is first needed."""
 
     def native(self, attribute: str) -> Any:
         np = sys.modules[self.package]
@@ -58,21 +58,21 @@ class _DTypes(api.DTypes):
 
     @functools.cached_property
     def storage(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {name: stored for name, stored in self.table_storage.items() if not self._registered(name)}
+        return {name: stored for name, stored in self.table_storage.items() if not self._register(name)}
 
     @functools.cached_property
     def table_storage(self) -> Mapping[str, str]:
-        return {name: _ML_DTYPES[name] for name in self._extensions}  # what numpy was told, `_dlx_numpy` was not
+        return {name: _ML_DTYPES[name] for name in self._extensions}  # `_dlx_numpy` ignores registered dtypes
 
-    def _registered(self, name: str) -> bool:
-        """Make numpy 2.5 and later take a dtype of whole bytes under its name; return whether it does."""
+    def _register(self, name: str) -> bool:
+        """Register a whole-byte dtype for DLPack (numpy 2.5 and later); return whether that succeeded."""
         register = getattr(sys.modules[self.package].dtypes, "register_dlpack_dtype", None)
         code, bits, _ = api.DType(name)
         if register is None or bits % 8:
             return False
         try:
             register((code, bits), self.to_native(api.DType(name)))
-        except ValueError:  # already registered by other code, with another one
+        except ValueError:  # other code has registered another dtype
             return False
         return True
 
@@ -95,38 +95,38 @@ class _DTypes(api.DTypes):
         return super().from_native(native_dtype)
 
     def refusals(self) -> dict[str, tuple[str, str]]:
-        """Return (reason, fix) for the dtypes that ml_dtypes would add."""
+        """Return (reason, fix) for the missing dtypes of ml_dtypes."""
         missing = _ML_DTYPES.keys() - self._extensions
         if _ml_dtypes() is None:
-            has = "numpy has no {} of its own, and ml_dtypes, which has one, is not installed"
-            return {name: (has.format(name), "Run: pip install ml_dtypes.") for name in missing}
-        has = "neither numpy nor the installed ml_dtypes has {}"
-        return {name: (has.format(name), "Run: pip install -U ml_dtypes.") for name in missing}
+            reason = "numpy has no {}, and ml_dtypes, which provides it, is not installed"
+            return {name: (reason.format(name), "Run: pip install ml_dtypes.") for name in missing}
+        reason = "neither numpy nor the installed ml_dtypes has {}"
+        return {name: (reason.format(name), "Run: pip install -U ml_dtypes.") for name in missing}
 
 
 DTYPES = _DTypes("numpy", _OWN, extension={name: f"ml_dtypes.{name}" for name in _ML_DTYPES})
 
 
 class _Numpy(api.Adapter):
-    """What arrays and scalars have in common: a scalar is exported as an array made of it."""
+    """Base class of the adapters for arrays and scalars."""
 
     name = package = "numpy"
     dtypes = DTYPES
     known_issues = (
         api.KnownIssue(
-            does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
+            does="np.from_dlpack returns read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by a bug",
             see="https://github.com/numpy/numpy/issues/28599",
             before="2.2.5",
             lowers={"imports_by": "array interface"},
         ),
         api.KnownIssue(
-            does="exports legacy capsules only, and no read-only array at all",
+            does="exports only legacy capsules, and no read-only arrays",
             see="https://numpy.org/doc/2.1/release/2.1.0-notes.html",
             before="2.1",
             lowers={"exports_by": "address"},
         ),
         api.KnownIssue(
-            does="holds at most 32 dimensions",
+            does="supports at most 32 dimensions",
             see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
             before="2.0",
             lowers={"ndims": (0, 32)},
@@ -135,7 +135,7 @@ class _Numpy(api.Adapter):
     )
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        array = _plain(obj)
+        array = _as_ndarray(obj)
         if _has_own_export(obj) and "exports_by" not in self.lowered and array.dtype.name not in _ML_DTYPES:
             return super().export(obj, stream=stream)
         dtype = DTYPES.from_native(array.dtype)
@@ -145,12 +145,12 @@ class _Numpy(api.Adapter):
         return api.over_memory(*facts, readonly=readonly, padded=dtype.bits < 8, owner=obj)
 
 
-# ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
+# ---- files with arrays -----------------------------------------------------------------------------------------------
 
 
 _FILES = (
     api.file_handler("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
-    # h5py.File is a group. The id is the same for every name of one object in the file.
+    # h5py.File is a group. All names of one object have the same id.
     api.file_handler("h5py.Group", identity=lambda child: getattr(child, "id", None)),
     api.file_handler(
         "safetensors.safe_open", names=lambda file: file.keys(), read=lambda file, name: file.get_tensor(name)
@@ -159,99 +159,99 @@ _FILES = (
 )
 
 
-def _guarded(obj: Any, writable: bool) -> Any:
+def _protect(obj: Any, writable: bool) -> Any:
     if not writable:
         obj.flags.writeable = False
     return obj
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_numpy`, if it reads real arrays right."""
+    """Return the table of `_dlx_numpy`, if it reads sample arrays correctly."""
     np = sys.modules["numpy"]
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
     capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
     for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "complex128"):
-        if not _reads_right(np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2], api.DType(name)):
+        if not _reads_correctly(np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2], api.DType(name)):
             return None
     return capsule
 
 
-def _reads_right(array: Any, dtype: api.DType) -> bool:
-    """Return whether `_dlx_numpy` reads in an array what numpy says of it."""
+def _reads_correctly(array: Any, dtype: api.DType) -> bool:
+    """Return whether `_dlx_numpy` and numpy describe an array equally."""
     strides = tuple(stride // array.itemsize for stride in array.strides)
     expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype))
-    return bool(_dlx_numpy.facts(array) == expected)
+    return bool(_dlx_numpy.read_facts(array) == expected)
 
 
 def _keeps_export(kind: Any) -> bool:
-    """Return whether a subclass exports its memory as numpy does, and its class says nothing of the elements."""
-    for name in _MEANT:  # a loop: it is asked whenever the class has changed
+    """Return whether a subclass uses numpy's export and has no attribute that would be lost."""
+    for name in _LOST_NAMES:
         if hasattr(kind, name):
             return False
     return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 
 def _export_extension(obj: Any) -> api.Tensor | None:
-    """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
+    """Return the tensor of an array with a whole-byte dtype of ml_dtypes; the table exports the next ones."""
     native_dtype = obj.dtype
-    if not native_dtype.isnative:  # `_export_copy` does it; what follows takes as long as the copy of a small one
+    if not native_dtype.isnative:
         return None
-    scalar = native_dtype.type  # numpy dies of the hash of a dtype where memory is lacking
+    scalar = native_dtype.type  # hashing a dtype crashes numpy if memory runs out
     known = scalar.__module__ == "ml_dtypes" and obj.size
     dtype = _extension_of(scalar) if known else None
     if dtype is None:
         return None
-    return api.viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
+    return api.viewed(dlx.convert(_as_ndarray(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
-_CHARS = "?bBhHiIlLqQefdFD"  # numpy's letters for the dtypes that a copy in native order makes DLPack's
+_CHARS = "?bBhHiIlLqQefdFD"  # dtypes that DLPack supports in native byte order
 
 
 def _export_copy(obj: Any) -> Any:
-    """Return a copy in native byte order; None if the Python path must explain a refusal."""
+    """Return a copy in native byte order, or None if the Python path must raise."""
     dtype = obj.dtype
     if type(obj) is not sys.modules["numpy"].ndarray or dtype.char not in _CHARS:
         return None
-    if dtype.isnative and _whole_elements(obj):  # the table refused it for another reason
+    if dtype.isnative and _whole_elements(obj):
         return None
     return _native_order(obj)
 
 
-@functools.cache  # these types live as long as ml_dtypes
+@functools.cache
 def _extension_of(scalar: type) -> api.DType | None:
-    """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
+    """Return the dtype for a whole-byte scalar type of ml_dtypes, or None."""
     np = sys.modules["numpy"]
     dtype = DTYPES.from_native(np.dtype(scalar))
     if dtype is None or dtype.bits % 8:
         return None
     code, bits, _ = dtype
     _dlx_numpy.extend(scalar, code, bits)
-    if not _reads_right(np.zeros((2, 3), scalar)[:, ::-1], dtype):
+    if not _reads_correctly(np.zeros((2, 3), scalar)[:, ::-1], dtype):
         _dlx_numpy.extend(scalar, code, 0)
     return dtype
 
 
 def _export_scalar(obj: Any) -> api.Tensor:
-    """Return a tensor over a new array for a scalar."""
+    """Return the tensor of a new 0-d array of a scalar."""
     return api.consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
-# Attributes of subclasses that no other framework keeps: (attribute, reason, fix).
-_MEANINGS = (
-    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask apart."),
+# Attributes of subclasses that a conversion would lose: (attribute, reason, fix).
+_LOST_ATTRIBUTES = (
+    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask."),
     ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
     ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )
-_MEANT = tuple(name for name, *_ in _MEANINGS)
+_LOST_NAMES = tuple(name for name, *_ in _LOST_ATTRIBUTES)
 
 
-def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
-    """Return the description of an array that has a tensor, which answers most of it."""
+def _describe_exported(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInfo:
+    """Describe an array, mostly from its tensor."""
     base, kind, name = obj.base, type(obj), "numpy.ndarray"
     if kind is not sys.modules["numpy"].ndarray:
-        obj, name = _plain(obj), api.type_name(kind)
+        obj, name = _as_ndarray(obj), api.type_name(kind)
     return api.ArrayInfo(
         framework,
         name,
@@ -268,13 +268,13 @@ def _exported_info(framework: str, obj: Any, tensor: api.Tensor) -> api.ArrayInf
     )
 
 
-@functools.lru_cache(maxsize=64)  # numpy makes the text each time
+@functools.lru_cache(maxsize=64)  # numpy does not cache the text
 def _name_of(native_dtype: Any) -> str:
     return str(native_dtype)
 
 
 class NumpyAdapter(_Numpy):
-    """numpy's ndarray."""
+    """numpy.ndarray."""
 
     types = ("numpy.ndarray",)
     namespaces = ("array_api_compat.numpy", "numpy")
@@ -285,17 +285,17 @@ class NumpyAdapter(_Numpy):
         exchange=_exchange,
         export=_export_extension,
         unblocks=_export_copy,
-        checks_same=True,  # arrays of objects are refused everywhere
-        guards=tuple(api.Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
-        describe=_exported_info,
+        checks_same=True,  # object arrays are refused for every target
+        guards=tuple(api.Guard(name, optional=True) for name, *_ in _LOST_ATTRIBUTES),  # instance attributes
+        describe=_describe_exported,
     )
-    writes = api.WriteTracking(guarded=_guarded)
+    writes = api.WriteTracking(guarded=_protect)
 
     def describe(self, obj: Any) -> api.Description:
         if type(obj) is sys.modules["numpy"].ndarray and obj.dtype.isbuiltin == 1 and "exports_by" not in self.lowered:
-            try:  # numpy's own export is harmless, knows best, and is the fastest way
+            try:  # the fastest way, without side effects
                 tensor = api.consumed(obj.__dlpack__(max_version=(1, 0)))
-                return api.Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
+                return api.Description(functools.partial(_describe_exported, self.name, obj, tensor), (), tensor)
             except BufferError:
                 pass
         info = functools.partial(self._info, obj)
@@ -304,12 +304,12 @@ class NumpyAdapter(_Numpy):
         return api.Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
 
     def _blockers(self, obj: Any) -> Iterator[api.Blocker]:
-        for name, because, fix in _MEANINGS if type(obj) is not sys.modules["numpy"].ndarray else ():
-            said = None if callable(getattr(type(obj), name, None)) else getattr(obj, name, None)
-            if said is not None:
-                yield api.Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
-        obj = _plain(obj)
-        refused = _why_refused(obj.dtype)
+        for name, because, fix in _LOST_ATTRIBUTES if type(obj) is not sys.modules["numpy"].ndarray else ():
+            value = None if callable(getattr(type(obj), name, None)) else getattr(obj, name, None)
+            if value is not None:
+                yield api.Blocker(because.format(value), fix, LayoutError if name == "mask" else DTypeError)
+        obj = _as_ndarray(obj)
+        refused = _find_refusal(obj.dtype)
         if refused is not None:
             yield api.Blocker(*refused, DTypeError, also_blocks=("stay",) if obj.dtype.kind == "O" else ())
         elif not obj.dtype.isnative:
@@ -320,14 +320,14 @@ class NumpyAdapter(_Numpy):
             yield api.Blocker(because, resolution=self.copy, needs="copy")
 
     def _info(self, obj: Any) -> api.ArrayInfo:
-        kind, base, obj = type(obj), obj.base, _plain(obj)
+        kind, base, obj = type(obj), obj.base, _as_ndarray(obj)
         itemsize = obj.dtype.itemsize
         whole = itemsize and _whole_elements(obj)
         return api.ArrayInfo(
             framework=self.name,
             type_name=api.type_name(kind),
             dtype=DTYPES.from_native(_native(obj.dtype)),
-            # A structure's is long, and it may be of a class that goes.
+            # Not cached for structured dtypes: long, and their classes may be temporary.
             dtype_name=_name_of(obj.dtype) if obj.dtype.names is None else obj.dtype.name,
             shape=obj.shape,
             strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
@@ -358,7 +358,7 @@ class NumpyAdapter(_Numpy):
             return np.asarray(_Interface(tensor, DTYPES.to_native(tensor.dtype).str))
         else:
             array = np.empty(tensor.shape, DTYPES.to_native(tensor.dtype))  # the interface needs an address
-        if tensor.readonly and array.flags.writeable:  # without an address numpy makes new memory
+        if tensor.readonly and array.flags.writeable:  # numpy allocates memory for empty arrays
             array.flags.writeable = False
         return array
 
@@ -367,18 +367,18 @@ class NumpyAdapter(_Numpy):
 
 
 class NumpyScalarAdapter(_Numpy):
-    """numpy's scalars: values, not memory, so each conversion makes a new 0-d array."""
+    """numpy scalars; each conversion creates a new 0-d array."""
 
     name = "numpy scalar"
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
-    containers = (api.Container(types=types, kind="leaf"),)  # they are converted only as the root
+    containers = (api.Container(types=types, kind="leaf"),)  # converted only at the root
     fast_path = api.FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
     def describe(self, obj: Any) -> api.Description:
-        refused = _why_refused(obj.dtype)
-        because, make = "a scalar is a value, not memory to share", sys.modules["numpy"].array
-        blocker = api.Blocker(*refused, DTypeError) if refused else api.Blocker(because, resolution=make, needs="copy")
+        refused = _find_refusal(obj.dtype)
+        because, new = "a scalar has no memory to share", sys.modules["numpy"].array
+        blocker = api.Blocker(*refused, DTypeError) if refused else api.Blocker(because, resolution=new, needs="copy")
         return api.Description(functools.partial(self._info, obj), (blocker,))
 
     def _info(self, obj: Any) -> api.ArrayInfo:
@@ -389,21 +389,21 @@ class NumpyScalarAdapter(_Numpy):
 
 @functools.cache
 def _ml_dtypes() -> Any:
-    """Return the module that has the dtypes which numpy has not, or None. It takes 4 ms to import beside numpy."""
+    """Return ml_dtypes, or None if it is not installed. Its import takes 4 ms after numpy's."""
     try:
         return importlib.import_module("ml_dtypes")
     except ImportError:
         return None
 
 
-def _plain(obj: Any) -> Any:
-    """Return an array as numpy sees it: attributes of a subclass may be wrong."""
+def _as_ndarray(obj: Any) -> Any:
+    """Return an array as ndarray, because a subclass may override attributes."""
     ndarray = sys.modules["numpy"].ndarray
     return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 
 
 def _has_own_export(obj: Any) -> bool:
-    """Return whether a subclass may export something else than its memory."""
+    """Return whether a subclass overrides ``__dlpack__``."""
     return type(obj).__dlpack__ is not sys.modules["numpy"].ndarray.__dlpack__
 
 
@@ -412,7 +412,7 @@ def _address(array: Any) -> int:
 
 
 def _whole_elements(obj: Any) -> bool:
-    """Return whether every stride that is ever taken is a multiple of the item size."""
+    """Return whether all strides of extents above 1 are multiples of the item size."""
     itemsize = obj.dtype.itemsize
     steps = (stride for stride, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
     return not obj.size or not any(stride % itemsize for stride in steps)
@@ -426,25 +426,25 @@ def _native_order(obj: Any) -> Any:
     return obj.astype(obj.dtype.type)
 
 
-_ENCODE = "Encode it as numbers first, as numpy.unique(x, return_inverse=True)[1] does."
+_ENCODE = "Encode it as numbers first, such as by numpy.unique(x, return_inverse=True)[1]."
 _OBJECTS = "Call numpy.array(list(x)) first, or dlx.stack(x, to=...) if they are arrays of one shape."
 
 
-def _why_refused(dtype: Any) -> tuple[str, str] | None:
-    """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
-    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:  # whose kinds and chars are anything
+def _find_refusal(dtype: Any) -> tuple[str, str] | None:
+    """Return (reason, fix) for a dtype that DLPack lacks, or None."""
+    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:  # with arbitrary kinds and chars
         return None
     if dtype.kind == "T":
         return f"DLPack has no text ({dtype})", _ENCODE
     if dtype.kind in "mM":
         return f"DLPack has no dates or durations ({dtype})", "Call .view('int64') first and keep the unit yourself."
     if not dtype.itemsize and dtype.kind == "V":
-        return f"its elements have no bytes ({dtype})", "There is nothing to convert: jax's float0 stands for zeros."
+        return f"its elements have no bytes ({dtype})", "Use zeros of another dtype; jax's float0 represents zeros."
     if dtype.names is not None:
         first = f": a[{dtype.names[0]!r}]" if dtype.names else ""
         return f"DLPack has no structures ({dtype})", f"Convert the fields one by one{first}."
     if dtype.hasobject:
-        return f"dtype {dtype} holds Python objects", _OBJECTS
+        return f"dtype {dtype} contains Python objects", _OBJECTS
     if dtype.kind in "SU" and dtype.type.__module__ == "numpy":
         return f"DLPack has no text ({dtype})", _ENCODE
     if dtype.kind == "V" and dtype.type.__module__ == "numpy":
@@ -453,7 +453,7 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
         wide = "float64" if dtype.char == "g" else "complex128"
         return f"{dtype} has no counterpart in other frameworks", f"Call .astype('{wide}') first."
     if dtype.type.__module__ not in ("numpy", "numpy.dtypes"):
-        return f"dtype {dtype} is not one of numpy's own", f"View it as an integer of {8 * dtype.itemsize} bits first."
+        return f"dtype {dtype} is not a numpy dtype", f"View it as an integer of {8 * dtype.itemsize} bits first."
     return None
 
 

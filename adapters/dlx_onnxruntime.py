@@ -1,9 +1,9 @@
-"""ONNX Runtime for dlx: onnxruntime.OrtValue.
+"""The ONNX Runtime adapter: onnxruntime.OrtValue.
 
-Versions: 1.32 and later. Devices: the host; values on a GPU leave. Dtypes: bool, (u)int2 to 64, float16, bfloat16,
-float32, float64, five float8 kinds and float4.
-Shared: compact row-major data. Copied: read-only memory, and other strides. Refused: strings, sequences,
-maps, optional values without one, and sparse tensors.
+Versions: 1.32 and later. Devices: the host; values on a GPU can be exported. Dtypes: bool, (u)int2 to 64, float16,
+bfloat16, float32, float64, five float8 types and float4.
+Shared: compact row-major data. Copied: read-only memory and other strides. Refused: strings, sequences, maps, empty
+optional values, and sparse tensors.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _WORDS |= {f"float8_{kind}": f"float8{kind}" for kind in ("e4m3fn", "e4m3fnuz", 
 
 
 def _export(value: Any) -> api.Tensor:
-    """Return the tensor of a value; what holds no numbers raises."""
-    return api.keeping(api.consumed(value.__dlpack__()), value)  # its capsule does not keep numpy's memory alive
+    """Return the tensor of a value; raise if it contains no numbers."""
+    return api.keeping(api.consumed(value.__dlpack__()), value)  # the capsule does not keep numpy's memory alive
 
 
 class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
-        return attribute  # its dtypes are words
+        return attribute
 
 
 class _Devices(api.ReportedDevices):
     def of(self, obj: Any) -> api.Device | None:
-        return super().of(obj) if obj.is_tensor() else api.Device("cpu")  # others raise if they are asked
+        return super().of(obj) if obj.is_tensor() else api.Device("cpu")  # other values raise
 
 
 class OnnxRuntimeAdapter(api.Adapter):
@@ -46,12 +46,12 @@ class OnnxRuntimeAdapter(api.Adapter):
     def describe(self, obj: Any) -> api.Description:
         if self.dtypes.from_native(obj.data_type()) is not None:
             return api.Description()
-        fix = "Convert the tensors of numbers that it holds, or what its .numpy() gives."
-        because = f"it is {obj.data_type() or 'empty'}, no tensor of numbers"
+        fix = "Convert its tensors of numbers, or the result of .numpy()."
+        because = f"it is {obj.data_type() or 'empty'}, not a tensor of numbers"
         return api.Description(blockers=(api.Blocker(because, fix, DTypeError),))
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        return api.keeping(super().export(obj, stream=stream), obj)  # as `_export`
+        return api.keeping(super().export(obj, stream=stream), obj)
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(dtypes=self.dtypes.known())

@@ -1,14 +1,14 @@
-"""PaddlePaddle for dlx: paddle.Tensor.
+"""The PaddlePaddle adapter: paddle.Tensor.
 
-Versions: 3.3 and later. Devices: the host; tensors on a GPU leave. Dtypes: bool, (u)int8 to 64, float16, bfloat16,
-float32, float64, float8_e4m3fn, float8_e5m2, complex64 and 128.
-Shared: every layout without negative strides, of up to 9 dimensions. Copied: read-only memory, since paddle drops the
+Versions: 3.3 and later. Devices: the host; tensors on a GPU can be exported. Dtypes: bool, (u)int8 to 64, float16,
+bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, complex64 and 128.
+Shared: all layouts without negative strides, up to 9 dimensions. Copied: read-only memory, because paddle drops the
 flag.
-Refused: tensors that require gradients, without detach=True (paddle's exchange table would give them out without a
-word); sparse tensors, and those without memory.
+Refused: tensors that require gradients, unless detach=True is passed (paddle's exchange table would export them
+silently); sparse tensors and tensors without memory.
 
-Paddle 3.3 has one entry for each address that it has imported: of two tensors that import the same memory at a time,
-one is never released, nor is what owns that memory.
+Paddle 3.3 stores imported memory by address: if two tensors import the same memory at a time, one of them and the owner
+of the memory are never released.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPARSE = api.Blocker("it is sparse", "Call .to_dense() first.", also_blocks=("c
 
 
 def _device(place: Any) -> api.Device:
-    """Return the device of a `Place`, as tensors have them, or of `CPUPlace` and the like: they differ in methods."""
+    """Return the device of a `Place` of a tensor, or of `CPUPlace` and similar classes."""
     kind, _, number = str(place).removeprefix("Place(").rstrip(")").partition(":")
     return api.Device({"cpu": "cpu", "gpu": "cuda", "gpu_pinned": "cuda_host"}[kind], int(number or 0))
 
@@ -42,14 +42,14 @@ class PaddleAdapter(api.Adapter):
     types = ("paddle.Tensor",)
     namespaces = ("paddle",)
     dtypes = api.DTypes(package, _DTYPES)
-    devices = api.ReportedDevices(_device, moves=False)  # the result of cpu() would need gradients, without a way back
+    devices = api.ReportedDevices(_device, moves=False)  # cpu() loses the graph but not requires_grad
     fast_path = api.FastPath(
         types=types, guards=(api.Guard("requires_grad", _GRAD),), imports=replace(_TAKES, empty_extents="none")
     )
     gradients = api.GradSupport(lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled())
     known_issues = (
         api.KnownIssue(
-            does="never releases memory that it imports while another tensor of it has imported the same address",
+            does="never releases memory if two tensors import the same address at a time",
             see="tests/frameworks/test_more_frameworks.py",
         ),
     )
@@ -63,13 +63,13 @@ class PaddleAdapter(api.Adapter):
 
     def load(self, tensor: api.Tensor) -> Any:
         paddle = sys.modules["paddle"]
-        if 0 in tensor.shape:  # they share one address: each would be the second one (`known_issues`)
-            signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # it makes no wide unsigned ones
+        if 0 in tensor.shape:  # all at one address (see `known_issues`)
+            signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # no wide unsigned ones
             return signed.view(self.dtypes.to_native(tensor.dtype))
         return paddle.from_dlpack(tensor)
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:
-        if self.dtypes.from_native(obj.dtype) in _WIDE:  # which clone() does not know
+        if self.dtypes.from_native(obj.dtype) in _WIDE:  # clone() does not support these
             return self.load(dlx.convert(obj, to="dlx", copy=True))
         return obj.clone()
 

@@ -1,13 +1,13 @@
-"""pyarrow for dlx: Array, ChunkedArray, Tensor.
+"""The pyarrow adapter: Array, ChunkedArray, Tensor.
 
-Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool in arrays of one dimension only.
-Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-size lists and fixed-shape tensors of such
-(as dimensions), Tensors of any strides; arrays are always read-only, Tensors as they say. Copied: several chunks
-(combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
-text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
-Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
-for one of them. Arrays are compact and never written to: sharing one is safe as long as no other code writes to it.
-Bools are packed by a copy; Tensors of bools are refused.
+Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool in 1-d arrays only.
+As a source. Shared: primitive arrays and their slices, single chunks, fixed-size lists and fixed-shape tensors (as
+dimensions), Tensors with any strides. Arrays are always read-only; Tensors have a flag. Copied: several chunks
+(combined), bools (unpacked: pyarrow stores eight per byte). Refused: nulls, with their count; dates, times, decimals,
+text, dictionaries, lists of varying length, structs, unions and other types that are not one number per value.
+As a target. 1-d arrays become an Array, others a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` selects the type.
+Arrays are compact and constant: sharing is safe as long as no other code writes to the memory. Bools are copied and
+packed; Tensors of bools are refused.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class _DTypes(api.DTypes):
     def from_native(self, native_dtype: Any) -> api.DType | None:
         try:
             return super().from_native(native_dtype)
-        except TypeError:  # an extension type of a user's need not be hashable
+        except TypeError:  # a user's extension type may be unhashable
             return None
 
 
 DTYPES = _DTypes("pyarrow", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 _NUMBERS = frozenset(DTYPES.names) - {"bool"}
-_REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View them as uint8 first, or reshape them to one dimension.")}
+_REFUSALS = {"bool": ("pyarrow.Tensor has no bools", "View it as uint8 first, or reshape it to one dimension.")}
 _ARRAYS = api.Capabilities(
     dtypes=frozenset(DTYPES.names), ndims=(1, 1), keeps_readonly=True, copies={"bool": "packs bools eight to a byte"}
 )
 _STRIDED = api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED
 _TENSORS = api.Capabilities(dtypes=_NUMBERS, layouts=_STRIDED, keeps_readonly=True, refusals=_REFUSALS)
-_COMPACT = api.Capabilities(dtypes=_NUMBERS, layouts=api.Layout.PERMUTED, keeps_readonly=True)  # taken by both
+_COMPACT = api.Capabilities(dtypes=_NUMBERS, layouts=api.Layout.PERMUTED, keeps_readonly=True)  # accepted by both
 
 _PRIMITIVE = (
     *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
@@ -49,12 +49,12 @@ _PRIMITIVE = (
 
 
 def _exchange() -> Any:
-    """Return the table that exports arrays: by their capsules for DLPack, where those say that memory is read-only."""
+    """Return the table that exports arrays, by ``__dlpack__`` if it sets the read-only flag correctly."""
     return api.arrow_exchange("arrays_by" not in _ARRAY_TARGET.lowered)
 
 
 def _device(native_device: Any) -> api.Device:
-    """Return the device of a `pyarrow.Device`, as buffers have it, whose host has the number -1; or of a name."""
+    """Return the device of a name or a `pyarrow.Device`, where the host has the number -1."""
     if isinstance(native_device, str):
         return api.Device(native_device)
     return api.Device(int(native_device.device_type), max(native_device.device_id, 0))
@@ -64,28 +64,28 @@ _before_26 = functools.partial(api.KnownIssue, see="https://arrow.apache.org/doc
 
 
 class _Arrow(api.Adapter):
-    """The facts that its arrays and tensors share."""
+    """Base class of the adapters for arrays and tensors."""
 
     name = package = "pyarrow"
     dtypes = DTYPES
     devices = api.Devices(_device)
     known_issues = (
         api.KnownIssue(
-            does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",
+            does="FixedShapeTensorArray exports numbers instead of nulls inside its tensors",
             see="tests/engine/test_defects.py",
         ),
         _before_26(
-            "Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
+            "Tensor exports no capsules, or without the read-only flag, and imports none; dlx uses buffers and numpy",
             lowers={"tensors_by": "numpy"},
         ),
         _before_26(
-            "Array gives capsules of DLPack that lose read-only; Arrow's own serve", lowers={"arrays_by": "arrow"}
+            "Array exports DLPack capsules without the read-only flag; dlx uses Arrow's", lowers={"arrays_by": "arrow"}
         ),
     )
 
 
 class ArrowAdapter(_Arrow, api.ArrowSource):
-    """pyarrow as a whole: all its arrays as sources; as a target, Array or Tensor by the number of dimensions."""
+    """All arrays of pyarrow as sources; as a target, it creates an Array or Tensor depending on `ndim`."""
 
     types = (
         *("pyarrow.Array", "pyarrow.ChunkedArray", "pyarrow.Tensor"),
@@ -130,7 +130,7 @@ class ArrowAdapter(_Arrow, api.ArrowSource):
         pa = sys.modules["pyarrow"]
         if wanted is pa.Array or wanted is pa.Tensor:
             return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
-        fix = "Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
+        fix = "Pass to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
         raise AdapterNotFoundError(f"{api.type_name(wanted)} cannot be a target", fix=fix)
 
     def load(self, tensor: api.Tensor) -> Any:
@@ -142,14 +142,14 @@ class ArrowAdapter(_Arrow, api.ArrowSource):
             return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
         if isinstance(obj, pa.Tensor):
             return pa.Tensor.from_numpy(obj.to_numpy().copy(order="K"), obj.dim_names)
-        if not hasattr(obj, "copy_to"):  # before 18: through a message, which holds its own memory
+        if not hasattr(obj, "copy_to"):  # before 18: copy by serialization
             batch = pa.record_batch([obj], ["copied"])
             return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0)
         return obj.copy_to(pa.default_cpu_memory_manager())
 
 
 class _ArrayTarget(_Arrow):
-    """pyarrow.Array: one dimension, compact, constant."""
+    """pyarrow.Array: 1-d, compact, constant."""
 
     name = "pyarrow.Array"
     types = ("pyarrow.Array",)
@@ -159,11 +159,11 @@ class _ArrayTarget(_Arrow):
         return _ARRAYS
 
     def load(self, tensor: api.Tensor) -> Any:
-        return sys.modules["pyarrow"].array(tensor)  # by its __arrow_c_array__
+        return sys.modules["pyarrow"].array(tensor)
 
 
 class _TensorTarget(_Arrow):
-    """pyarrow.Tensor: any dimensions, strides of 0 and more, read-only kept."""
+    """pyarrow.Tensor: any dimensions, no negative strides, keeps the read-only flag."""
 
     name = "pyarrow.Tensor"
     types = ("pyarrow.Tensor",)
@@ -172,17 +172,17 @@ class _TensorTarget(_Arrow):
         return _TENSORS
 
     @functools.cached_property
-    def _make(self) -> Any:
-        make = sys.modules["pyarrow"].Tensor
+    def _create(self) -> Any:
+        tensor_type = sys.modules["pyarrow"].Tensor
         if "tensors_by" in self.lowered:
-            return lambda tensor: make.from_numpy(dlx.convert(tensor, to="numpy"))
-        return make.from_dlpack
+            return lambda tensor: tensor_type.from_numpy(dlx.convert(tensor, to="numpy"))
+        return tensor_type.from_dlpack
 
     def load(self, tensor: api.Tensor) -> Any:
         try:
-            return self._make(tensor)
-        except (ValueError, NotImplementedError):  # strides below 0, of extents below 2
-            return self._make(api.forward(tensor))
+            return self._create(tensor)
+        except (ValueError, NotImplementedError):  # negative strides of extents 0 or 1
+            return self._create(api.forward(tensor))
 
 
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()

@@ -1,8 +1,8 @@
-"""ray for dlx: ObjectRef, a reference to an object in ray's store, or to one that a task has yet to return.
+"""The ray adapter: refuse ObjectRef, a reference to an object in ray's store or to the result of a task.
 
-The object may be anything, and may not be there yet, so a reference is refused, by its path, with the call that fetches
-it: ``dlx.convert(ray.get(ref), to=...)``. Fetched arrays share the store's memory already: `dlx.Tensor` pickles out of
-band. ray is no target: ``ray.put(dlx.convert(tree, to="dlx"))`` puts a whole tree of any dtype at once.
+The referenced object is unknown and may not exist yet, so the error names its path and suggests
+``dlx.convert(ray.get(ref), to=...)``. Fetched arrays share the store's memory: `dlx.Tensor` pickles out of band. To
+store a container with any dtypes, use ``ray.put(dlx.convert(tree, to="dlx"))``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, offer, type_na
 from dlx.errors import ConversionError
 
 _NOT_FETCHED = Blocker(
-    "it stands for an object in ray's store", "Pass what ray.get() gives of it.", ConversionError, also_blocks=("stay",)
+    "it is a reference to an object of ray", "Pass the result of ray.get(x).", ConversionError, also_blocks=("stay",)
 )
 
 
 class RayAdapter(Adapter):
-    """ray.ObjectRef, as a source that is refused."""
+    """ray.ObjectRef, which is refused."""
 
     name = package = "ray"
     types = ("ray.ObjectRef",)

@@ -1,16 +1,16 @@
-"""TensorFlow for dlx: eager tf.Tensor, and the values of tf.Variable.
+"""The TensorFlow adapter: eager tf.Tensor, and the values of tf.Variable.
 
-Versions: 2.21 and later. Devices: the host; tensors on a GPU leave. Dtypes: bool, (u)int8 to 64, float16, bfloat16,
-float32, float64, complex64 and 128.
-Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: other strides
-and lower alignments, of which tensorflow dies.
-Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
-sparse and ragged tensors.
+Versions: 2.21 and later. Devices: the host; tensors on a GPU can be exported. Dtypes: bool, (u)int8 to 64, float16,
+bfloat16, float32, float64, complex64 and 128.
+Shared: compact row-major data aligned to 64 bytes; exports are always read-only. Copied: other strides and lower
+alignments, which crash tensorflow.
+Refused: symbolic tensors, strings and other non-numbers, float8 and int4 (tensorflow does not export them), sparse and
+ragged tensors.
 
-Tensors are constant: read-only memory is shared, and memory that is shared must not be written to while a tensor of it
-lives. Only `tf.raw_ops.InplaceAdd`, `InplaceSub` and `InplaceUpdate` write to constants, those of tensorflow included.
-Gradients: functions of tensorflow are differentiated for others (`dlx.using` with ``grad=True``). A gradient tape does
-not follow what leaves; `dlx.using` refuses what one watches, `dlx.convert` does not ask.
+Tensors are constant: read-only memory is shared, and shared memory must not be written to while a tensor uses it. Only
+`tf.raw_ops.InplaceAdd`, `InplaceSub` and `InplaceUpdate` write to constants, including tensorflow's.
+Gradients: dlx differentiates functions of tensorflow (`dlx.using` with ``grad=True``). A gradient tape does not track
+exports: `dlx.using` refuses watched tensors, `dlx.convert` does not check.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dlx import adapter as api
 from dlx.errors import DTypeError
 
 _DTYPES = api.DTypes("tensorflow", (*api.COMMON_DTYPES, "complex64", "complex128"))
-_VARIABLE = api.Blocker("it is a variable, whose value is converted", resolution="value")
+_VARIABLE = api.Blocker("it is a variable; its value is converted", resolution="value")
 _OTHERS = {
     "SparseTensor": api.Blocker("it is sparse", "Call tf.sparse.to_dense(x) first."),
     "RaggedTensor": api.Blocker("its rows differ in length", "Call .to_tensor() first."),
-    "IndexedSlices": api.Blocker("it holds slices", "Call tf.convert_to_tensor(x) first."),
+    "IndexedSlices": api.Blocker("it consists of slices", "Call tf.convert_to_tensor(x) first."),
 }
 
 
@@ -38,7 +38,7 @@ class _Devices(api.ReportedDevices):
 
     def of(self, obj: Any) -> api.Device | None:
         found = super().of(obj)
-        if found is None:  # a variable, whose value is not read for that; ".../device:GPU:0"
+        if found is None:  # a variable: parse ".../device:GPU:0"
             try:
                 found = self.from_native(getattr(obj, "device", ""))
             except (KeyError, ValueError):
@@ -46,27 +46,27 @@ class _Devices(api.ReportedDevices):
         return found
 
 
-_numbers: Any = None  # the dtype, one object each, that was last found to be of numbers: a hash of one is slow
+_last_dtype: Any = None  # the last numeric dtype (dtypes are singletons, but slow to hash)
 
 
 def _export(tensor: Any) -> api.Tensor | None:
-    """Return the tensor of an eager one; the export of strings would end the process."""
-    global _numbers
+    """Return the `dlx.Tensor` of an eager tensor, or None for strings, whose export would crash."""
+    global _last_dtype
     dtype = tensor.dtype
-    if dtype is not _numbers:
+    if dtype is not _last_dtype:
         if _DTYPES.from_native(dtype) is None:
             return None
-        _numbers = dtype
+        _last_dtype = dtype
     return api.consumed(tensor.__dlpack__())
 
 
 def _is_tracked(tensor: Any) -> bool:
-    """Return whether a tape watches a tensor now, as tensorflow tells its own operations."""
-    watched = api.look_up("tensorflow.python.eager.record.should_record_backprop")
-    if watched is None:
+    """Return whether a gradient tape watches a tensor."""
+    should_record = api.look_up("tensorflow.python.eager.record.should_record_backprop")
+    if should_record is None:
         return False
-    # A tape watches a variable from its first reading on.
-    return bool(watched([tensor.value() if isinstance(tensor, api.look_up("tensorflow.Variable")) else tensor]))
+    # A tape watches a variable only after it was read.
+    return bool(should_record([tensor.value() if isinstance(tensor, api.look_up("tensorflow.Variable")) else tensor]))
 
 
 def _is_differentiable(tensor: Any) -> bool:
@@ -88,7 +88,7 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
             [gradient for _, gradient in pairs],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        return [tf.convert_to_tensor(each) for each in found]  # those of gathered rows are slices
+        return [tf.convert_to_tensor(each) for each in found]  # may be IndexedSlices
 
     return results, pullback
 
@@ -114,23 +114,23 @@ class TensorFlowAdapter(api.Adapter):
             if isinstance(obj, api.look_up(f"tensorflow.{name}")):
                 return other
         if self.dtypes.from_native(obj.dtype) is None:
-            why = f"tensorflow exports no {obj.dtype.name}"
-            return api.Blocker(why, "Convert the values with tf.cast first, where they are numbers.", DTypeError)
+            why = f"tensorflow does not export {obj.dtype.name}"
+            return api.Blocker(why, "Call tf.cast first if its values are numbers.", DTypeError)
         if isinstance(obj, api.look_up("tensorflow.Variable")):
             return _VARIABLE
         if not hasattr(obj, "__dlpack__"):
-            why = "inside a tf.function, or a model that is being built, tensors have no data"
-            return api.Blocker(why, "Convert outside of it, or call back with tf.py_function.")
+            why = "inside a tf.function or while a model is built, tensors have no data"
+            return api.Blocker(why, "Convert outside of it, or in tf.py_function.")
         return None
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        return super().export(obj)  # tensorflow takes no stream: it waits itself
+        return super().export(obj)  # tensorflow accepts no stream; it waits itself
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True)
 
     def load(self, tensor: api.Tensor) -> Any:
-        if tensor.readonly:  # a legacy capsule, the only kind that it takes, cannot say that
+        if tensor.readonly:  # it only accepts legacy capsules, without this flag
             tensor = api.unmarked(tensor)
         return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(tensor.__dlpack__())
 

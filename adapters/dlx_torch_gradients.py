@@ -1,4 +1,4 @@
-"""How torch differentiates, for `dlx_torch`: functions of other frameworks in its graph, its own for others."""
+"""Gradients for the PyTorch adapter: functions of other frameworks in torch's graph, and torch functions for others."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     torch = sys.modules["torch"]
     with torch.inference_mode(mode=False), torch.enable_grad():
         normal = [each.clone() if each.is_inference() else each for each in tensors]
-        # Leaves, unless an outer derivative follows them.
         operands = [each if each.requires_grad else each.detach().requires_grad_() for each in normal]
-        followed = any(each.requires_grad for each in normal)
+        is_outer = any(each.requires_grad for each in normal)
         results = function(*operands)
 
     def pullback(gradients: Sequence[Any]) -> list[Any]:
@@ -43,7 +42,7 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
             [result for result, _ in pairs],
             operands,
             [gradient for _, gradient in pairs],
-            create_graph=torch.is_grad_enabled() and (followed or any(each.requires_grad for _, each in pairs)),
+            create_graph=torch.is_grad_enabled() and (is_outer or any(each.requires_grad for _, each in pairs)),
             retain_graph=True,
             allow_unused=True,
             materialize_grads=True,
@@ -55,7 +54,7 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
 
 @functools.cache
 def _node() -> Any:
-    """Return the class of the nodes that functions of other frameworks have in torch's graph."""
+    """Return the class of graph nodes for functions of other frameworks."""
     torch = sys.modules["torch"]
 
     class Using(torch.autograd.Function):  # type: ignore[misc, name-defined]
@@ -63,12 +62,11 @@ def _node() -> Any:
         def forward(ctx: Any, operation: Operation, *tensors: Any) -> Any:
             wanted, before = ctx.needs_input_grad[1:], _random_state()
             results, pullback = operation.vjp(tensors, wanted)
-            ctx.random = before, _random_state()  # the function may call one of torch, which draws
-            # Saved tensors are released after backward, or kept (retain_graph); torch does not know about attributes.
+            ctx.random = before, _random_state()  # the function may draw random numbers
+            # Unlike attributes, saved tensors are released after backward, unless retain_graph is set.
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
             ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
-            # torch notices writes to these, whose memory others may keep.
             ctx.save_for_backward(holder, *tensors, *results)
             ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
             ctx.set_materialize_grads(False)
@@ -83,13 +81,13 @@ def _node() -> Any:
                 return (None,) * (1 + len(tensors))
             if not torch.is_grad_enabled():
                 pullback = getattr(holder, "pullback", None)
-                if pullback is None:  # hooks put another tensor in its place: checkpoints, tensors saved on the host
+                if pullback is None:  # hooks replaced the holder: checkpoints, save_on_cpu
                     with _GRADIENTS.replayed(ctx.random):
                         _, pullback = ctx.operation.vjp(tensors, ctx.wanted)
                 return None, *pullback(gradients)
-            operation, given = ctx.operation.derivative(gradients, ctx.wanted)
+            operation, operands = ctx.operation.derivative(gradients, ctx.wanted)
             with _GRADIENTS.replayed(ctx.random):
-                found = iter(_record(operation, (*tensors, *given)))
+                found = iter(_record(operation, (*tensors, *operands)))
             pairs = zip(tensors, ctx.wanted, strict=True)
             return None, *(next(found) if wanted and _is_differentiable(each) else None for each, wanted in pairs)
 
@@ -97,12 +95,12 @@ def _node() -> Any:
 
 
 def _refuse_transforms(tensors: Iterable[Any]) -> None:
-    """Refuse tensors of `torch.func`, and those of a vectorized Jacobian: they have no memory."""
+    """Refuse tensors of `torch.func` and of vectorized Jacobians, which have no memory."""
     inner = sys.modules["torch"]._C
     if inner._are_functorch_transforms_active() or any(map(inner._functorch.is_legacy_batchedtensor, tensors)):
         raise ConversionError(
-            "torch.func differentiates no functions of other frameworks",
-            fix="Call torch.autograd.grad, or .backward(), outside of torch.func, and without vectorize=True.",
+            "torch.func cannot differentiate functions of other frameworks",
+            fix="Call torch.autograd.grad or .backward() outside of torch.func, without vectorize=True.",
         )
 
 
@@ -113,34 +111,34 @@ def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
 
 def _eval_shape(dtypes: DTypes, function: Any, specs: Any) -> Any:
     torch = sys.modules["torch"]
-    made: list[Any] = []
+    references: list[Any] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             found = operator(*args, **(kwargs or {}))
             parts = found if isinstance(found, tuple | list) else (found,)
-            made.extend(ref(each) for each in parts if isinstance(each, torch.Tensor))
+            references.extend(ref(each) for each in parts if isinstance(each, torch.Tensor))
             return found
 
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), Watch():
         results = function(*(torch.empty(shape, dtype=dtypes.to_native(dtype)) for shape, dtype in specs))
     found = [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in results]
     results = None
-    if any(each() is not None for each in made):
+    if any(each() is not None for each in references):
         gc.collect()
-    kept = [tensor for each in made if (tensor := each()) is not None]
-    if kept:
-        keeper, tensor = next(((name, each) for each in kept if (name := _keeper(each))), ("", kept[0]))
+    leaked = [tensor for each in references if (tensor := each()) is not None]
+    if leaked:
+        keeper, tensor = next(((name, each) for each in leaked if (name := _keeper(each))), ("", leaked[0]))
         shown = f"{dtypes.from_native(tensor.dtype)}{list(tensor.shape)}"
         raise ConversionError(
-            f"the function keeps a tensor of its trial without data ({shown}{keeper}), where later calls would find it",
-            fix="Say result_like=, so that it is not tried; what it does not write anew in each call, reset first.",
+            f"the function keeps a tensor of its trial run, which has no data ({shown}{keeper})",
+            fix="Reset that tensor, then pass result_like= to avoid the trial run.",
         )
     return found
 
 
 def _keeper(tensor: Any) -> str:
-    """Return which attribute of a module holds a tensor, by itself or in a container; "" where none does."""
+    """Return the module attribute that contains a tensor, for a message; or ``""``."""
     module = sys.modules["torch"].nn.Module
     for each in gc.get_objects():
         if not issubclass(type(each), module):
@@ -170,5 +168,5 @@ _GRADIENTS = GradSupport(
 
 
 def support(dtypes: DTypes) -> GradSupport:
-    """Return how torch differentiates, given the dtypes of its adapter."""
+    """Return torch's `GradSupport`, given the dtypes of its adapter."""
     return replace(_GRADIENTS, eval_shape=functools.partial(_eval_shape, dtypes))

@@ -1,17 +1,16 @@
-"""tvm-ffi for dlx: tvm_ffi.Tensor.
+"""The tvm-ffi adapter: tvm_ffi.Tensor and containers.
 
-Versions: 0.1.15 and later. Devices: the host, CUDA. Dtypes: all that DLPack can say, lanes and packed
-sub-byte elements included; tvm_ffi also holds complex ones, for which it has no Python dtype (`t.dtype` raises
-ValueError). Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so.
-Refused: elements that are padded to whole bytes, and tensors whose handle was moved away.
+Versions: 0.1.15 and later. Devices: the host, CUDA. Dtypes: all of DLPack, with lanes and packed sub-byte elements;
+also complex dtypes, which have no Python dtype in tvm_ffi (`t.dtype` raises ValueError). Shared: all layouts and
+alignments. Copied: read-only memory, because tvm_ffi.Tensor has no such flag.
+Refused: elements padded to whole bytes, and tensors whose handle was moved away.
 
-Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
-that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
-the elements unconverted, for the framework of `to`. Each access makes a new wrapper; elements are compared by their
-handle.
+Containers: Array, List, Map and Dict contain only tensors of tvm_ffi, and become lists and dicts for other targets. A
+container returned by a function may be tagged with a framework, to which it converts its elements (not its `values`);
+dlx reads the elements unconverted. Each access creates a new wrapper; dlx compares elements by their handle.
 
-Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx synchronizes streams
-once per conversion.
+Streams: the stream of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx synchronizes
+streams once per conversion.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from dlx import adapter as api
 from dlx.errors import DTypeError
 
 COMPLEX = api.DType("complex64").code
-_proven = functools.partial(api.KnownIssue, see="tests/engine/test_defects.py")
+_tested_issue = functools.partial(api.KnownIssue, see="tests/engine/test_defects.py")
 _DEVICE_TYPES = frozenset(api.Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
-def _untagged(obj: Any) -> Any:
-    """Return the same container by a wrapper without a tag; only calls write tags."""
+def _untag(obj: Any) -> Any:
+    """Return the container in a new wrapper without a tag; only calls set tags."""
     array, make, get = _functions()
     holder = array.__new__(array)
-    holder.__init_handle_by_constructor__(make, obj)  # all that Array((obj,)) does
+    holder.__init_handle_by_constructor__(make, obj)  # the same as Array((obj,))
     return get(holder, 0)
 
 
@@ -51,24 +50,24 @@ def _functions() -> tuple[Any, Any, Any]:
 
 
 def _elements(name: str, obj: Any) -> tuple[None, list[Any]]:
-    """Return what iteration gives, without its Python code for each element."""
-    return None, list(map(_look_up(name), itertools.repeat(_untagged(obj)), range(len(obj))))
+    """Return the elements, faster than by iteration in Python."""
+    return None, list(map(_look_up(name), itertools.repeat(_untag(obj)), range(len(obj))))
 
 
 def _items(obj: Any) -> tuple[list[Any], list[Any]]:
-    pairs = list(obj.items())  # these come untagged
+    pairs = list(obj.items())
     return [key for key, _ in pairs], [value for _, value in pairs]
 
 
 @functools.cache
 def _look_up(name: str) -> Any:
-    """Return tvm_ffi's function that gives the child of a container at an index or key."""
+    """Return tvm_ffi's function that returns a container's child at an index or key."""
     return getattr(sys.modules["tvm_ffi"]._ffi_api, f"{name}GetItem")
 
 
 @functools.cache
-def _bound() -> Any:
-    """Return `_dlx_tvm_ffi`, which calls functions of tvm-ffi's C interface."""
+def _bind() -> Any:
+    """Return `_dlx_tvm_ffi`, bound to functions of tvm-ffi's C interface."""
     names = ("TVMFFIFunctionCall", "TVMFFIObjectDecRef", "TVMFFIErrorMoveFromRaised")
     _dlx_tvm_ffi.bind(*(_address(name) for name in names))
     return _dlx_tvm_ffi
@@ -88,7 +87,7 @@ def _unflatten(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
 
 def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
     get = _look_up(name)
-    return MethodType(get, obj), _bound().unchanged(obj, get) if mutable else None
+    return MethodType(get, obj), _bind().create_child_check(obj, get) if mutable else None
 
 
 def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:
@@ -104,7 +103,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:
         identity=_dlx_tvm_ffi.handle,
         holds="tvm_ffi",
         falls_to=list if sequence else dict,
-        live=_untagged,
+        live=_untag,
         reader=functools.partial(_reader, name, mutable),
     )
 
@@ -117,8 +116,8 @@ class _DTypes(api.DTypes):
         try:
             return sys.modules["tvm_ffi"].dtype.from_dlpack_data_type(tuple(dtype))
         except ValueError:
-            fix = "Its tensors carry it all the same: convert the array."
-            raise DTypeError(f"tvm_ffi has no word for {dtype}", fix=fix) from None
+            fix = "Convert the array; its tensors support it."
+            raise DTypeError(f"tvm_ffi has no dtype object for {dtype}", fix=fix) from None
 
     def from_native(self, native_dtype: Any) -> api.DType | None:
         return api.DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
@@ -139,21 +138,21 @@ DEVICES = _Devices()
 
 
 def _current_stream(device: api.Device) -> Any:
-    """Return the stream of tvm_ffi's environment: its kernels run there, and its `__dlpack__` orders nothing."""
+    """Return the stream of tvm_ffi's environment; its `__dlpack__` does not synchronize."""
     return sys.modules["tvm_ffi"].get_raw_stream(DEVICES.to_native(device)) if device.name == "cuda" else None
 
 
 @contextlib.contextmanager
 def _on_stream(stream: api.Stream) -> Iterator[None]:
-    """Return a context in which tvm_ffi works on a stream of another."""
+    """Return a context in which tvm_ffi uses another framework's stream."""
     with sys.modules["tvm_ffi"].use_raw_stream(DEVICES.to_native(stream.device), stream.handle):
         yield
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, its own table makes tensors."""
+    """Return the table of `_dlx_tvm_ffi`, which exports by tvm-ffi's C interface and imports by tvm-ffi's table."""
     tvm_ffi = sys.modules["tvm_ffi"]
-    wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
+    wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type with a table in 0.1.15
     maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
     export = _address("TVMFFITensorToDLPackVersioned")
     borrows = _reads_tensors(tvm_ffi)
@@ -161,15 +160,15 @@ def _exchange() -> Any:
 
 
 def _reads_tensors(tvm_ffi: Any) -> bool:
-    """Return whether `_dlx_tvm_ffi` may read tensors in place: it reads some right."""
+    """Return whether `_dlx_tvm_ffi` reads sample tensors correctly."""
     kinds = (3, "float32"), ((2, 5), "int8"), ((), "bool")
-    made = [tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in kinds]
-    if not _dlx_tvm_ffi.find_handles([*made, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle
+    tensors = [tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in kinds]
+    if not _dlx_tvm_ffi.find_handles([*tensors, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):
         return False
-    for each in made:
+    for each in tensors:
         dtype, device = DTYPES.from_native(each.dtype), DEVICES.from_native(each.device)
         assert dtype is not None
-        if _dlx_tvm_ffi.facts(each) != (each.data_ptr(), each.shape, each.strides, tuple(dtype), tuple(device)):
+        if _dlx_tvm_ffi.read_facts(each) != (each.data_ptr(), each.shape, each.strides, tuple(dtype), tuple(device)):
             return False
     return True
 
@@ -193,24 +192,22 @@ class TvmFfiAdapter(api.Adapter):
         _handler("Dict", "mapping", mutable=True),
     )
     known_issues = (
-        _proven(
-            "forgets on import that memory is read-only, and exports it as writable", lowers={"keeps_readonly": False}
-        ),
-        _proven(
-            "has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
+        _tested_issue("drops the read-only flag on import", lowers={"keeps_readonly": False}),
+        _tested_issue(
+            "has no complex dtype objects: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
             lowers={"names_complex": False},
         ),
-        _proven("__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1"),
-        _proven("imports capsules of other major versions unchecked; dlx checks before it hands over"),
-        _proven("a tensor without a handle (moved away, or never made) kills the process when it is asked anything"),
+        _tested_issue("__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1"),
+        _tested_issue("imports capsules of other major versions unchecked; dlx checks them first"),
+        _tested_issue("accessing a tensor without a handle (moved away or never set) crashes the process"),
     )
 
     def describe(self, obj: Any) -> api.Description:
         if not obj.__chandle__():
-            because = "it holds no tensor: its handle was moved away, or never set"
-            blocker = api.Blocker(because, "Convert the tensor that has it now.")
+            because = "it has no handle: it was moved away or never set"
+            blocker = api.Blocker(because, "Convert the tensor that now has the handle.")
             return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj))), (blocker,))
-        tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
+        tensor = self.export(obj)  # no side effects; also describes complex dtypes
         return api.Description(functools.partial(_describe, self.name, obj, tensor), (), tensor)
 
     def capabilities(self) -> api.Capabilities:

@@ -1,10 +1,10 @@
-"""NVIDIA Warp for dlx: warp.array.
+"""The NVIDIA Warp adapter: warp.array.
 
-Versions: 1.19 and later. Devices: the host; arrays on a GPU leave. Dtypes: bool, (u)int8 to 64, float16 to 64,
-bfloat16; arrays of vectors and matrices leave with the dimensions of these, and come in as plain numbers.
-Shared: every layout of 1 to 4 dimensions. Copied: read-only memory, which warp cannot say.
-Refused: arrays without dimensions or with more than 4, arrays of structures, strides that are no whole numbers of
-elements; arrays with gradients, without detach=True.
+Versions: 1.19 and later. Devices: the host; arrays on a GPU can be exported. Dtypes: bool, (u)int8 to 64, float16 to
+64, bfloat16; vectors and matrices add dimensions on export, and imports are arrays of numbers.
+Shared: all layouts with 1 to 4 dimensions. Copied: read-only memory, because warp has no such flag.
+Refused: arrays with 0 or more than 4 dimensions, arrays of structs, strides of partial elements; arrays with gradients,
+unless detach=True is passed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _DTYPES = api.DTypes("warp", api.COMMON_DTYPES)
 _HOST = api.Device("cpu")
 
 
-def _detached(array: Any) -> Any:
+def _detach(array: Any) -> Any:
     return sys.modules["warp"].from_dlpack(array, dtype=array.dtype)
 
 
 def _has_whole_strides(array: Any, dtype: api.DType) -> bool:
-    """Return whether the steps between elements are multiples of a number's size, as DLPack counts them."""
+    """Return whether all strides are multiples of the dtype's size, as DLPack requires."""
     size = dtype.bits // 8
     return not any(stride % size for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1)
 
 
 def _export(array: Any) -> api.Tensor | None:
-    """Return the tensor of an array of numbers on the host; warp's own export, in Python, takes many times as long."""
+    """Return the tensor of a host array of numbers, or None; warp's export in Python is much slower."""
     dtype = _DTYPES.from_native(array.dtype)
     if dtype is None or array.pinned or not array.device.is_cpu:
         return None
@@ -41,13 +41,13 @@ def _export(array: Any) -> api.Tensor | None:
     return api.over_memory(array.ptr or 0, array.shape, strides, dtype, _HOST, owner=array)
 
 
-def _released(tensor: api.Tensor, address: int, nbytes: int) -> None:
-    """Do nothing: the array's deleter, which keeps the tensor, goes with the array."""
+def _release(tensor: api.Tensor, address: int, nbytes: int) -> None:
+    """Do nothing: deleting the array also deletes this function's reference to the tensor."""
 
 
-_GRAD = api.Blocker("it requires gradients, which would be lost", "", ConversionError, _detached, needs="detach")
-# warp's own export rounds them down.
-_BROKEN = api.Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.")
+_GRAD = api.Blocker("it requires gradients, which would be lost", "", ConversionError, _detach, needs="detach")
+# warp's export would round them down.
+_BROKEN = api.Blocker("its strides are not multiples of the element size", "Call .contiguous() first.")
 
 
 def _device(native_device: Any) -> api.Device:
@@ -65,7 +65,7 @@ class WarpAdapter(api.Adapter):
     gradients = api.GradSupport(lambda array: bool(array.requires_grad))
 
     def describe(self, obj: Any) -> api.Description:
-        dtype = _DTYPES.from_native(getattr(obj.dtype, "_wp_scalar_type_", obj.dtype))  # of a vector's numbers
+        dtype = _DTYPES.from_native(getattr(obj.dtype, "_wp_scalar_type_", obj.dtype))  # scalar type of a vector
         broken = dtype is not None and not _has_whole_strides(obj, dtype)
         return api.Description(blockers=(*((_BROKEN,) if broken else ()), *((_GRAD,) if obj.requires_grad else ())))
 
@@ -75,14 +75,14 @@ class WarpAdapter(api.Adapter):
 
     def load(self, tensor: api.Tensor) -> Any:
         step = tensor.dtype.bits // 8
-        return sys.modules["warp"].array(  # its from_dlpack, in Python, takes twice as long
+        return sys.modules["warp"].array(  # twice as fast as its from_dlpack in Python
             ptr=tensor.data_ptr,
             dtype=_DTYPES.to_native(tensor.dtype),
             shape=tensor.shape,
             strides=[stride * step for stride in tensor.strides],
             device="cpu",
             copy=False,
-            deleter=functools.partial(_released, tensor),
+            deleter=functools.partial(_release, tensor),
         )
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:

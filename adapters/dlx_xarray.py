@@ -1,10 +1,9 @@
-"""xarray for dlx: DataArray, Variable and Dataset, as containers of the arrays in them; xarray is no target.
+"""The xarray adapter: DataArray, Variable and Dataset, as containers of their arrays.
 
-A DataArray or Variable is converted by its data. If xarray can hold the result (numpy, cupy, jax, array API modules:
-with ``__array_function__`` or ``__array_namespace__``), the result is one again, with its dims, coords, attrs and
-name; elsewhere (torch, dlx, mlx, ...) it is the array alone. A Dataset becomes a Dataset, or else a dict of its data
-variables. Coordinates are labels: they are never converted, and stay where the container stays. Data that is still in
-a file is read.
+dlx converts the data of a DataArray or Variable. If xarray supports the result (numpy, cupy, jax, array API modules:
+``__array_function__`` or ``__array_namespace__``), it keeps dims, coords, attrs and name; otherwise (torch, dlx, mlx,
+...) the result is the array. A Dataset becomes a Dataset, or else a dict of its data variables. Coordinates are never
+converted; a resulting xarray object keeps them. Data in a file is read.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any
 from dlx.adapter import Adapter, Container, flatten_mapping, offer
 
 
-def _unwrapped(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Return the wrapper around its new data, or that data where it cannot be held as it is."""
+def _rewrap(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    """Return the wrapper with new data, or the data if xarray does not support it."""
     (data,) = children
     try:
-        held = obj.copy(deep=False, data=data)
+        wrapper = obj.copy(deep=False, data=data)
     except (TypeError, ValueError, NotImplementedError):  # xarray calls numpy.asarray on unknown arrays
         return data
-    return held if held.data is data else data
+    return wrapper if wrapper.data is data else data
 
 
 def _unflatten_dataset(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
@@ -40,7 +39,7 @@ class XarrayAdapter(Adapter):
             types=("xarray.DataArray", "xarray.Variable"),
             kind="wrapper",
             flatten=lambda obj: (None, [obj.data]),
-            unflatten=_unwrapped,
+            unflatten=_rewrap,
         ),
         Container(
             types=("xarray.Dataset",),

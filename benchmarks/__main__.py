@@ -1,7 +1,7 @@
-"""`make bench`: dlx, its peers and a floor in C side by side, measured in one process.
+"""`nox -s bench`: dlx, its peers and a floor in C, measured in one process.
 
-Rounds of all cases are interleaved, so that a busy machine slows all alike. A ratio is minimum over minimum; beside it
-stands its spread, the middle half of the ratios of single rounds.
+Rounds of all cases are interleaved, so that a busy machine slows all of them. A ratio is minimum over minimum, with
+its spread: the middle half of the ratios of single rounds.
 """
 
 import argparse
@@ -59,7 +59,7 @@ PARTS = (
 
 
 def versions():
-    """Return the versions of everything that is measured, as far as it is installed."""
+    """Return the versions of Python and the installed peers."""
     found = {"python": platform.python_version()}
     for name in PEERS:
         try:
@@ -70,13 +70,13 @@ def versions():
 
 
 def measure(parts, *, quick):
-    """Run the parts that were asked for; return what they found."""
+    """Run the requested parts; return their results."""
     found = {"versions": versions(), "quick": quick}
     print(", ".join(f"{name} {text}" for name, text in found["versions"].items()))
     if "imports" in parts:
         found["imports"] = imports(rounds=3 if quick else 11)
         found["fresh_process"] = fresh_process(rounds=2 if quick else 6)
-    if "owned" in parts:  # before anything makes dlx read the entry points, once
+    if "owned" in parts:  # before dlx reads the entry points, once
         found["owned"] = owned(quick=quick)
     if "files" in parts:
         found["files"] = files(quick=quick)
@@ -90,7 +90,7 @@ def measure(parts, *, quick):
     if "fresh" in parts:
         found["fresh"] = fresh(names, quick=quick)
     if "where" in parts and "t" in names:
-        from benchmarks.where import where  # which needs torch
+        from benchmarks.where import where  # needs torch
 
         found["where"] = where(names, quick=quick)
     if "pairs" in parts:
@@ -125,28 +125,28 @@ def measure(parts, *, quick):
 
 
 def main():
-    """Run what the command line asks for."""
+    """Run the requested parts and write the requested files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the conversions; without them the pairs")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the table of pairs into a page")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all results")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the conversions, or the pairs if missing")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="update the table of pairs in a page")
     parser.add_argument(
-        "--from", metavar="FILE", type=Path, dest="given", help="draw what --json wrote; measure nothing"
+        "--from", metavar="FILE", type=Path, dest="results", help="draw the results of --json; measure nothing"
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, small copies only")
     parser.add_argument("--only", metavar="PART", nargs="+", choices=PARTS, default=PARTS, help=", ".join(PARTS))
-    parser.add_argument("--count", action="store_true", help="count instructions under valgrind instead")
+    parser.add_argument("--count", action="store_true", help="count instructions with valgrind instead")
     options = parser.parse_args()
-    if options.given:
-        found = json.loads(options.given.read_text(encoding="utf-8"))
+    if options.results:
+        found = json.loads(options.results.read_text(encoding="utf-8"))
     elif options.count:
         found = {"versions": versions(), "count": count()}
     else:
         found = measure(options.only, quick=options.quick)
     if options.svg and not found.keys() & {"conversions", "pairs"}:
-        parser.error("--svg draws the conversions or the pairs, and none were measured")
+        parser.error("--svg needs the results of conversions or pairs")
     if options.markdown and "pairs" not in found:
-        parser.error("--markdown writes the table of pairs, and none were measured")
+        parser.error("--markdown needs the results of pairs")
     for path, write in (
         (options.json, lambda: json.dumps(found, indent=1) + "\n"),
         (options.svg, lambda: draw(found) if "conversions" in found else heat_map(found)),

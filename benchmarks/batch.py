@@ -1,4 +1,4 @@
-"""Many arrays of a CUDA device in one call, against one call of the frameworks' own for each."""
+"""Many arrays of a CUDA device in one call, compared with one call of the frameworks' functions for each array."""
 
 from benchmarks.measure import compare, peer, race, ratio
 
@@ -6,14 +6,14 @@ COUNTS = (1, 10, 100, 1000)
 
 
 def batch(counts=COUNTS):
-    """Return {"torch -> cupy, 100": figure}; nothing where there is no device, or a framework is missing.
+    """Return {"torch -> cupy, 100": figure}; {} without a device or a framework.
 
-    Producer and consumer work on two streams, so that both sides have something to order: dlx records and waits once a
-    call, the frameworks once an array.
+    Producer and consumer work on two streams, which need ordering: dlx records and waits once per call, the frameworks
+    once per array.
     """
     torch, cupy = peer("torch"), peer("cupy")
     if torch is None or cupy is None or not torch.cuda.is_available():
-        print("note: batch conversion is left out: it needs torch, cupy and a CUDA device")
+        print("note: skipping batch conversion, which needs torch, cupy and a CUDA device")
         return {}
     import dlx
 

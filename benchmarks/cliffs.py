@@ -1,4 +1,4 @@
-"""Performance cliffs: what a harmless detail of a call costs over the same call without it.
+"""Performance cliffs: the cost of a harmless detail of a call.
 
 Each row is a ratio of two calls that a user would expect to cost nearly the same.
 """
@@ -22,7 +22,7 @@ import dlx
 from benchmarks.measure import compare, peer, ratio, verdict
 
 ALONE, FEW, LIKE_ONE, TYPES, UNKNOWN = 1.5, 2.0, 1.15, 4.0, 3.0
-# (milliseconds for `import dlx` and a first call with the frameworks imported, the call)
+# (limit in milliseconds for `import dlx` and a first call, frameworks already imported; the call)
 FIRST = {
     "convert": (40, "dlx.convert(a, to='torch')"),
     "list": (45, "dlx.convert([a, a + 1], to='torch')"),
@@ -32,13 +32,13 @@ FIRST = {
 
 
 class Colour(enum.Enum):
-    """A member of it is one of the plain objects."""
+    """An enum; its member is one of the plain objects."""
 
     RED = 1
 
 
 class Text(str):
-    """A str of a subclass, as labels of some libraries are."""
+    """A str subclass, like the labels of some libraries."""
 
 
 class Sizes(typing.NamedTuple):
@@ -65,7 +65,7 @@ class Model:
 
 
 def plain_objects(torch):
-    """Return {name: object}: what batches hold beside arrays."""
+    """Return {name: object} with the values that batches hold in addition to arrays."""
     return {
         "date": datetime.date(2026, 1, 1),
         "timedelta": datetime.timedelta(1),
@@ -96,7 +96,7 @@ def plain_objects(torch):
 
 
 def _using_rows(scene, np, torch):
-    """Arguments and results of decorated functions."""
+    """Return rows about arguments and results of decorated functions."""
     to_numpy = dlx.using("numpy")
     scene |= {
         "one": to_numpy(lambda a: a),
@@ -146,7 +146,7 @@ def _using_rows(scene, np, torch):
 
 
 def _container_rows(scene, torch):
-    """tvm-ffi's own containers, given to a function and read: eager and lazy."""
+    """Return rows about tvm-ffi's containers, passed to a function and read, eager and lazy."""
     if peer("tvm_ffi") is None:
         return []
     import tvm_ffi
@@ -164,7 +164,7 @@ def _container_rows(scene, torch):
 
 
 def _tree_rows(scene, np, torch):
-    """One plain object, or a hundred unknown ones, among a hundred arrays."""
+    """Return rows about one plain object, or 100 unknown ones, among 100 arrays."""
     scene["arrays"] = arrays = [np.ones(4, "f4") for _ in range(100)]
     hand, rows = "convert(arrays, to='torch')", []
     for i, (name, obj) in enumerate(plain_objects(torch).items()):
@@ -180,7 +180,7 @@ def _tree_rows(scene, np, torch):
 
 
 def _type_rows(scene, np, torch):
-    """Array types that keep coming, a class that changes, targets in turn."""
+    """Return rows about new array types, a class that changes, and changing targets."""
     kinds = [type(f"Kind{i}", (np.ndarray,), {}) for i in range(1000)]
     counted = type("Counted", (np.ndarray,), {"n": 0})
     targets = [name for name in ("numpy", "torch", "dlx", "tvm_ffi", "pyarrow", "jax") if peer(name) is not None]
@@ -226,13 +226,13 @@ def _type_rows(scene, np, torch):
 
 
 def _duration(timer):
-    """Return the seconds of one call; the first ones of a quick call find out how it is made."""
+    """Return the seconds of one call after warm-up calls."""
     found = min(timer.repeat(3, 1))
     return found if found > 1e-3 else min(timer.repeat(20, 1))
 
 
 def _in_turn(codes, scene, seconds, rounds):
-    """Return {code: nanoseconds per call in every round}; a slow call runs once a round."""
+    """Return {code: nanoseconds per call in every round}; a slow call runs once per round."""
     timers = {code: timeit.Timer(code, timer=time.thread_time, globals=scene) for code in codes}
     numbers = {code: max(1, int(seconds / _duration(timer))) for code, timer in timers.items()}
     times = {code: [] for code in codes}
@@ -243,7 +243,7 @@ def _in_turn(codes, scene, seconds, rounds):
 
 
 def _first_calls(rounds):
-    """Return {name: milliseconds} of `import dlx` and a first call, in processes that have the frameworks already."""
+    """Return {name: milliseconds} of `import dlx` and a first call, in processes that have imported the frameworks."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # compile once
     times = {name: [] for name in FIRST}
     for _ in range(rounds):
@@ -267,7 +267,7 @@ print((time.thread_time() - start) * 1e3)
 
 
 def cliffs(names, *, quick):
-    """Measure each row, print it, and say which goals are met."""
+    """Measure and print each row; say which goals are met."""
     np, torch = names["np"], names["torch"]
     scene = {"convert": dlx.convert, "torch": torch, "np": np, "dlx": dlx}
     scene |= {"a": np.ones(4, "f4"), "t": torch.ones(4), "s": torch.zeros(4)}
@@ -279,7 +279,7 @@ def cliffs(names, *, quick):
     ]
     seconds, rounds = (0.0005, 10) if quick else (0.001, 60)
     times = _in_turn(dict.fromkeys(code for row in rows for code in row[1:3]), scene, seconds, rounds)
-    print(f"\nCliffs: a call and its neighbour, µs, minimum of {rounds} rounds; ratio, in brackets its middle half")
+    print(f"\nCliffs: a call, and the call without the detail, µs, minimum of {rounds} rounds; ratio [middle half]")
     found = []
     for name, ours, hand, limit in rows:
         figure = compare(times[ours], times[hand])
@@ -289,11 +289,11 @@ def cliffs(names, *, quick):
             f"<= {limit:<5}{verdict(met)}"
         )
         found.append({"what": name, "of": ours, "over": hand, "limit": limit, "met": met} | figure)
-    print("\n`import dlx` and a first call in a fresh process that has the frameworks, ms of CPU")
-    for name, taken in _first_calls(2 if quick else 7).items():
+    print("\n`import dlx` and a first call in a new process with the frameworks imported, ms of CPU")
+    for name, ms in _first_calls(2 if quick else 7).items():
         limit = FIRST[name][0]
-        print(f"first {name:39}{taken:9.1f}  <= {limit:<5}{verdict(taken <= limit)}")
-        found.append({"what": f"first {name}", "ms": taken, "limit": limit, "met": taken <= limit})
+        print(f"first {name:39}{ms:9.1f}  <= {limit:<5}{verdict(ms <= limit)}")
+        found.append({"what": f"first {name}", "ms": ms, "limit": limit, "met": ms <= limit})
     missed = sum(not each["met"] for each in found)
     print(f"{missed} of {len(found)} rows missed")
     return found

@@ -1,4 +1,4 @@
-"""Columns of numbers out of each library that is installed, and frames of them."""
+"""Columns of numbers, and frames, from each installed library."""
 
 import gc
 
@@ -12,8 +12,8 @@ ROWS = 1000
 WIDTHS = (2, 20, 200)
 _ARRAY, _STREAM = "__arrow_c_array__", "__arrow_c_stream__"
 
-# A column x of float64, what the library itself does to give it out (an expression, or the method of Arrow's interface,
-# read to its end by a program in C), and the fastest way by hand to an array of numpy.
+# A column x of float64; the library's own export (an expression, or the method of Arrow's interface, read to its end
+# by a program in C); and the fastest manual conversion to a numpy array.
 _LIBRARIES = {
     "pyarrow": ("m.array(a)", _ARRAY, "x.to_numpy()"),
     "pandas": ("m.Series(a)", "x._values", "x.to_numpy()"),
@@ -21,7 +21,7 @@ _LIBRARIES = {
     "nanoarrow": ("m.Array(memoryview(a))", _STREAM, "np.frombuffer(x.buffers[1])"),
     "narwhals": ("m.from_native(polars.Series(a), series_only=True)", _STREAM, "x.to_numpy()"),
 }
-# A frame x of such columns, and a dict of numpy's arrays by hand.
+# A frame x of such columns, and the manual conversion to a dict of numpy arrays.
 _FRAMES = {
     "pyarrow.table": "{n: c.to_numpy() for n, c in zip(x.column_names, x.columns)}",
     "pyarrow.record_batch": "{n: c.to_numpy() for n, c in zip(x.column_names, x.columns)}",
@@ -32,14 +32,14 @@ _CALL = "dlx.convert(x, to='numpy')"
 
 
 def columns(*, quick):
-    """Measure a column and frames out of each library; print them, and say which goals are met."""
+    """Measure a column and frames of each library; print them and say which goals are met."""
     return _columns(quick) + _frames(quick)
 
 
 def _columns(quick):
     np, found, built = peer("numpy"), [], floor.build()
     base = np.arange(float(ROWS))
-    print(f"\nA column of {ROWS} float64 to numpy, us (goal: {COLUMN_US} over what the library does)")
+    print(f"\nA column of {ROWS} float64 to numpy, us (goal: {COLUMN_US} over the library's own export)")
     print(f"{'':<12}{'dlx':>8}{'its own':>9}{'by hand':>9}")
     for name, (column, asked, by_hand) in _LIBRARIES.items():
         modules = {"m": peer(name)} | ({"polars": peer("polars")} if "polars" in column else {})
@@ -78,7 +78,7 @@ def _frames(quick):
 
 
 def _least(codes, names, quick):
-    """Return the least microseconds of each expression."""
+    """Return the minimum of each expression in microseconds."""
     gc.collect()
     times = round_robin(codes, names, seconds=0.001, rounds=7 if quick else 200)
     return [min(times[code]) / 1e3 for code in codes]

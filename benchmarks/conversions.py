@@ -1,8 +1,7 @@
-"""Single conversions of a small array that share memory: dlx beside its peers and beside a floor in C.
+"""Single conversions of a small array that share memory: dlx, its peers and a floor in C.
 
-What is timed is the whole expression, the release of its result included, in one process, all cases in turn. Where
-`dlx.convert` meets `torch.from_numpy`, both pay for the look-up in their module; where `convert` meets its floor,
-neither does.
+Each time includes the whole expression and the release of its result; all cases take turns in one process. Both
+`dlx.convert` and `torch.from_numpy` pay for the look-up in their module; `convert` and its floor do not.
 """
 
 import gc
@@ -15,20 +14,20 @@ import dlx
 from benchmarks import floor
 from benchmarks.measure import compare, peer, ratio, round_robin, verdict
 
-ADDED_NS = 60.0  # what `convert` may take over its floor
+ADDED_NS = 60.0  # limit of `convert` over its floor
 SETUP = "a: numpy float32 (2, 3); t: the same in torch; d: in dlx; v: in tvm_ffi"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One expression of a pair: `kind` is floor, dlx, bare (without the look-up in the module), own or peer."""
+    """An expression of a pair: `kind` is floor, dlx, bare (without the look-up in the module), own or peer."""
 
     pair: str
     kind: str
     code: str
 
 
-# What each pair is compared with; the floor of a pair is called with its source.
+# Peers of each pair; the floor of a pair is called with its source.
 PAIRS = {
     "numpy → torch": ("a", "torch", ["torch.from_numpy(a)", "torch.from_dlpack(a)", "torch.asarray(a)"]),
     "torch → numpy": ("t", "numpy", ["t.numpy()", "np.from_dlpack(t)", "np.asarray(t)"]),
@@ -41,9 +40,9 @@ BRIDGE = {
     "numpy → torch": 'ab.convert_memory(a, "numpy", "torch", ab.HOST)',
     "torch → numpy": 'ab.convert_memory(t, "torch", "numpy", ab.HOST)',
 }
-OWN = {"np.from_dlpack(d)", "torch.from_dlpack(d)"}  # others' functions on our tensor: neither a peer nor the fast path
+OWN = {"np.from_dlpack(d)", "torch.from_dlpack(d)"}  # others' functions on a dlx tensor: not the fast path
 
-# (pair, what is measured, compared with, at most)
+# (pair, measured case, compared with, at most)
 GOALS = [
     ("numpy → torch", "dlx", "torch.from_numpy(a)", 1.0),
     ("numpy → torch", "dlx", "torch.from_dlpack(a)", 0.40),
@@ -58,7 +57,7 @@ GOALS = [
 
 
 def scene():
-    """Return (names, cases): everything that is installed here, each expression tried once."""
+    """Return (names, cases) of the installed frameworks, after trying each expression once."""
     np, torch, tvm_ffi = peer("numpy"), peer("torch"), peer("tvm_ffi")
     names = {
         "dlx": dlx,
@@ -85,11 +84,11 @@ def scene():
         call = f'convert({source}, to="{to}")'
         mine = [Case(pair, "bare", call), Case(pair, "dlx", f"dlx.{call}")]
         if built is not None and source in names and targets[to] is not None:
-            name = sys.intern("floor_" + pair.replace(" → ", "_to_"))  # found in globals as fast as any name
+            name = sys.intern("floor_" + pair.replace(" → ", "_to_"))  # interned: found in globals as fast as any name
             try:
                 names[name] = floor.floor_of(built, types[source], targets[to])
             except (TypeError, AttributeError) as error:
-                print(f"note: no floor of {pair}: {error}")
+                print(f"note: no floor for {pair}: {error}")
             mine.insert(0, Case(pair, "floor", f"{name}({source})"))
         theirs = [*peers, BRIDGE[pair]] if pair in BRIDGE else peers
         mine += [Case(pair, "own" if code in OWN else "peer", code) for code in theirs]
@@ -101,9 +100,9 @@ def _works(code, names):
     try:
         eval(code, names)
     except NameError:
-        return False  # a peer that is not installed, said above
+        return False  # the note about the missing peer is already printed
     except Exception as error:
-        print(f"note: {code} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
+        print(f"note: skipping {code}: {type(error).__name__}: {str(error).splitlines()[0]}")
         return False
     return True
 
@@ -112,7 +111,7 @@ def conversions(names, cases, *, quick):
     """Measure all cases in turn, print them, and say which goals are met."""
     seconds, rounds = (0.001, 9) if quick else (0.003, 60)
     times = round_robin([case.code for case in cases], names, seconds=seconds, rounds=rounds)
-    print(f"\nConversions, ns: minimum of {rounds} rounds, in brackets their middle half; ratio of dlx to it. {SETUP}")
+    print(f"\nConversions, ns: minimum of {rounds} rounds [middle half]; ratio of dlx to it. {SETUP}")
     pair, found = None, []
     by_kind = {(case.pair, case.kind): case.code for case in cases}
     for case in cases:
@@ -135,7 +134,7 @@ def conversions(names, cases, *, quick):
 
 def goals(times, by_kind):
     """Compare with the goals, print and return them."""
-    print("\nGoals: ratio of minimums, in brackets the middle half of the ratios of single rounds")
+    print("\nGoals: ratio of minimums [middle half of the ratios of single rounds]")
     found = []
     for pair, ours, theirs, limit in GOALS:
         ours = by_kind.get((pair, ours), ours)
@@ -157,9 +156,9 @@ def goals(times, by_kind):
 
 
 def fresh(names, *, quick):
-    """Measure the first conversion of a storage, which also forbids that it is resized.
+    """Measure the first conversion of a storage, which also prevents that it is resized.
 
-    Tensors are made before the clock runs, and they and the results are dropped after it has stopped.
+    Creating tensors, and dropping them and the results, is not timed.
     """
     if "torch" not in names:
         return []
@@ -183,8 +182,8 @@ def fresh(names, *, quick):
                 del tensors
     finally:
         gc.enable()
-    print(f"\nFresh tensors, ns: {many} of torch.empty(2, 3), the results kept; making and dropping are not timed")
-    print(f"{'first':>8}{'again':>8}  ratio to t.numpy() of first, and of again")
+    print(f"\nFresh tensors, ns: {many} of torch.empty(2, 3), the results kept; creating and dropping are not timed")
+    print(f"{'first':>8}{'again':>8}  ratio of first to t.numpy(), ratio of again")
     found = []
     for code in codes:
         one, two = compare(times[code], times[codes[0]]), compare(again[code], again[codes[0]])

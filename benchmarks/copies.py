@@ -9,7 +9,7 @@ CONTIGUOUS, STRIDED = 1.1, 1.3  # goals: at most this multiple of numpy's time
 
 
 def layouts(np, dtype, megabytes):
-    """Give (name, array, goal), each with `megabytes` of elements."""
+    """Yield (name, array, goal), each with `megabytes` of elements."""
     items = megabytes * 10**6 // np.dtype(dtype).itemsize
     rows = columns = int(items**0.5)
     twice = np.arange(rows * columns * 2).astype(dtype)
@@ -26,8 +26,8 @@ def layouts(np, dtype, megabytes):
 
 
 def copies(np, sizes=SIZES):
-    """Measure copies that keep the order of dimensions, and the row-major copy that some consumers need."""
-    print("\nCopies: time of dlx.convert(a, to='dlx', copy=True) over np.copy(a); after it that of its C part alone.")
+    """Measure both kinds of copies; print them and say which goals are met."""
+    print("\nCopies: time of dlx.convert(a, to='dlx', copy=True) over np.copy(a); then the C part alone.")
     print("to rows: the C part alone, for a consumer of row-major tensors, over np.ascontiguousarray(a)")
     print(f"{'layout':<12}{'dtype':<9}" + "".join(f"{f'{size} MB':<25}" for size in sizes) + "goal    result  C part")
     found = {}

@@ -1,7 +1,7 @@
-"""Instructions per conversion, counted by callgrind: a figure that no busy machine changes.
+"""Instructions per conversion, counted by callgrind, which do not depend on the load of the machine.
 
-The program below runs under valgrind, once. For each expression it makes N conversions and then 2 N; the difference
-over N is the count of one. Counting begins after everything has been imported, warmed up and specialised.
+The program below runs once under valgrind. It runs each expression N times and then 2 N times; the difference over N
+is the count of one conversion. Counting begins after imports, warm-up and specialisation.
 """
 
 import os
@@ -21,7 +21,7 @@ names, cases = scene()
 mark = names["_floor"].mark
 codes = [case.code for case in cases]
 loops = []
-for code in codes:  # a loop that CPython specialises, as that of timeit
+for code in codes:  # a loop that CPython specialises, like timeit's
     exec("def loop(times):\\n for _ in times:\\n  " + code, names)
     loops.append(names["loop"])
 once, twice = [0] * {N}, [0] * {2 * N}
@@ -34,7 +34,7 @@ for i, loop in enumerate(loops):
 
 
 def count():
-    """Run the program under callgrind, print and return the instructions of one conversion of each kind."""
+    """Count one conversion of each kind under callgrind; print and return the instructions."""
     if shutil.which("valgrind") is None:
         print("note: valgrind is not installed")
         return None
@@ -57,7 +57,7 @@ def count():
             total = re.search(r"^(?:totals|summary): (\d+)", text, re.MULTILINE)
             if label and total:
                 totals[label[1].strip()] = totals.get(label[1].strip(), 0) + int(total[1])
-    print(f"\nInstructions of one conversion, by callgrind: those of {2 * N} less those of {N}, over {N}")
+    print(f"\nInstructions of one conversion, by callgrind: ({2 * N} runs - {N} runs) / {N}")
     found, pair = [], None
     for i, case in enumerate(cases):
         each = (totals[f"twice {i}"] - totals[f"once {i}"]) / N

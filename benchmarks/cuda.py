@@ -1,7 +1,7 @@
-"""Arrays of a CUDA device between torch, cupy and dlx, one at a time and a thousand, against the frameworks' own calls.
+"""Arrays of a CUDA device between torch, cupy and dlx, one and a thousand, compared with the frameworks' functions.
 
-It runs on a GPU, or on the recording driver (`make bench-cuda`), whose calls cost what they cost nowhere else. Times
-are those of this thread's work on the host: who waits for a device, or for a busy machine, is not counted.
+It runs on a GPU, or on the recording driver (`nox -s bench-cuda`), whose calls have other costs. Times are this
+thread's work on the host: waiting for a device or a busy machine is not counted.
 """
 
 import time
@@ -12,17 +12,17 @@ MANY = 1000
 
 
 def cuda(*, quick=False):
-    """Return {"torch -> cupy, two streams": figure}; nothing where there is no device, or a framework is missing."""
+    """Return {"torch -> cupy, two streams": figure}; {} without a device or a framework."""
     torch, cupy = peer("torch"), peer("cupy")
     if torch is None or cupy is None or not torch.cuda.is_available():
-        print("note: arrays of CUDA devices are left out: they need torch, cupy and a CUDA device")
+        print("note: skipping arrays of CUDA devices, which need torch, cupy and a CUDA device")
         return {}
     import dlx
 
     found = {}
     ours, theirs = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
     streams = {"one stream": cupy.cuda.Stream.from_external(ours), "two streams": theirs}
-    for cases, number in ((_single, 200), (_many, 1)):  # first what is short
+    for cases, number in ((_single, 200), (_many, 1)):  # short cases first
         for name, stream in streams.items():
             with torch.cuda.stream(ours), stream:
                 for what, both in cases(torch, cupy, dlx).items():
@@ -35,7 +35,7 @@ def cuda(*, quick=False):
 
 
 def _single(torch, cupy, dlx):
-    """Return {what: (by dlx, by the frameworks)}."""
+    """Return {name: (dlx's call, the frameworks' call)}."""
     convert = dlx.convert
     tensor, array = torch.zeros(16, device="cuda"), cupy.zeros(16)
     own = convert(tensor, to="dlx")

@@ -1,4 +1,4 @@
-"""Saved files: opening one of 2 GiB, its first array, and what that brings into memory, beside safetensors."""
+"""Saved files: opening a file of 2 GiB, its first array, and the memory used, compared with safetensors."""
 
 import gc
 import json
@@ -10,12 +10,12 @@ from pathlib import Path
 import dlx
 from benchmarks.measure import compare, peer, race, ratio, verdict
 
-TENSORS, EACH = 300, 7 << 20  # 2.05 GiB of bfloat16, as many tensors as a model of that size has
+TENSORS, EACH = 300, 7 << 20  # 2.05 GiB of bfloat16 with a typical number of tensors
 OPEN_MS, FIRST_US, GROWTH = 5.0, 50.0, 1 << 20
 
 
 def checkpoint(path):
-    """Write a sparse .safetensors file; return the bytes of its header."""
+    """Write a sparse .safetensors file; return the size of its header in bytes."""
     header = {}
     for i in range(TENSORS):
         offsets = [i * EACH, (i + 1) * EACH]
@@ -28,13 +28,13 @@ def checkpoint(path):
 
 
 def resident():
-    """Return the bytes of files that are in this process's memory."""
+    """Return the bytes of files in this process's memory."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssFile", "RssAnon")))
 
 
 def files(*, quick):
-    """Measure opening and first access; print them, and say which goals are met."""
+    """Measure opening and first access; print them and say which goals are met."""
     rounds = 7 if quick else 40
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
@@ -50,14 +50,14 @@ def files(*, quick):
         print(f"open: {min(opened) * 1e3:.2f} ms, json alone {min(parsed) * 1e3:.2f}, over it {over:.2f} ms"
               f"  {verdict(over <= OPEN_MS)}")  # fmt: skip
         print(f"first array: {first:.1f} us  {verdict(first <= FIRST_US)}")
-        print(f"memory that both take: {growth >> 10} KiB  {verdict(growth <= GROWTH)}")
+        print(f"memory used by both: {growth >> 10} KiB  {verdict(growth <= GROWTH)}")
         found = [{"open_ms": min(opened) * 1e3, "json_ms": min(parsed) * 1e3, "first_us": first, "growth": growth}]
         del tensor, file
         return [*found, *_beside_safetensors(path, name, rounds)]
 
 
 def _first(path, name):
-    """Return the seconds of the first access to a file that has just been opened."""
+    """Return the seconds of the first access to a file after opening it."""
     file = dlx.open(path)
     start = time.perf_counter()
     file[name]
@@ -65,7 +65,7 @@ def _first(path, name):
 
 
 def _beside_safetensors(path, name, rounds):
-    """Compare opening and one tensor of torch with what safetensors takes."""
+    """Compare opening a file and one torch tensor with safetensors."""
     safetensors = peer("safetensors")
     if safetensors is None or peer("torch") is None:
         return []
@@ -80,6 +80,6 @@ def _beside_safetensors(path, name, rounds):
 
     mine, other = race(ours, theirs, rounds=rounds)
     figure = compare(mine, other)
-    beside = f"{min(mine) * 1e3:.2f} ms, safe_open {min(other) * 1e3:.2f} ms; {ratio(figure)}"
-    print(f"open, one tensor for torch, close: {beside}")
+    times = f"{min(mine) * 1e3:.2f} ms, safe_open {min(other) * 1e3:.2f} ms; {ratio(figure)}"
+    print(f"open, one tensor for torch, close: {times}")
     return [{"what": "safe_open", **figure}]

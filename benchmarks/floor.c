@@ -1,8 +1,8 @@
-/* The C floor of a conversion: the calls to both exchange tables, one small managed tensor, and the
- * guards of the adapter, and nothing else. No table of routes, no validation, no check of what the
- * consumer takes, no error of our own. What `dlx.convert` takes longer is what dlx adds.
+/* The C floor of a conversion: calls to both exchange tables, one small managed tensor, and the
+ * adapter's guards. It has no table of routes, no validation, no check of the consumer's limits and
+ * no errors. The difference between `dlx.convert` and the floor is the cost of dlx.
  *
- * floor.py compiles this and hands over the adapter's own data. */
+ * floor.py compiles this file and passes the adapter's data. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -22,9 +22,9 @@ typedef struct {
   getter get;
   void* closure;
   PyCFunction call;
-  uint32_t codes; /* bit n = asked where the dtype code is n */
+  uint32_t codes; /* bit n = called if the dtype code is n */
   int of_owner;
-  PyObject* resolve; /* name of a method that makes the answer false for good, or NULL */
+  PyObject* resolve; /* name of a method that clears the condition for good, or NULL */
 } guard;
 
 typedef struct {
@@ -32,7 +32,7 @@ typedef struct {
   PyCFunction owner;                    /* NULL = the array itself */
   int n_guards, n_switches;
   guard guards[MOST];
-  dlx_guard_function quick; /* the adapter's own guards in C, or NULL */
+  dlx_guard_function guard_function; /* the adapter's own guards in C, or NULL */
   PyObject *dicts[MOST], *names[MOST], *values[MOST];
 } route;
 
@@ -48,9 +48,8 @@ typedef struct {
 
 static PyTypeObject *holder_type, *blank_type;
 
-/* Consumers may call this without the GIL. What a release needs when the interpreter goes meanwhile
- * (c_src/base/gil.c) is left out: it is no part of a floor, and a benchmark drops its results
- * itself. */
+/* Consumers may call this without the GIL. The floor does not handle releases while the interpreter
+ * shuts down (c_src/base/gil.c): a benchmark drops its results before. */
 static void release(DLManagedTensorVersioned* managed) {
   PyGILState_STATE state = PyGILState_Ensure();
   Py_DECREF(((borrowed*)managed)->owner);
@@ -86,7 +85,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   for (int i = 0; i < r->n_switches; i++) {
     if (PyDict_GetItemWithError(r->dicts[i], r->names[i]) != r->values[i]) goto refused;
   }
-  if (r->quick && !r->quick(obj, NULL)) goto refused;
+  if (r->guard_function && !r->guard_function(obj, NULL)) goto refused;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) return NULL;
   size_t rank = (size_t)t.ndim;
   borrowed* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
@@ -96,7 +95,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   made->managed.dl_tensor.shape = memcpy(made->numbers, t.shape, rank * sizeof(int64_t));
   made->managed.dl_tensor.strides = memcpy(made->numbers + rank, t.strides, rank * sizeof(int64_t));
   made->owner = NULL;
-  int is_clear = r->quick == NULL || r->quick(obj, &made->managed.dl_tensor);
+  int is_clear = r->guard_function == NULL || r->guard_function(obj, &made->managed.dl_tensor);
   is_clear = is_clear && clear(r, 0, t.dtype.code, obj, obj);
   if (is_clear) {
     made->owner = r->owner ? r->owner(obj, NULL) : Py_NewRef(obj);
@@ -134,12 +133,11 @@ static PyCFunction function_of(PyObject* descriptor) {
   return NULL;
 }
 
-/* make(give, take, guards, quick, switches, owner): a function of one array. Everything that it
- * holds is held for ever. */
-static PyObject* make(PyObject* module, PyObject* args) {
-  PyObject *give, *take, *guards, *quick, *switches, *owner;
+/* create_floor(give, take, guards, guard_function, switches, owner): a function, never freed. */
+static PyObject* create_floor(PyObject* module, PyObject* args) {
+  PyObject *give, *take, *guards, *guard_function, *switches, *owner;
   route r = {0};
-  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &quick,
+  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &guard_function,
                         &PyTuple_Type, &switches, &owner))
     return NULL;
   if (PyTuple_GET_SIZE(guards) > MOST || PyTuple_GET_SIZE(switches) > MOST) {
@@ -150,9 +148,10 @@ static PyObject* make(PyObject* module, PyObject* args) {
   if (r.give == NULL) return NULL;
   if (take != Py_None && (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
     return NULL;
-  if (quick != Py_None) {
-    r.quick = (dlx_guard_function)PyCapsule_GetPointer(quick, "dlx_guard_function");
-    if (r.quick == NULL) return NULL;
+  if (guard_function != Py_None) {
+    r.guard_function =
+        (dlx_guard_function)PyCapsule_GetPointer(guard_function, "dlx_guard_function");
+    if (r.guard_function == NULL) return NULL;
   }
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
   for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
@@ -184,15 +183,15 @@ static PyObject* make(PyObject* module, PyObject* args) {
   return function;
 }
 
-/* read_arrow(obj, method): call __arrow_c_array__ or __arrow_c_stream__ of an object, and its
- * library's own functions as every reader must: the type, each batch, the end, all releases. */
+/* read_arrow(obj, method): call __arrow_c_array__ or __arrow_c_stream__ of an object, and the
+ * library's functions that every reader calls: the type, each batch, the end, all releases. */
 static PyObject* read_arrow(PyObject* module, PyObject* args) {
   PyObject *obj, *method;
   if (!PyArg_ParseTuple(args, "OU", &obj, &method)) return NULL;
-  PyObject* given = PyObject_CallMethodNoArgs(obj, method);
-  if (given == NULL) return NULL;
-  if (PyCapsule_CheckExact(given)) {
-    struct ArrowArrayStream* stream = PyCapsule_GetPointer(given, "arrow_array_stream");
+  PyObject* capsule = PyObject_CallMethodNoArgs(obj, method);
+  if (capsule == NULL) return NULL;
+  if (PyCapsule_CheckExact(capsule)) {
+    struct ArrowArrayStream* stream = PyCapsule_GetPointer(capsule, "arrow_array_stream");
     struct ArrowSchema schema;
     struct ArrowArray array;
     int failed = stream == NULL || stream->get_schema(stream, &schema) != 0;
@@ -203,13 +202,12 @@ static PyObject* read_arrow(PyObject* module, PyObject* args) {
     }
     if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the stream failed");
   }
-  Py_DECREF(given); /* its destructor releases what was not moved */
+  Py_DECREF(capsule); /* its destructor releases the contents unless they were moved */
   if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
 }
 
-/* What dlx.Tensor is to CPython's allocator and collector, and to malloc: of the same sizes, and
- * empty. */
+/* An empty object with the sizes of dlx.Tensor for malloc and CPython's collector. */
 typedef struct {
   PyObject_HEAD void* block;
   void* unused[3];
@@ -229,8 +227,8 @@ static int blank_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-/* objects(n): a list of n such objects. */
-static PyObject* objects(PyObject* module, PyObject* number) {
+/* list_objects(n): a list of n such objects. */
+static PyObject* list_objects(PyObject* module, PyObject* number) {
   Py_ssize_t n = PyLong_AsSsize_t(number);
   PyObject* list = n < 0 ? NULL : PyList_New(n);
   for (Py_ssize_t i = 0; list && i < n; i++) {
@@ -253,7 +251,7 @@ typedef struct {
 
 static void forget(DLManagedTensorVersioned* managed) {}
 
-/* A list of what the target's import slot makes of each tensor. */
+/* Return a list of the results of the target's import slot for each tensor. */
 static PyObject* import_all(PyObject* self, PyObject* unused) {
   const ready* r = (const ready*)PyBytes_AS_STRING(self);
   PyObject* list = PyList_New(r->n);
@@ -269,8 +267,8 @@ static PyObject* import_all(PyObject* self, PyObject* unused) {
 
 static PyMethodDef import_def = {"import_all", import_all, METH_NOARGS, NULL};
 
-/* importer(give, take, arrays): a function that hands tensors over the memory of all arrays of a
- * list, made beforehand, to a target's import slot. Everything that it holds is held for ever. */
+/* importer(give, take, arrays): a function that passes tensors over the memory of all arrays of
+ * a list, prepared beforehand, to a target's import slot. It is never freed. */
 static PyObject* importer(PyObject* module, PyObject* args) {
   PyObject *give, *take, *arrays;
   if (!PyArg_ParseTuple(args, "OOO!", &give, &take, &PyList_Type, &arrays)) return NULL;
@@ -298,8 +296,7 @@ static PyObject* importer(PyObject* module, PyObject* args) {
   return function;
 }
 
-/* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
- */
+/* mark(label): under valgrind, begin to count, or dump the counts since the last mark. */
 static PyObject* mark(PyObject* module, PyObject* label) {
 #ifdef CALLGRIND_DUMP_STATS_AT
   const char* text = PyUnicode_AsUTF8(label);
@@ -311,10 +308,10 @@ static PyObject* mark(PyObject* module, PyObject* label) {
 }
 
 static PyMethodDef functions[] = {
-    {"make", make, METH_VARARGS, NULL},
+    {"create_floor", create_floor, METH_VARARGS, NULL},
     {"importer", importer, METH_VARARGS, NULL},
     {"mark", mark, METH_O, NULL},
-    {"objects", objects, METH_O, NULL},
+    {"list_objects", list_objects, METH_O, NULL},
     {"read_arrow", read_arrow, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

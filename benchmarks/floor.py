@@ -1,4 +1,4 @@
-"""Compile floor.c, and give it the adapters' own tables and guards."""
+"""Compile floor.c, and pass it the adapters' tables and guards."""
 
 import importlib.util
 import subprocess
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def build():
-    """Return the compiled module, or None with a word where there is no C compiler."""
+    """Return the compiled module, or print a note and return None without a C compiler."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "floor.so"
         command = [
@@ -44,19 +44,19 @@ def build():
 
 
 def table(kind):
-    """Return the exchange table that the fast path uses of a type, in its capsule."""
+    """Return the capsule of the exchange table that the fast path uses for a type."""
     facts = registry.owner(kind).fast_path
     return facts.exchange() if facts.exchange is not None else kind.__dlpack_c_exchange_api__
 
 
 def floor_of(module, kind, target):
-    """Return the floor of conversions from an exact type to another (dlx.Tensor: only wrapped)."""
+    """Return the floor of conversions between two exact types (dlx.Tensor: wrapping only)."""
     take = None if target is dlx.Tensor else table(target)
     if kind is dlx.Tensor:
-        return module.make(table(kind), take, (), None, (), None)
+        return module.create_floor(table(kind), take, (), None, (), None)
     source = registry.owner(kind)
     facts, guards = source.fast_path, []
-    quick, answered = (facts.guard_function and facts.guard_function()) or (None, frozenset())
+    function, answered = (facts.guard_function and facts.guard_function()) or (None, frozenset())
     for guard in routes._guards(facts, kind, answered):
         guards.append(
             (guard.ask.descriptor, guard.codes or 0xFFFFFFFF, guard.of_owner, guard.resolve and guard.resolve.name)
@@ -64,9 +64,9 @@ def floor_of(module, kind, target):
     switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.conditions)
     owner = routes._question(kind, facts.owner.ask)[2] if isinstance(facts.owner, Owner) else None
     assert all(look_up(name) is not None for name in facts.types)
-    return module.make(table(kind), take, tuple(guards), quick, switches, owner)
+    return module.create_floor(table(kind), take, tuple(guards), function, switches, owner)
 
 
 def importer_of(module, tensors, target):
-    """Return what hands tensors over the same memory, ready-made, to a type's own import slot, in C, and lists them."""
+    """Return a C function: it passes prepared tensors to the import slot of a type, and returns a list."""
     return module.importer(table(dlx.Tensor), table(target), tensors)

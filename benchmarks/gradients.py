@@ -1,7 +1,7 @@
-"""One differentiable call across frameworks, forward and backward: dlx, the same by hand, and what frameworks cost.
+"""One differentiable call across frameworks, forward and backward: dlx, the same by hand, and the frameworks' share.
 
 The floor has no check, no lifetime and no second derivative: a node of torch, jax's two compiled functions, and the
-private functions of both that take and give capsules.
+private functions of both frameworks that import and export capsules.
 """
 
 import sys
@@ -14,7 +14,7 @@ ARRAYS = 4
 
 
 def gradients(*, quick):
-    """Measure a call of a compiled function of jax from torch, print it, and say whether the goals are met."""
+    """Measure a call of a compiled jax function from torch, print it, and say whether the goals are met."""
     import torch
 
     import dlx
@@ -32,8 +32,8 @@ def gradients(*, quick):
 
     class ByHand(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *given):
-            result, ctx.pullback = there(*(jax.numpy.from_dlpack(each.detach()) for each in given))
+        def forward(ctx, *tensors):
+            result, ctx.pullback = there(*(jax.numpy.from_dlpack(each.detach()) for each in tensors))
             return torch.from_dlpack(result)
 
         @staticmethod
@@ -44,8 +44,8 @@ def gradients(*, quick):
 
     class Floor(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *given):
-            result, ctx.pullback = there(*(take(torch._C._to_dlpack(each), device, None, None) for each in given))
+        def forward(ctx, *tensors):
+            result, ctx.pullback = there(*(take(torch._C._to_dlpack(each), device, None, None) for each in tensors))
             return torch._C._from_dlpack(result.__dlpack__())
 
         @staticmethod
@@ -74,5 +74,5 @@ def gradients(*, quick):
     print(
         f"beyond jax: dlx {beyond[0]:.0f} <= {BEYOND} {verdict(met[1])}, by hand {beyond[1]:.0f}, floor {beyond[2]:.0f}"
     )
-    print(f"of by hand {ratio(figure)} <= {AT_MOST} {verdict(met[0])}")
+    print(f"ratio to by hand {ratio(figure)} <= {AT_MOST} {verdict(met[0])}")
     return figure | {"alone": min(own), "beyond": beyond[0], "floor": beyond[2], "met": all(met)}

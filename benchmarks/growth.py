@@ -1,4 +1,4 @@
-"""Cost as work grows: trees of 10 to 10⁶ leaves, threads side by side, copies of 1 MB to 1 GB."""
+"""Cost of growing work: trees of 10 to 10⁶ leaves, 8 threads at once, copies of 1 MB to 1 GB."""
 
 import gc
 import os
@@ -11,13 +11,13 @@ from benchmarks import floor
 from benchmarks.measure import compare, race, ratio, verdict
 
 LEAVES = (10, 100, 1000, 10**4, 10**5, 10**6)
-EVEN = 1.5  # goal: ns of a leaf, most over least; and of the ratios to the same by hand
+EVEN = 1.5  # goal: highest over lowest, for ns of a leaf and for the ratios to the same by hand
 THREADS = 8
-# Goal: the time of 8 threads over that of one that does all of it. Beside it stand np.copy's, and that of lists which a
-# comprehension makes: threads that need the GIL for all of their work hand it to each other every 5 ms. There is enough
-# work that starting 8 threads, about 1 ms, is a small part of it.
+# Goal: the time of 8 threads over that of one with the same work. Also measured: np.copy, and lists by comprehensions;
+# threads that need the GIL for all of their work hand it over every 5 ms. Starting 8 threads (about 1 ms) is a small
+# part of the work.
 STALL = 1.25
-COPIES, LISTS = 16, 800  # by all threads together
+COPIES, LISTS = 16, 800  # of all threads together
 MEGABYTES = (1, 10, 100, 1000)
 COPY = 1.1  # goal: of np.copy's time
 
@@ -30,10 +30,10 @@ def growth(names, *, quick):
 
 
 def _trees(np, torch, leaves):
-    """Lists of ever more arrays, in time of the processor: others' work interrupts long calls only.
+    """Measure lists of more and more arrays, in CPU time: other processes interrupt only long calls.
 
-    First without Python's cyclic garbage collector; then with it, as users run: it looks at what has survived again and
-    again, by hand as well, so that objects which it tracks (torch's are, dlx's are not) cost more the more there are.
+    First without Python's cyclic garbage collector, then with it, as users run. The collector scans surviving objects
+    repeatedly, also by hand: tracked objects (torch's, not dlx's) cost more the more there are.
     """
     cases = [("list -> dlx", lambda x: dlx.convert(x, to="dlx"), lambda x: [dlx.convert(each, to="dlx") for each in x])]
     if torch is not None:
@@ -53,20 +53,20 @@ def _trees(np, torch, leaves):
                 how = {"number": number, "rounds": rounds, "clock": time.thread_time, "collects": collects}
                 before = _passes()
                 raced = race(lambda s=source, f=ours: f(s), lambda s=source, f=theirs: f(s), **how)
-                # The race begins with one. The floor has a race of its own: its objects are others.
+                # A race begins with one collection. The floor has its own race because it creates other objects.
                 passes.append((_passes() - before - 1) / (len(raced) * number * (rounds + 1)))
                 if has_floor:
-                    raced += race(lambda s=source: compiled.objects(len(s)), **how)
+                    raced += race(lambda s=source: compiled.list_objects(len(s)), **how)
                 for kept, seconds in zip(times.values(), raced, strict=False):
                     kept.append(min(seconds) / n * 1e9)
                 if not collects:
                     times["kernel"].append(_in_kernel(lambda s=source, f=ours: f(s), n))
-            found.append(_grown(what, leaves, times, passes if collects else None))
+            found.append(_report_growth(what, leaves, times, passes if collects else None))
     return found
 
 
 def _in_kernel(work, n):
-    """Return ns of a leaf that the kernel takes: memory that a call frees is unmapped, and the next one faults."""
+    """Return ns of a leaf in the kernel: it unmaps freed memory, and the next call faults it in."""
     calls = max(3, 3 * 10**6 // n)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
     for _ in range(calls):
@@ -75,12 +75,12 @@ def _in_kernel(work, n):
 
 
 def _passes():
-    """Return how often the garbage collector has run."""
+    """Return the number of runs of the garbage collector."""
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-def _grown(what, leaves, times, passes):
-    """Print and return how the time of a leaf grows; `passes` of the collector a call, None where it is off."""
+def _report_growth(what, leaves, times, passes):
+    """Print and return the growth of a leaf's time; `passes` of the collector per call, None if it is off."""
     figures = {name: values for name, values in times.items() if values}
     each, hand = figures["ns"], figures["by_hand"]
     figures["ratio"] = [one / other for one, other in zip(each, hand, strict=True)]
@@ -109,7 +109,7 @@ def _grown(what, leaves, times, passes):
 
 
 def _threads(np, *, quick):
-    """Copies by 8 threads, which run without the GIL, beside one thread that makes all of them; and small trees."""
+    """Measure 8 threads against one: copies, which run without the GIL, and small trees."""
     rounds, found = (3 if quick else 7), []
     big, small = np.ones(4_000_000, "f4"), [np.ones(2, "f4") for _ in range(1000)]
     print(f"\n{THREADS} threads on {os.cpu_count()} cores, time over that of one thread with the same work")
@@ -130,7 +130,7 @@ def _threads(np, *, quick):
 
 
 def _all(work, threads, times):
-    """Do some work so many times, by so many threads."""
+    """Call `work` a number of times, divided over several threads."""
 
     def some():
         for _ in range(times // threads):

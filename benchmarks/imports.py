@@ -1,4 +1,4 @@
-"""What `import dlx` costs over bare Python, and what a conversion costs in a process that has made none."""
+"""The cost of `import dlx` over bare Python, and of a conversion in a new process."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from benchmarks.measure import compare, ratio, verdict
 
 FRAMEWORKS = ("numpy", "torch", "cupy", "jax", "tensorflow", "paddle", "mlx", "pyarrow", "PIL", "ml_dtypes", "tvm_ffi")
 IMPORT_MS = 30.0
-LATER = 1.1  # goal: of `jnp.from_dlpack`, in a process that has done nothing else
+LATER = 1.1  # goal: of `jnp.from_dlpack`, in a new process
 _FRESH = """
 import time, timeit, torch, jax.numpy as jnp, dlx
 t = torch.ones(2, 3)
@@ -30,7 +30,7 @@ for _ in range(100):
 
 
 def imports(rounds=11):
-    """Measure `import dlx` over bare Python, in processes of their own, and list the frameworks that came with it."""
+    """Measure `import dlx` over bare Python, each in its own process, and list the frameworks that it imports."""
     loaded = f"print([name for name in {FRAMEWORKS!r} if name in sys.modules])"
     codes = {
         "bare": "import sys",
@@ -40,10 +40,10 @@ def imports(rounds=11):
     }
     times = {name: [] for name in codes}
     frameworks = {}
-    with tempfile.TemporaryDirectory() as folder:  # of byte code, as an installed dlx has it
+    with tempfile.TemporaryDirectory() as folder:  # of byte code, like an installed dlx
         env = os.environ | {"PYTHONPYCACHEPREFIX": folder}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
-        for _ in range(rounds + 1):  # the first one writes it
+        for _ in range(rounds + 1):  # the first round writes it
             for name, code in codes.items():
                 start = time.perf_counter()
                 command = [sys.executable, "-c", f"{code}; {loaded}"]
@@ -57,25 +57,25 @@ def imports(rounds=11):
         spread = statistics.median(times[name]) - bare - over
         found[name] = {"over_ms": over, "spread_ms": spread, "frameworks": frameworks[name]}
         goal = "none"
-        if name == "import dlx":  # names are loaded lazily: what comes with the first one is shown beside it
+        if name == "import dlx":  # names are loaded lazily: the first one's frameworks are printed next to it
             goal = f"<= {IMPORT_MS:.0f}, no framework  {verdict(over <= IMPORT_MS and frameworks[name] == '[]')}"
         print(f"{name:<13}{over:5.1f} (median +{spread:.1f})  {frameworks[name]}  goal {goal}")
     return found
 
 
 def fresh_process(rounds=6):
-    """Measure torch -> jax in processes that have converted nothing: the first call, and later ones."""
+    """Measure torch -> jax in new processes: the first call, and later ones."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "jax")):
         return {}
     times = {(which, i): [] for which in ("first", "later") for i in (0, 1)}
     for number in range(rounds):
-        code = _FRESH.format(order=(1, -1)[number % 2])  # the first one of either pays for what both need
+        code = _FRESH.format(order=(1, -1)[number % 2])  # the first of the two pays for common imports
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         for line in done.stdout.splitlines():
             which, i, micros = line.split()
             times[which, int(i)].append(float(micros))
     first, later = (compare(times[which, 0], times[which, 1]) for which in ("first", "later"))
-    print(f"\ntorch -> jax in {rounds} fresh processes, µs, beside jnp.from_dlpack(t)")
+    print(f"\ntorch -> jax in {rounds} fresh processes, µs; dlx / jnp.from_dlpack(t)")
     print(f"first call  {first['ours']:8.1f} / {first['theirs']:<8.1f}{ratio(first)}")
     met = later["ratio"] <= LATER
     print(f"later calls {later['ours']:8.1f} / {later['theirs']:<8.1f}{ratio(later)}  <= {LATER}  {verdict(met)}")

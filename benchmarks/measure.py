@@ -1,4 +1,4 @@
-"""How times are taken: all cases in turn, round after round, so that a busy machine slows all of them alike."""
+"""Timing functions: cases take turns, round after round, so that a busy machine slows all of them."""
 
 import gc
 import importlib
@@ -8,18 +8,18 @@ import timeit
 
 
 def peer(name):
-    """Return a module, or None with a word about it."""
+    """Return a module, or print a note and return None."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        print(f"note: {name} is left out: {error}")
+        print(f"note: skipping {name}: {error}")
         return None
 
 
 def race(*functions, number=1, rounds=7, clock=time.perf_counter, collects=False):
     """Return the seconds per call of each function in every round, rounds interleaved; a first round warms up.
 
-    `collects`: whether Python's cyclic garbage collector runs meanwhile.
+    `collects`: whether Python's cyclic garbage collector is on.
     """
     times = [[] for _ in functions]
     gc.collect()
@@ -38,11 +38,11 @@ def race(*functions, number=1, rounds=7, clock=time.perf_counter, collects=False
 
 
 def round_robin(codes, names, *, seconds, rounds):
-    """Return {code: nanoseconds per call in every round} for expressions over the given names.
+    """Return {code: nanoseconds per call in every round} for expressions over `names`.
 
-    Each round runs every expression for about `seconds`, in a compiled loop, so that no call of a wrapper is counted.
+    Each round runs every expression for about `seconds`, in a compiled loop without the call of a wrapper.
     """
-    # timeit switches gc off; others interrupt a thread on a busy machine
+    # timeit disables the gc; CPU time excludes interruptions
     timers = {code: timeit.Timer(code, timer=time.thread_time, globals=names) for code in codes}
     numbers = {}
     for code, timer in timers.items():
@@ -63,10 +63,10 @@ def compare(ours, theirs):
 
 
 def verdict(met):
-    """Return a goal's outcome as text."""
+    """Return whether a goal is met as text."""
     return "met" if met else "MISSED"
 
 
 def ratio(figure):
-    """Return one ratio as text, its spread in brackets."""
+    """Return a ratio as text, with its spread in brackets."""
     return f"{figure['ratio']:.2f} [{figure['spread'][0]:.2f} {figure['spread'][1]:.2f}]"

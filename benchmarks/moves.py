@@ -1,12 +1,12 @@
-"""Moves between the host and a CUDA device, copies on it, and strided host arrays, beside the frameworks' own calls."""
+"""Moves between the host and a CUDA device, copies on it, and strided host arrays, and the frameworks' functions."""
 
 from benchmarks.measure import compare, peer, race, ratio
 
 SMALL, LARGE = 64, 1 << 24  # float32: 256 bytes and 64 MiB
 
 
-def _strided(np):
-    """Return {name: a host array that is not contiguous}."""
+def _create_strided(np):
+    """Return {name: host array that is not contiguous}."""
     cube = np.zeros((64, 64, 3), "u1")
     return {
         "flipped channels": cube[..., ::-1],
@@ -19,10 +19,10 @@ def _strided(np):
 
 
 def moves(*, quick):
-    """Measure moves, print them, and return {name: figure}; {} without a device."""
+    """Measure and print moves; return {name: figure}, {} without a device."""
     torch, cupy = peer("torch"), peer("cupy")
     if torch is None or cupy is None or not torch.cuda.is_available():
-        print("note: moves are left out: they need torch, cupy and a CUDA device")
+        print("note: skipping moves, which need torch, cupy and a CUDA device")
         return {}
     import numpy as np
 
@@ -42,7 +42,7 @@ def moves(*, quick):
             (f"pinned torch -> torch, {label}", _to(dlx, pinned, "torch"), pinned.cuda, number),
             (f"torch, copied, {label}", _to(dlx, there, "torch", device=None, copy=True), there.clone, number),
         ]
-    for name, x in _strided(np).items():
+    for name, x in _create_strided(np).items():
         by_hand = lambda x=x: torch.from_numpy(np.ascontiguousarray(x)).cuda()  # noqa: E731
         rows.append((f"numpy -> torch, {name}", _to(dlx, x, "torch"), by_hand, 3))
     images = list(torch.zeros(64, 1000, device="cuda"))
@@ -50,7 +50,7 @@ def moves(*, quick):
     found = {}
     for name, ours, hand, number in rows:
         found[name] = figure = compare(
-            *race(_done(torch, ours), _done(torch, hand), number=number, rounds=3 if quick else 7)
+            *race(_synchronize(torch, ours), _synchronize(torch, hand), number=number, rounds=3 if quick else 7)
         )
         print(f"{name:45}{figure['ours'] * 1e6:10.1f} /{figure['theirs'] * 1e6:10.1f} µs  {ratio(figure)}")
     return found
@@ -61,8 +61,8 @@ def _to(dlx, x, to, device="cuda", copy=None):
     return lambda: dlx.convert(x, to=to, device=device, copy=copy)
 
 
-def _done(torch, call):
-    """Return the call with a wait for the device behind it."""
+def _synchronize(torch, call):
+    """Return a function that makes the call and then waits for the device."""
 
     def run():
         call()

@@ -1,7 +1,7 @@
-"""The fast path for a type that a plugin owns, beside numpy's own: a subclass of ndarray, found by an entry point.
+"""The fast path for a type of a plugin, compared with numpy: a subclass of ndarray, found by an entry point.
 
-This module is both: the "framework" with the array type, and the plugin for it. dlx finds it only by
-the metadata of a distribution that is written for the time of the measurement.
+This module is both the "framework" with the array type and its plugin. dlx finds the plugin through the metadata of a
+distribution that exists during the measurement.
 """
 
 import sys
@@ -18,7 +18,7 @@ _NAME = "benchmarks.owned"
 
 @dlx.hookimpl
 def dlx_adapters():
-    """Return the plugin's adapter: numpy's, for a subclass of its arrays."""
+    """Return the plugin's adapter, which is numpy's for a subclass of its arrays."""
     import dlx_numpy
 
     class Owner(dlx_numpy.NumpyAdapter):
@@ -28,7 +28,7 @@ def dlx_adapters():
         name = package = _NAME
         types = (f"{_NAME}.Array",)
         containers = ()
-        # Its arrays have no mask and no unit, which numpy's guards ask every subclass with a __dict__ for.
+        # Skip numpy's guards for subclasses with a __dict__: these arrays have no mask and no unit.
         fast_path = replace(dlx_numpy.NumpyAdapter.fast_path, types=types, guards=(), imports=False)
 
         def module(self):
@@ -41,7 +41,7 @@ def dlx_adapters():
 
 
 def owned(*, quick):
-    """Measure each target for an array of the subclass and for one of numpy; print and return the ratios."""
+    """Measure each target for an array of the subclass and for a numpy array; print and return the ratios."""
     np = peer("numpy")
     if np is None:
         return []
@@ -57,17 +57,17 @@ def owned(*, quick):
             array = np.arange(6, dtype="f4").reshape(2, 3)
             names = {"convert": dlx.convert, "a": array, "o": array.view(Array)}
             assert dlx.describe(names["o"]).framework == _NAME, dlx.adapters().broken
-            return _measured(names, quick=quick)
+            return _measure_targets(names, quick=quick)
         finally:
             sys.path.remove(folder)
 
 
-def _measured(names, *, quick):
+def _measure_targets(names, *, quick):
     targets = [to for to in ("torch", "dlx") if to == "dlx" or peer(to) is not None]
     codes = {to: (f'convert(o, to="{to}")', f'convert(a, to="{to}")') for to in targets}
     seconds, rounds = (0.001, 9) if quick else (0.003, 60)
     times = round_robin([code for pair in codes.values() for code in pair], names, seconds=seconds, rounds=rounds)
-    print("\nA type that a plugin owns, ns: o is a subclass of ndarray with an adapter of its own; a is numpy's")
+    print("\nA type that a plugin owns, ns: o is a subclass of ndarray with its own adapter; a is a numpy array")
     found = []
     for to, (ours, theirs) in codes.items():
         figure = compare(times[ours], times[theirs])

@@ -1,8 +1,8 @@
-"""Every pair of frameworks on the host, for several kinds of arrays: dlx beside the best way by hand.
+"""Every pair of frameworks on the host, for several kinds of arrays: dlx, and the best way by hand.
 
-By hand is the fastest of the expressions below that give the same class, dtype, shape and values; whether it shares
-memory or keeps read-only is not asked, so that some of what dlx is compared with is unsafe. An expression that fails
-for a kind is left out; a pair for which none is left is not compared.
+The best way by hand is the fastest of the expressions below with the same class, dtype, shape and values. It need not
+share memory or preserve read-only, so some of these expressions are unsafe. Expressions that fail for a kind are
+skipped; pairs without an expression are not compared.
 """
 
 import gc
@@ -16,12 +16,12 @@ from benchmarks.measure import compare, peer, round_robin
 
 SOURCES = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "buffer", "producer", "dlx")
 TARGETS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "dlx")
-FURTHER = {"tensorflow": "tf", "paddle": "paddle", "mlx": "mx", "warp": "wp", "onnxruntime": "ort"}  # where installed
+FURTHER = {"tensorflow": "tf", "paddle": "paddle", "mlx": "mx", "warp": "wp", "onnxruntime": "ort"}  # if installed
 KINDS = ("float32", "bfloat16", "read-only", "transposed", "0-d")
 MEAN, WORST = 1.0, 2.0
 _ROUNDS = {True: 7, False: 60}
 
-# What users write; x is the source. np, torch, jnp, tvm_ffi, pa, bf16 (ml_dtypes.bfloat16) are what they seem.
+# Expressions that users write; x is the source, bf16 is ml_dtypes.bfloat16.
 _BY_HAND = {
     "numpy": (
         "x.numpy()",
@@ -77,7 +77,7 @@ _BY_HAND = {
 
 
 class Producer:
-    """An object that has ``__dlpack__`` and ``__dlpack_device__``, and nothing else."""
+    """An object with only ``__dlpack__`` and ``__dlpack_device__``."""
 
     def __init__(self, array):
         self._array = array
@@ -92,7 +92,7 @@ class Producer:
 def _arrays(np, names):
     """Return {(source, kind): array}, each 6 numbers or 1."""
     torch, jnp, tvm_ffi, pa, bf16 = (names.get(name) for name in ("torch", "jnp", "tvm_ffi", "pa", "bf16"))
-    base = np.frombuffer(dlx.empty((6,), "float32"), "f4").reshape(2, 3)  # aligned as every framework wants it
+    base = np.frombuffer(dlx.empty((6,), "float32"), "f4").reshape(2, 3)  # aligned for every framework
     base[:] = np.arange(6).reshape(2, 3)
     locked = base.view()
     locked.flags.writeable = False
@@ -136,7 +136,7 @@ def pairs(*, quick):
     names["jnp"] = peer("jax.numpy")
     ml_dtypes = peer("ml_dtypes")
     names["bf16"] = ml_dtypes and ml_dtypes.bfloat16
-    names |= {short: peer(_PACKAGES.get(name, name)) for name, short in FURTHER.items() if _found(name)}
+    names |= {short: peer(_PACKAGES.get(name, name)) for name, short in FURTHER.items() if _is_installed(name)}
     names = {name: value for name, value in names.items() if value is not None}
     found, load = [], [os.getloadavg()[0]]
     for (source, kind), array in _arrays(np, names).items():
@@ -159,8 +159,8 @@ def _module(to):
 _PACKAGES = {"mlx": "mlx.core"}
 
 
-def _found(name):
-    """Return whether a further framework is installed; nothing is said where it is not."""
+def _is_installed(name):
+    """Return whether a further framework is installed, without a note."""
     return importlib.util.find_spec(name) is not None
 
 
@@ -170,7 +170,7 @@ def targets(measured):
 
 
 def _pair(scene, to, *, quick):
-    """Measure one conversion beside the fastest way by hand; None where one of the two does not exist."""
+    """Measure one conversion and the fastest way by hand; return None if either is missing."""
     call = f"dlx.convert(x, to={to!r})"
     try:
         expected = eval(call, scene)
@@ -186,7 +186,7 @@ def _pair(scene, to, *, quick):
 
 
 def _same(code, scene, expected):
-    """Return whether an expression works and gives what dlx gives; a `dlx.Tensor` stands for any array."""
+    """Return whether an expression works and has dlx's result; a `dlx.Tensor` equals any array."""
     try:
         made = eval(code, scene)
         if not isinstance(expected, dlx.Tensor) and type(made) is not type(expected):
@@ -204,7 +204,7 @@ def _bytes(tensor):
 
 
 def rows(measured):
-    """Give (name of a row, {target: what was measured of the pair})."""
+    """Yield (name of a row, {target: figure of the pair})."""
     for source in (*SOURCES, *FURTHER):
         for kind in KINDS:
             row = {each["to"]: each for each in measured["pairs"] if (each["source"], each["kind"]) == (source, kind)}
@@ -213,7 +213,7 @@ def rows(measured):
 
 
 def summary(measured):
-    """Return the geometric mean, the worst pair, and in words on what machine they were found."""
+    """Return the geometric mean, the worst pair, and a description of the machine."""
     found = measured["pairs"]
     mean = math.exp(statistics.fmean(math.log(each["ratio"]) for each in found))
     load = " to ".join(f"{each:.1f}" for each in sorted(measured["load"]))
@@ -229,22 +229,22 @@ def _print(measured):
         cells = "".join(f"{row[to]['ratio']:12.2f}" if to in row else f"{'':>12}" for to in targets(measured))
         print(f"{name:22}{cells}")
     print(f"geometric mean {mean:.2f} (goal {MEAN}), worst {worst['ratio']:.2f} (goal {WORST}): ", end="")
-    print(f"{worst['source']} -> {worst['to']}, {worst['kind']}, beside {worst['by_hand']}")
+    print(f"{worst['source']} -> {worst['to']}, {worst['kind']}, against {worst['by_hand']}")
 
 
 BEGIN, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
 
 
 def page(text, measured):
-    """Return a page of Markdown with the table of pairs between its two marks, made anew."""
+    """Return a Markdown page with a new table of pairs between its two marks."""
     mean, worst, words = summary(measured)
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise ValueError(f"the page has no {BEGIN} and {END}")
+        raise ValueError(f"cannot update the page: the marks {BEGIN} and {END} are missing")
     lines = [
         f"{words[0].upper()}{words[1:]}. Geometric mean **{mean:.2f}** (goal {MEAN}); worst **{worst['ratio']:.2f}**",
-        f"(goal {WORST}): {worst['source']} → {worst['to']}, {worst['kind']}, beside `{worst['by_hand']}`.",
+        f"(goal {WORST}): {worst['source']} → {worst['to']}, {worst['kind']}, against `{worst['by_hand']}`.",
         "",
         f"| from | {' | '.join(targets(measured))} |",
         "|---|" + "---|" * len(targets(measured)),

@@ -1,7 +1,7 @@
-"""Pictures of what was measured, as SVG text.
+"""Pictures of the results, as SVG text.
 
-A bar chart of the conversions: one block for each pair; floor, dlx and every peer, in nanoseconds. A heat map of every
-pair on the host: the ratio to the best way by hand.
+A bar chart of the conversions has a block for each pair, with floor, dlx and every peer in nanoseconds. A heat map of
+every pair on the host shows the ratio to the best way by hand.
 """
 
 from benchmarks.pairs import rows, summary, targets
@@ -29,7 +29,7 @@ ABOUT = "float32 (2, 3) on the CPU, memory shared; minimum, release of the resul
 
 
 def draw(found):
-    """Return the picture of what `conversions` found."""
+    """Return the picture of `conversions`."""
     cases = [case for case in found["conversions"]["cases"] if case["kind"] != "bare"]
     pairs = list(dict.fromkeys(case["pair"] for case in cases))
     parts = [text(20, 30, "Nanoseconds per conversion", 'class="title"'), *legend(20, 43, KINDS)]
@@ -48,7 +48,7 @@ def draw(found):
 
 
 def _bars(cases, y):
-    """Give the rows of one pair; a bar far beyond the others is cut, and says so."""
+    """Yield the rows of one pair; a bar far beyond the others is cut, with a mark."""
     ours = next((case["ns"] for case in cases if case["kind"] == "dlx"), cases[0]["ns"])
     longest = min(max(case["ns"] for case in cases), 5 * ours)
     for case in cases:
@@ -65,7 +65,7 @@ def _bars(cases, y):
 
 
 def _short(code):
-    """Return an expression without what every call of it repeats."""
+    """Return an expression without the arguments that every call repeats."""
     return (
         code.replace(", ab.HOST", "")
         .replace('"numpy", "torch"', "…")
@@ -76,7 +76,7 @@ def _short(code):
 
 
 CELL, LINE = 84, 24  # width and height of a cell
-HEAT = {  # ratio up to which a class is meant; its fills, its meaning
+HEAT = {  # upper limit of the ratio; fills; meaning
     "half": (0.5, ("#1a7f37", "#238636"), "at most 0.5"),
     "even": (1.0, ("#4ac26b", "#2ea043"), "at most 1.0: as fast as by hand, or faster"),
     "near": (1.5, ("#eac54f", "#9e6a03"), "at most 1.5"),
@@ -86,7 +86,7 @@ HEAT = {  # ratio up to which a class is meant; its fills, its meaning
 
 
 def heat_map(found):
-    """Return the heat map of what `pairs` found."""
+    """Return the heat map of `pairs`."""
     mean, worst, words = summary(found["pairs"])
     parts = [
         text(20, 30, "Every pair on the host: time of dlx over the best way by hand", 'class="title"'),
@@ -102,8 +102,8 @@ def heat_map(found):
             if to in row:
                 parts += _cell(left + CELL * i, y, row[to])
         y += LINE
-    said = f"Geometric mean {mean:.2f}, worst {worst['ratio']:.2f}. {words}."
-    parts.append(text(20, y + 22, said, 'class="quiet" style="font-size:11px"'))
+    summary_text = f"Geometric mean {mean:.2f}, worst {worst['ratio']:.2f}. {words}."
+    parts.append(text(20, y + 22, summary_text, 'class="quiet" style="font-size:11px"'))
     fills = {kind: both for kind, (_, both, _) in HEAT.items()}
     title = "Every pair of frameworks on the host: time of dlx over the best way by hand"
     return page((max(left + CELL * len(targets(found["pairs"])) + 20, 860), y + 36), title, fills, parts, STYLE)
@@ -111,6 +111,6 @@ def heat_map(found):
 
 def _cell(x, y, pair):
     kind = next(kind for kind, (most, _, _) in HEAT.items() if pair["ratio"] <= most)
-    hint = f"{pair['ours']:.0f} ns beside {pair['theirs']:.0f} ns of {pair['by_hand']}"
+    hint = f"{pair['ours']:.0f} ns vs. {pair['theirs']:.0f} ns of {pair['by_hand']}"
     yield box(x + 1, y + 1, CELL - 2, LINE - 2, kind, hint)
     yield text(x + CELL / 2, y + 16, f"{pair['ratio']:.2f}", 'text-anchor="middle"')

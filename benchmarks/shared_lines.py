@@ -1,9 +1,9 @@
-"""Cache lines that two threads, which convert arrays of their own, both use and one of them writes.
+"""Cache lines that two threads with separate arrays both use and at least one writes.
 
     python3.14t benchmarks/shared_lines.py [numpy-dlx | dlx-numpy | tree]
 
-gdb steps each thread through one turn of a loop, from a call of `dlx.convert` to the next, and notes what every
-instruction reads and writes; the stacks are left out. That needs no counters of the processor and no quiet machine.
+gdb steps each thread through one turn of a loop, from a call of `dlx.convert` to the next, and records the reads and
+writes of every instruction, except on the stacks. That needs no hardware counters and no quiet machine.
 """
 
 import re
@@ -20,7 +20,7 @@ CASES = ("numpy-dlx", "dlx-numpy", "tree")
 
 
 def loop(case):
-    """Convert for ever in two threads; print their numbers first."""
+    """Convert forever in two threads; print their numbers first."""
     import numpy as np
 
     import dlx
@@ -41,7 +41,7 @@ def loop(case):
 
 
 def main(case):
-    """Run the loop, let gdb read it by this file, and print what it found."""
+    """Run the loop, let gdb step it with this file, and print the result."""
     running = subprocess.Popen([sys.executable, __file__, "loop", case], stdout=subprocess.PIPE, text=True)
     try:
         numbers = running.stdout.readline().split()
@@ -62,7 +62,7 @@ READ_ONLY = ("cmp", "test", "push", "call", "mul", "imul", "div", "idiv", "ucomi
 
 
 def step(numbers, report):
-    """Write what the threads of these numbers share."""
+    """Write the lines that the threads with these numbers share."""
     import gdb
 
     for setting in ("pagination off", "confirm off", "scheduler-locking on"):
@@ -80,7 +80,7 @@ def step(numbers, report):
             lines += sorted({f"   thread {number} {kind} {where}" for at, kind, where in turn if at // LINE == line})
     locked = [where for at, kind, where in turns[1] if kind == "locked"]
     lines += [
-        f"{len(locked)} locked instructions of a turn, on memory of the thread's own",
+        f"{len(locked)} locked instructions of a turn, on memory of the thread",
         *(f"   {each}" for each in locked),
     ]
     Path(report).write_text("\n".join(lines) + "\n")

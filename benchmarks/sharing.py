@@ -1,4 +1,4 @@
-"""Arrays for another process: `share` and `attach` beside shared memory by hand, torch's queues, ray and pickles."""
+"""Arrays for another process: `share` and `attach`, shared memory by hand, torch's queues, ray and pickles."""
 
 import functools
 import gc
@@ -16,7 +16,7 @@ ARRAYS, ATTACH_MS, BEYOND_US, SHARE_US, COPY = 1000, 1.0, 200.0, 5.0, 1.1
 
 
 def sharing(names, *, quick):
-    """Measure both verbs, and one array on its way to another process; print them, and say which goals are met."""
+    """Measure both functions, and sending one array to another process; print them and say which goals are met."""
     np, torch = names["np"], peer("torch")
     rounds, mib = (3, 64) if quick else (7, 1024)
     context = (torch.multiprocessing if torch else __import__("multiprocessing")).get_context("spawn")
@@ -31,7 +31,7 @@ def sharing(names, *, quick):
     for size in (64,) if quick else (64, mib):
         source = np.ones(size << 20, np.uint8)
         found |= _share(np, source, f"share of {size} MiB", 7)
-    print(f"\n{mib} MiB of numpy on their way to {to} in another process, ms")
+    print(f"\n{mib} MiB of numpy sent to another process as {to}, ms")
     for kind, send in _WAYS.items():
         if kind == "torch's queue" and torch is None:
             continue
@@ -48,7 +48,7 @@ def sharing(names, *, quick):
         found["ray"] = min(_by_ray(ray, source, to, 3)) * 1e3
         print(f"{'ray.put, ray.get in a task':30} {found['ray']:8.0f}")
     if torch is not None:
-        found |= _collated(np, rounds)
+        found |= _measure_batch(np, rounds)
     return [found]
 
 
@@ -57,9 +57,9 @@ def _tree(np):
 
 
 def _attach(np, tasks, answers, to, rounds):
-    """Measure what it takes another process to attach many arrays, by the clock of its thread: it waits for nothing.
+    """Measure how long another process takes to attach many arrays, in CPU time of its thread.
 
-    The collector has just looked at all objects, so neither that nor the conversion finds its own in a cache.
+    The collector has just scanned all objects, so that attaching and converting both start with cold caches.
     """
     tree = _tree(np)
     seconds = {"attach": [], "tensors": [], "again": [], "convert": [], "floor": [], "slot": []}
@@ -74,10 +74,10 @@ def _attach(np, tasks, answers, to, rounds):
     beyond = {"attaching them as dlx.Tensor": attach - tensors, "the conversion of that tree": attach - convert}
     for what, us in beyond.items():
         print(f"    beyond {what}: {us:.0f} us  {verdict(us <= BEYOND_US)}")
-    print(f"    where it holds the memory already: {again / 1e3:.2f} ms, {again - convert:.0f} us beyond")
+    print(f"    if it holds the memory already: {again / 1e3:.2f} ms, {again - convert:.0f} us beyond")
     own = {"numpy": "np.ndarray(shape, dtype, memory, offset)", "torch": "torch.from_numpy(array)"}
-    print(f"    {own[to]}, so often: {constructed:.0f} us")
-    print(f"    the import slot that the target has, called so often by C over tensors made before: {slot:.0f} us")
+    print(f"    {own[to]}, as many times: {constructed:.0f} us")
+    print(f"    the target's import slot, called as many times by C with prepared tensors: {slot:.0f} us")
     return {
         f"{to}, attach_ms": ms,
         f"{to}, beyond_tensors_us": attach - tensors,
@@ -89,7 +89,7 @@ def _attach(np, tasks, answers, to, rounds):
 
 
 def _small(np, rounds):
-    """Measure `share` of many small arrays beside one piece of shared memory by hand, which keeps only their bytes."""
+    """Measure `share` of many small arrays, and one piece of shared memory by hand with their bytes only."""
     tree = _tree(np)
     size = sum(each.nbytes for each in tree.values())
 
@@ -103,12 +103,12 @@ def _small(np, rounds):
         memory.close()
         memory.unlink()
 
-    def joined():
+    def join_bytes():
         fd = os.memfd_create("floor")
         os.write(fd, b"".join(tree.values()))
         os.close(fd)
 
-    ours, *others = race(lambda: dlx.share(tree).close(), by_hand, joined, rounds=rounds, clock=time.thread_time)
+    ours, *others = race(lambda: dlx.share(tree).close(), by_hand, join_bytes, rounds=rounds, clock=time.thread_time)
     us, hand, least = (min(each) / ARRAYS * 1e6 for each in (ours, *others))
     print(f"share of {ARRAYS} arrays, us each: {us:.1f}  {verdict(us <= SHARE_US)}")
     print(f"    SharedMemory and np.copyto of each {hand:.1f}, their bytes joined and written at once {least:.1f}")
@@ -116,9 +116,9 @@ def _small(np, rounds):
 
 
 def _share(np, source, name, rounds):
-    """Measure `share` of one array beside copies of its bytes into fresh memory, of a process or of several."""
+    """Measure `share` of one array, and copies of its bytes into new memory, private or shared."""
 
-    def written():
+    def write_memfd():
         fd, done = os.memfd_create("floor"), 0
         while done < source.nbytes:
             done += os.pwrite(fd, source.data[done:], done)
@@ -140,7 +140,7 @@ def _share(np, source, name, rounds):
     beside = {
         "a copy": source.copy,
         "a copy into new pages of 4 KiB": small,
-        "pwrite into a fresh memfd": written,
+        "pwrite into a fresh memfd": write_memfd,
         "SharedMemory and np.copyto": by_hand,
     }
     ours, *others = race(lambda: dlx.share(source).close(), *beside.values(), rounds=rounds)
@@ -152,8 +152,8 @@ def _share(np, source, name, rounds):
     return {f"{name}, {kind}": times for kind, times in ratios.items()} | {f"{name}, ms": min(ours) * 1e3}
 
 
-def _collated(np, rounds):
-    """Measure a batch of samples of numpy: the two lines of docs/cookbook/dataloader.md beside torch's own."""
+def _measure_batch(np, rounds):
+    """Measure a batch of numpy samples: the two lines of docs/cookbook/dataloader.md, and torch's default_collate."""
     from torch.utils.data import default_collate
 
     samples = [(np.full((3, 64, 64), i, np.float32), np.full(4, i)) for i in range(32)]
@@ -169,17 +169,17 @@ def _collated(np, rounds):
 
 
 def _by_ray(ray, source, to, rounds):
-    """Return the seconds until a task of ray has its array over the memory of ray's store."""
+    """Return the seconds until a ray task has its array over the memory of ray's store."""
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     ray.init(num_cpus=1, object_store_memory=3 * source.nbytes, **options)
 
-    def arrived(array):
+    def receive(array):
         converted = dlx.convert(array, to, readonly="share")
         end = time.monotonic()
         return end, int(converted[-1])
 
-    task = ray.remote(num_cpus=1)(arrived)
-    ray.get(task.remote(ray.put(source[:1])))  # the process that works has started, and loaded the framework
+    task = ray.remote(num_cpus=1)(receive)
+    ray.get(task.remote(ray.put(source[:1])))  # the worker process has started and imported the framework
     seconds = []
     for _ in range(rounds):
         start = time.monotonic()
@@ -191,7 +191,7 @@ def _by_ray(ray, source, to, rounds):
 
 
 def _trip(kind, steps, tasks, answers, to):
-    """Return the seconds from an array here until the other process has its own; `steps` give what is sent."""
+    """Return the seconds from an array here to the other process's array; `steps` yield the messages."""
     gc.collect()
     start = time.monotonic()
     sent = next(steps)
@@ -203,12 +203,12 @@ def _trip(kind, steps, tasks, answers, to):
     return end - start
 
 
-def _shared(source):
+def _send_dlx(source):
     with dlx.share(source) as handle:
         yield dict(handle)
 
 
-def _by_hand(source):
+def _send_memory(source):
     memory = shared_memory.SharedMemory(create=True, size=source.nbytes)
     view = memory.buf.cast("B")
     view[:] = source.data.cast("B")
@@ -218,21 +218,21 @@ def _by_hand(source):
     memory.unlink()
 
 
-def _by_torch(source):
+def _send_queue(source):
     import torch
 
     yield torch.from_numpy(source)
 
 
-def _pickled(source):
+def _send_pickle(source):
     yield source
 
 
-_WAYS = {"dlx": _shared, "SharedMemory by hand": _by_hand, "torch's queue": _by_torch, "a pickle": _pickled}
+_WAYS = {"dlx": _send_dlx, "SharedMemory by hand": _send_memory, "torch's queue": _send_queue, "a pickle": _send_pickle}
 
 
-def _own(np, to, arrays):
-    """Return what makes so many arrays of a framework over memory that is there, by its own constructor."""
+def _bind_class(np, to, arrays):
+    """Return a function that creates as many arrays over existing memory with the framework's constructor."""
     if to == "torch":
         import torch
 
@@ -242,8 +242,8 @@ def _own(np, to, arrays):
 
 
 @functools.cache
-def _imported(to):
-    """Return what makes as many arrays of a framework by its import slot, called in C over tensors made before."""
+def _bind_slot(to):
+    """Return a C function that creates as many arrays with the framework's import slot, from prepared tensors."""
     c_floor = floor.build()
     if c_floor is None:
         return list
@@ -252,22 +252,22 @@ def _imported(to):
 
 
 def _work(tasks, answers):
-    """Do what the tasks say; in the other process."""
+    """Run the tasks in the other process."""
     import numpy as np
 
     warm = {f"{i}": np.zeros(3, np.float32) for i in range(3)}
     while True:
         kind, sent, to = tasks.get()
-        to = sys.intern(to)  # as the names in a program are
+        to = sys.intern(to)  # like the names in a program
         if kind == "end":
             return
         if kind in ("attach", "tensors", "again", "convert", "floor", "slot"):
             dlx.convert(dlx.attach(dlx.share(warm), to, writable=True), to)
-            make = _own(np, to, dlx.attach(sent, "numpy", writable=True)) if kind == "floor" else _imported(to)
+            make = _bind_class(np, to, dlx.attach(sent, "numpy", writable=True)) if kind == "floor" else _bind_slot(to)
             tensors = dlx.attach(sent, writable=True) if kind in ("again", "convert") else None
             target = "dlx" if kind == "tensors" else to
             gc.collect()
-            gc.disable()  # as `race` does
+            gc.disable()  # like `race`
             start = time.thread_time()
             if kind in ("floor", "slot"):
                 found = make()

@@ -1,7 +1,7 @@
-"""Two threads that convert arrays of their own, over one: what they share must not slow them down.
+"""Two threads that convert separate arrays, compared with one: shared state must not slow them down.
 
-Runs are short, and one thread, two, and two processes take turns; each figure is the best of many, since a busy machine
-seldom gives two cores to anybody. Processes share nothing: what they miss of 2 is the machine's, not that of threads.
+Runs are short, and one thread, two threads, and two processes take turns. Each figure is the best of many, since a busy
+machine seldom has two free cores. Processes share nothing: if they miss 2, the machine is the reason, not threads.
 `python benchmarks/shared_lines.py` shows the cache lines that both threads use and one writes.
 """
 
@@ -17,15 +17,11 @@ FASTER = 1.8  # goal: the rate of two threads over that of one
 
 
 def threads(names, *, quick):
-    """Measure conversions and, beside them, numpy's own calls; print the rates and say which goals are met."""
+    """Measure conversions and numpy's functions; print the rates and say which goals are met."""
     if getattr(sys, "_is_gil_enabled", lambda: True)():
-        print(
-            "\nThreads: left out, since they take turns where the GIL is on; `python3.14t -m benchmarks --only threads`"
-        )
+        print("\nThreads: skipped, since they take turns with the GIL; run `python3.14t -m benchmarks --only threads`")
         return []
-    print(
-        "\nTwo threads with arrays of their own, times the rate of one (of two processes instead; ns of a call in one)"
-    )
+    print("\nTwo threads with separate arrays, times the rate of one (of two processes; ns of a call in one)")
     found = []
     for what, code, source, number in _cases(names):
         rates = {"one": 0.0, "threads": 0.0, "processes": 0.0}
@@ -43,7 +39,7 @@ def threads(names, *, quick):
 
 
 def _cases(names):
-    """Return (what, an expression, what makes its array `a`, how often it is repeated)."""
+    """Return (name, expression, code that creates its array `a`, repetitions)."""
     array, tree = "np.arange(4.0)", "{'a': [np.arange(4.0) for _ in range(10)], 'b': np.ones(3)}"
     cases = [
         ("numpy -> dlx", "convert(a, to='dlx')", array, 40_000),
@@ -63,7 +59,7 @@ def _cases(names):
 
 
 def _rate(names, code, source, n, number):
-    """Return the calls a second of n threads together, which begin at once."""
+    """Return the calls per second of n threads together, which begin at once."""
     spans, ready = [(0.0, 0.0)] * n, [False] * n
 
     def work(i):
@@ -78,13 +74,13 @@ def _rate(names, code, source, n, number):
 
 
 def _span(names, code, source, number, i, ready):
-    """Run the code as the i-th of several, all of which begin at once; return when it began and ended."""
-    own = dict(names)  # and code of its own: threads count references to constants and closures of one function
+    """Run the code as the i-th of several that begin at once; return the start and end times."""
+    own = dict(names)  # separate code: threads count references to constants and closures of one function
     own["a"] = eval(source, own)
     timer = timeit.Timer(code, globals=own)
     timer.timeit(10)
     ready[i] = True
-    while not all(ready):  # awake, so that all begin at once
+    while not all(ready):  # busy waiting, so that all begin at once
         pass
     begun = time.perf_counter()
     timer.timeit(number)
@@ -92,12 +88,12 @@ def _span(names, code, source, number, i, ready):
 
 
 def _together(spans, number):
-    """Return the calls a second of all, from the first one's begin to the last one's end."""
+    """Return the calls per second of all, from the first start to the last end."""
     return len(spans) * number / (max(ended for _, ended in spans) - min(begun for begun, _ in spans))
 
 
 class _Processes:
-    """Two processes that do the same when asked, in a thread each, as _rate does."""
+    """Two processes that run the code on request, in one thread each, as _rate does."""
 
     def __init__(self, names, code, source, number):
         start = multiprocessing.get_context("fork")  # no thread is running
@@ -118,7 +114,7 @@ class _Processes:
             process.join()
 
     def rate(self):
-        """Return the calls a second of both together."""
+        """Return the calls per second of both together."""
         self.ready[:] = [False, False]
         for pipe, _ in self.pipes:
             pipe.send(True)
@@ -126,7 +122,7 @@ class _Processes:
 
 
 def _serve(pipe, names, code, source, number, i, ready):
-    """Run the code whenever True comes through a pipe, and say when; end when False does."""
+    """Run the code for each True from a pipe and send the times; end on False."""
 
     def work():
         pipe.send(_span(names, code, source, number, i, ready))

@@ -1,4 +1,4 @@
-"""Trees of 1000 small arrays: dlx beside comprehensions and beside optree, and `stack` beside torch.tensor."""
+"""Trees of 1000 small arrays: dlx, comprehensions and optree, and `stack` and torch.tensor."""
 
 import timeit
 
@@ -37,7 +37,7 @@ def trees(names, *, quick):
     slow = [goal for goal in wanted if goal[0] == "stack"]
     times = round_robin([c for g in wanted if g not in slow for c in g[1:3]], scene, seconds=seconds, rounds=rounds)
     times |= _few([c for g in slow for c in g[1:3]], scene, 3 if quick else 7)
-    print(f"\nTrees of {N} arrays: µs, minimum of {rounds} rounds; ratio of minimums, in brackets its middle half")
+    print(f"\nTrees of {N} arrays: µs, minimum of {rounds} rounds; ratio of minimums [middle half]")
     found = []
     for what, ours, theirs, limit in wanted:
         figure = compare(times[ours], times[theirs])
@@ -49,10 +49,10 @@ def trees(names, *, quick):
 
 
 def _few(codes, scene, rounds):
-    """Measure what takes long: all in turn, one call a round; a first round warms up."""
+    """Measure slow cases, one call per round; a first round warms up."""
     timers = {code: timeit.Timer(code, globals=scene) for code in codes}
     times = {code: [] for code in codes}
     for _ in range(rounds + 1):
         for code, timer in timers.items():
             times[code].append(timer.timeit(1) * 1e9)
-    return {code: taken[1:] for code, taken in times.items()}
+    return {code: each[1:] for code, each in times.items()}

@@ -1,16 +1,16 @@
-"""`using`: what a decorated call costs over the function itself and the conversions that it needs."""
+"""`using`: the cost of a decorated call over the function itself and the necessary conversions."""
 
 import dlx
 from benchmarks.measure import peer, round_robin, verdict
 
-# In calls of an empty Python function, measured in the same run: 30 of them are about a microsecond.
+# In calls of an empty Python function, measured in the same run: 30 take about a microsecond.
 NOTHING, CONVERTED = 30.0, 60.0
 CALLERS = {"torch": "t", "numpy": "a", "tvm_ffi": "v"}
 
 
 def using(names, *, quick):
     """Measure decorated functions for callers of each framework, print them, and say which goals are met."""
-    scene = {"dlx": dlx, "plain": lambda x: x, "t": names["t"], "a": names["a"]}
+    scene = {"dlx": dlx, "identity": lambda x: x, "t": names["t"], "a": names["a"]}
     tvm_ffi = peer("tvm_ffi")
     if tvm_ffi is not None:
         scene["v"] = tvm_ffi.from_dlpack(names["t"])
@@ -24,11 +24,11 @@ def using(names, *, quick):
             if caller != to:
                 parts = [f"dlx.convert({x}, to={to!r})", f"dlx.convert(made_{to}, to={caller!r})"]
             cases.append((to, caller, f"use_{to}({x})", parts))
-    codes = dict.fromkeys(["plain(t)", *(code for *_, code, parts in cases for code in (code, *parts))])
-    seconds, rounds = (0.0002, 40) if quick else (0.0002, 400)  # short ones: the least is wanted
+    codes = dict.fromkeys(["identity(t)", *(code for *_, code, parts in cases for code in (code, *parts))])
+    seconds, rounds = (0.0002, 40) if quick else (0.0002, 400)  # short rounds: only the minimum counts
     times = round_robin(codes, scene, seconds=seconds, rounds=rounds)
-    least = {code: min(taken) for code, taken in times.items()}
-    call = least["plain(t)"]
+    least = {code: min(each) for code, each in times.items()}
+    call = least["identity(t)"]
     print(f"\nusing, ns: minimum of {rounds} rounds; a call of a Python function takes {call:.0f}")
     found = []
     for to, caller, code, parts in cases:

@@ -1,4 +1,4 @@
-"""`stack` and `plan`, arrays off the beaten track, and records of arrays: dlx beside the same by hand."""
+"""`stack` and `plan`, unusual arrays, and records of arrays: dlx, and the same by hand."""
 
 import collections
 import ctypes
@@ -109,7 +109,7 @@ MICROSECONDS = [
 
 
 class Own:
-    """An array of some framework that has no adapter."""
+    """An array of a framework without an adapter."""
 
     def __init__(self, array):
         self.array = array
@@ -122,16 +122,14 @@ class Own:
 
 
 def verbs(names, *, quick):
-    """Measure the goals above, print them, and say which are met; what a missing framework makes is left out."""
+    """Measure the goals above, print them, and say which are met; skip cases of missing frameworks."""
     scene = _scene(names)
     wanted = [goal for goal in GOALS if all(_works(code, scene) for code in goal[1:3])]
     alone = [goal for goal in MICROSECONDS if _works(goal[1], scene)]
     codes = [code for goal in wanted for code in goal[1:3]] + [code for _, code, _ in alone]
     rounds = 15 if quick else 150
     times = _short(codes, scene, rounds)
-    print(
-        f"\nOther verbs, other arrays: µs, minimum of {rounds} rounds; ratio of minimums, in brackets its middle half"
-    )
+    print(f"\nOther verbs, other arrays: µs, minimum of {rounds} rounds; ratio of minimums [middle half]")
     found = []
     for what, ours, theirs, limit in wanted:
         figure = compare(times[ours], times[theirs])
@@ -195,7 +193,7 @@ def _scene(names):
 
 
 def _jax_import():
-    """Return jaxlib's own function, which turns a capsule into an array: what `jax.dlpack.from_dlpack` ends in."""
+    """Return jaxlib's function from a capsule to an array, which `jax.dlpack.from_dlpack` ends in."""
     (device,) = peer("jax").local_devices(backend="cpu")
     function = peer("jaxlib._jax").dlpack_managed_tensor_to_buffer
     return lambda capsule: function(capsule, device, None, None)
@@ -204,18 +202,18 @@ def _jax_import():
 def _works(code, scene):
     try:
         eval(code, scene)
-    except (NameError, ImportError):  # a framework that is not here
+    except (NameError, ImportError):  # a framework is missing
         return False
     return True
 
 
 def _short(codes, scene, rounds):
-    """Return the nanoseconds of each code in every round, of this thread: at most 0.4 ms of one, seldom cut in two."""
+    """Return the CPU nanoseconds of each code in every round, at most 0.4 ms each: few are interrupted."""
     timers = {code: timeit.Timer(code, timer=time.thread_time, globals=scene) for code in codes}
     numbers = {code: max(1, int(4e-4 / min(timer.repeat(20, 1)))) for code, timer in timers.items()}
     times = {code: [] for code in timers}
     for _ in range(rounds):
         for code, timer in timers.items():
-            timer.timeit(1)  # what is timed once in a round would always find cold caches
+            timer.timeit(1)  # a single call per round would find cold caches
             times[code].append(timer.timeit(numbers[code]) / numbers[code] * 1e9)
     return times

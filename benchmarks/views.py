@@ -1,4 +1,4 @@
-"""Lazy views: making one, asking twice, iterating, beside the containers of tvm_ffi."""
+"""Lazy views: creating one, repeated access, iterating, and the containers of tvm_ffi."""
 
 import sys
 import timeit
@@ -8,7 +8,7 @@ from benchmarks.measure import compare, peer, ratio, round_robin, verdict
 
 SIZES = (10, 1000, 10**6)
 MAKING_NS, AGAIN_NS, FLAT, FASTER = 1000.0, 100.0, 1.5, 10.0
-LINEAR = 2.0  # 10,000 tensors are fresh memory outside of any cache; a scan for each element would give 10
+LINEAR = 2.0  # 10,000 tensors exceed the caches; a scan per element would give 10
 
 
 def views(names, *, quick):
@@ -17,7 +17,7 @@ def views(names, *, quick):
     scene = {"dlx": dlx}
     for n in SIZES:
         arrays = [np.ones(2, "f4") for _ in range(min(n, 1000))] * max(1, n // 1000)
-        words = [sys.intern(f"k{i}") for i in range(n)]  # as words in code are
+        words = [sys.intern(f"k{i}") for i in range(n)]  # interned like words in code
         for name, source, middle in (("l", arrays, n // 2), ("d", dict(zip(words, arrays, strict=True)), f"k{n // 2}")):
             scene |= {f"{name}{n}": source, f"v{name}{n}": dlx.convert(source, to="torch", lazy=True)}
             scene[f"v{name}{n}"][middle]
@@ -39,7 +39,7 @@ def views(names, *, quick):
 
 
 def _iterating(np, torch, *, quick):
-    """Measure a whole iteration, first accesses all of them; the views are dropped while the clock runs."""
+    """Measure a whole iteration of first accesses, including the release of the views."""
     sizes, rounds = (1000, 10_000), 3 if quick else 7
     tvm_ffi = peer("tvm_ffi")
     codes = {n: f'for x in dlx.convert(a{n}, to="torch", lazy=True): pass' for n in sizes}
@@ -53,7 +53,7 @@ def _iterating(np, torch, *, quick):
         for name, timer in timers.items():
             repeats = 5 if name != "tvm_ffi" else 1
             times[name].append(min(timer.repeat(repeats, 1)) / (name if name in sizes else sizes[-1]) * 1e9)
-    each = {name: min(taken[1:]) for name, taken in times.items()}
+    each = {name: min(ns[1:]) for name, ns in times.items()}
     print("iterating, ns per element: " + ", ".join(f"{name} {ns:.0f}" for name, ns in each.items()))
     found = [{"what": "iterate", "ns": each}]
     if tvm_ffi is not None:

@@ -1,6 +1,6 @@
-"""Where the time of a conversion out of torch goes: what it does is taken away, one thing at a time.
+"""The parts of a conversion from torch: each is removed in turn, and the time without it measured.
 
-This is for measuring only. A fast path without its guards gives wrong values or dangling memory.
+For measuring only. A fast path without its guards returns wrong values or dangling memory.
 """
 
 import contextlib
@@ -16,27 +16,27 @@ CODES = ('dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")')
 
 
 def where(names, *, quick):
-    """Measure both conversions with and without each thing, in turn, and print what each costs."""
+    """Measure both conversions with and without each part, in turn, and print the cost of each."""
     owner = {"owner": ""}
     variants = {
         "": {},
         "resizable()": _without("resizable"),
         "resizable() and the storage object": owner | _without("resizable"),
-        "the look at forward-mode AD": {"switches": ()},
+        "the look at forward-mode AD": {"conditions": ()},
         "the guards in C": {"guard_function": lambda: (None, ANSWERED)},
         "the guards in C, asked through Python": {"guard_function": lambda: None},
-        "all of these": owner | {"guards": (), "switches": (), "guard_function": lambda: (None, ANSWERED)},
+        "all of these": owner | {"guards": (), "conditions": (), "guard_function": lambda: (None, ANSWERED)},
     }
     rounds = 7 if quick else 40
     times = {(name, code): [] for name in variants for code in CODES}
     for _ in range(rounds):
         for name, change in variants.items():
-            with _changed(change):
-                for code, taken in round_robin(CODES, names, seconds=0.001, rounds=3).items():
-                    times[name, code].append(min(taken))
+            with _change_adapter(change):
+                for code, ns in round_robin(CODES, names, seconds=0.001, rounds=3).items():
+                    times[name, code].append(min(ns))
     least = {name: {code: min(times[name, code]) for code in CODES} for name in variants}
     print(
-        f"\nWhere the time goes, ns: with everything, and how much less without one thing; minimum of {rounds} rounds"
+        f"\nWhere the time goes, ns: with everything, and the difference without one part; minimum of {rounds} rounds"
     )
     print(f"{'':<44}" + "".join(f"{code:<30}" for code in CODES))
     for name, found in least.items():
@@ -50,8 +50,8 @@ def _without(ask):
 
 
 @contextlib.contextmanager
-def _changed(change):
-    """Give the adapter other data, and let the fast path learn it anew."""
+def _change_adapter(change):
+    """Change the adapter's data, and let the fast path learn it again."""
     before = TORCH.fast_path
     TORCH.fast_path = replace(before, **change)
     native.routes_clear()

@@ -1,10 +1,10 @@
-"""What one thread pays for a build without the GIL: the same calls in an ordinary and a free-threaded build, in turn.
+"""The cost of a free-threaded build for one thread: the same calls in an ordinary and a free-threaded build, in turn.
 
     python benchmarks/without_gil.py ORDINARY FREE_THREADED
 
-Both are interpreters of one version that import numpy and dlx, built with --enable-optimizations, as packages of Python
-are: `tests/support/free_threaded.sh FOLDER gil-optimized` and `nogil-optimized`. A figure is the least of many, in
-nanoseconds. Calls of CPython and numpy alone stand beside, since part of the difference is theirs.
+Both are interpreters of the same version that import numpy and dlx, built with --enable-optimizations like packages of
+Python: `tests/support/environments/free_threaded.sh FOLDER gil-optimized` and `nogil-optimized`. A figure is
+the minimum of many, in nanoseconds. Calls of CPython and numpy alone show their part of the difference.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ CALLS = (  # (what, an expression, whether the goal is for it)
 
 
 def measure(code):
-    """Print the least nanoseconds of a call in this interpreter."""
+    """Print the minimum nanoseconds of a call in this interpreter."""
     import numpy as np
 
     from dlx import convert
@@ -44,7 +44,7 @@ def measure(code):
 
 
 def main(*pythons):
-    """Run every call in both interpreters in turn, each time in a process of its own; print what it takes."""
+    """Run every call in both interpreters in turn, each time in a new process; print the times."""
     print("ns of a call in the ordinary build, in the free-threaded one, and their ratio")
     for what, code, is_judged in CALLS:
         found = [[], []]

@@ -1,10 +1,10 @@
-"""dlx moves arrays between frameworks in one call, sharing memory wherever that is safe.
+"""Convert arrays between frameworks in one call, sharing memory if that is safe.
 
 >>> import dlx
 >>> dlx.plan(b"abc", to="dlx").outcome
 'shared'
 
-Names are loaded when they are first used; importing dlx imports no framework and scans no plugins.
+Names are loaded at their first use; ``import dlx`` imports no framework and scans no plugins.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _NAMES = {
     "_core.array_info": ("ArrayInfo",),
     "_core.cuda": ("devices", "release_pending"),
     "_core.headers": ("cffi_builder", "get_include"),
-    "_core.native": ("ffi",),  # it refuses a second interpreter
+    "_core.native": ("ffi",),  # it raises in a second interpreter
     "_core.tensor": ("Tensor",),
     "_engine.plan": ("Plan",),
     "_engine.trace": ("Trace", "trace"),
     "_protocols.pointer": ("from_managed", "from_pointer"),
     "_registry.listing": ("adapters",),
-    "_registry.natives": ("DType", "Device"),
+    "_registry.dtypes_and_devices": ("DType", "Device"),
     "_using.decorator": ("using",),
     "adapter.hookspecs": ("hookimpl",),
     "typing": ("SupportsDLPack",),
@@ -79,24 +79,24 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     class _Name:
-        """A name that is loaded when it is first read, of the class that the module has until then."""
+        """A name that is loaded at its first access, on the module's temporary class."""
 
         def __init__(self, name: str) -> None:
             self.name, self.is_kept = name, name != "convert"
 
         def __get__(self, module: Any, kind: Any) -> Any:
             value = _load(self.name)
-            if not self.is_kept:  # a program that needs nothing else is not made to wait for it
+            if not self.is_kept:  # one call must not wait for `_settle`
                 self.is_kept = True
                 return value
             globals()[self.name] = value
-            if vars(_Module).get(self.name) is self:  # else another thread was faster
+            if vars(_Module).get(self.name) is self:  # unless another thread has deleted it
                 delattr(_Module, self.name)
             if self.name == "convert":
                 _settle()
             return value
 
-    # Without `__getattr__`, which would make each `dlx.convert` 50 ns slower.
+    # A module `__getattr__` would make each `dlx.convert` 50 ns slower.
     _Module = type(
         "module",
         (type(sys),),
@@ -110,14 +110,14 @@ if not TYPE_CHECKING:  # a type checker would accept any name
 
 
 def _settle() -> None:
-    """Load all other names, and make this an ordinary module.
+    """Load all other names and make this an ordinary module.
 
-    CPython specializes look-ups in ordinary modules only, which saves each `dlx.convert` some 30 ns.
+    CPython specializes lookups in ordinary modules only, which saves about 30 ns per `dlx.convert`.
     """
     try:
         for name in _MODULES.keys() - globals().keys():
             globals()[name] = _load(name)
-    except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
+    except ImportError:  # such as a Python without ctypes: names stay late
         return
     sys.modules[__name__].__class__ = type(sys)
 
@@ -126,7 +126,7 @@ def _load(name: str) -> Any:
     if not _MODULES[name]:
         return importlib.import_module(f"dlx.{name}")
     found = load_name(f"dlx.{_MODULES[name]}", name)
-    if hasattr(found, "__wrapped__"):  # a call from C would be traced as the first one
+    if hasattr(found, "__wrapped__"):  # torch.compile must not trace calls from C
         load_name("dlx._engine.traced", "skip_frames")(found.__wrapped__)
     return found
 

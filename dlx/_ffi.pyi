@@ -1,4 +1,4 @@
-"""The compiled core, as cffi makes it; `dlx._core.native` gives it names and types."""
+"""The compiled cffi module; `dlx._core.native` wraps it with names and types."""
 
 from typing import Any
 

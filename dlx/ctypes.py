@@ -1,10 +1,10 @@
-"""DLPack's structs for ctypes: the same names, fields and layout as in ``dlpack_abi.h``.
+"""DLPack's structs for ctypes, with the names, fields and layout of ``dlpack_abi.h``.
 
-A function that takes or gives a managed tensor is declared with ``ctypes.POINTER(DLManagedTensorVersioned)``; what it
-gives goes to `dlx.from_managed`. Numbers come from `dlx.Device` and `dlx.DType`.
+Declare functions that take or return a managed tensor with ``ctypes.POINTER(DLManagedTensorVersioned)``, and pass the
+returned tensor to `dlx.from_managed`. `dlx.Device` and `dlx.DType` have the numbers.
 
 A deleter that is a Python function (``DLManagedTensorVersioned.Deleter(f)``) must outlive every tensor that may call
-it, and must not be called once the interpreter is gone. Deleters written in C have neither problem.
+it, and must not be called after the interpreter's end. Deleters written in C have neither restriction.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = [
 
 
 class DLPackVersion(ctypes.Structure):
-    """Version of the ABI that a struct follows."""
+    """ABI version of a struct."""
 
     _fields_ = (("major", ctypes.c_uint32), ("minor", ctypes.c_uint32))
 
 
 class DLDevice(ctypes.Structure):
-    """Where memory is: device type by number, device id."""
+    """Device of memory: device type and device id."""
 
     _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
 
 
 class DLDataType(ctypes.Structure):
-    """What an element is: type code by number, bits of one lane, lanes."""
+    """Data type of an element: type code, bits of one lane, number of lanes."""
 
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
 class DLTensor(ctypes.Structure):
-    """A tensor without an owner: shape and strides have ndim numbers each, strides are in elements."""
+    """A tensor without an owner; shape and strides have ndim entries each, strides are in elements."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -51,7 +51,7 @@ class DLTensor(ctypes.Structure):
 
 
 class DLManagedTensor(ctypes.Structure):
-    """A tensor with its deleter, as before DLPack 1.0; ``legacy=True`` in `dlx.from_managed`."""
+    """A tensor with a deleter, before DLPack 1.0; ``legacy=True`` in `dlx.from_managed`."""
 
     Deleter: ClassVar[Any]
 
@@ -65,7 +65,7 @@ DLManagedTensor._fields_ = (
 
 
 class DLManagedTensorVersioned(ctypes.Structure):
-    """A tensor with its version, flags and deleter, since DLPack 1.0."""
+    """A tensor with version, flags and deleter, since DLPack 1.0."""
 
     Deleter: ClassVar[Any]
 
@@ -81,7 +81,7 @@ DLManagedTensorVersioned._fields_ = (
 
 
 class DLPackExchangeAPIHeader(ctypes.Structure):
-    """Start of an exchange table: its version, and an older table of the same type or NULL."""
+    """Header of an exchange table: its version, and an older table of the same type or NULL."""
 
 
 DLPackExchangeAPIHeader._fields_ = (("version", DLPackVersion), ("prev_api", ctypes.POINTER(DLPackExchangeAPIHeader)))
@@ -92,10 +92,10 @@ _ALLOCATOR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(DLTensor), _OUT, ctyp
 
 
 class DLPackExchangeAPI(ctypes.Structure):
-    """The table behind ``type(array).__dlpack_c_exchange_api__``; any slot may be NULL.
+    """The table of ``type(array).__dlpack_c_exchange_api__``; any slot may be NULL.
 
-    Slots that touch Python objects are called with the GIL held and raise what they set; the allocator and the stream
-    are asked without it.
+    Slots with Python objects are called with the GIL and raise the exception that they set; the allocator and the
+    stream slot are called without the GIL.
     """
 
     _fields_ = (

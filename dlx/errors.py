@@ -1,10 +1,12 @@
-"""What dlx raises: one family, one message template, no C.
+"""Exception classes and the one template of their messages.
 
-Every error says what was asked, what was found, where, and one concrete fix, and is also the builtin that callers
-already catch. Nothing else leaves `dlx.convert` but `TypeError` and `ValueError` for a wrong call, an ExceptionGroup of
-these where errors are collected, `MemoryError`, and what is no `Exception`: interrupts and exits.
+Each class also derives from the builtin exception that callers already catch. `dlx.convert` raises these classes,
+`TypeError` and `ValueError` for an invalid call, an ExceptionGroup if errors are collected, `MemoryError`, and
+interrupts.
 
-Errors hold data: the parameters of `DlxError` are its attributes, and every sentence is made of them when it is read.
+Errors store data; `str(error)` builds the message from it::
+
+    cannot <action> <object> [to '<target>'] [at <path>]: <reason>. <fix>
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ __all__ = [
 
 # ---- text of foreign objects -----------------------------------------------------------------------------------------
 
-_name = type.__dict__["__name__"].__get__  # of `type` itself: a metaclass may answer anything, or raise
+_name = type.__dict__["__name__"].__get__  # a metaclass may override __name__, or raise
 
 
 def class_name(kind: type) -> str:
@@ -28,17 +30,17 @@ def class_name(kind: type) -> str:
     return str(_name(kind))
 
 
-def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` characters and, where it was longer, how much is missing."""
+def truncate(text: str, limit: int) -> str:
+    """Return the first `limit` characters and, if the text is longer, the number of missing ones."""
     length = str.__len__(text)
-    kept: str = str.__getitem__(text, slice(0, most))  # of exactly this type, whatever the other one overrides
-    return kept if length <= most else f"{kept}... ({length - most:,} more characters)"
+    start: str = str.__getitem__(text, slice(0, limit))  # subclasses may override __getitem__
+    return start if length <= limit else f"{start}... ({length - limit:,} more characters)"
 
 
-def safe_repr(value: object, most: int = 60) -> str:
-    """Return a value's repr, cut where it is long; one that has none is named by its class."""
+def safe_repr(value: object, limit: int = 60) -> str:
+    """Return the truncated repr of a value, or its class name if `repr` fails."""
     try:
-        return cut(repr(value), most)
+        return truncate(repr(value), limit)
     except MemoryError:
         raise
     except Exception:
@@ -46,49 +48,49 @@ def safe_repr(value: object, most: int = 60) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return ``"Did you mean 'torch'?"`` for the name that is most like a word, or nothing; capitals do not matter."""
+    """Return ``"Did you mean 'torch'?"`` with the closest name, or ``""``; case is ignored."""
     from difflib import get_close_matches
 
-    found = get_close_matches(cut(word, 40).lower(), list(names), 1)
-    return f"Did you mean {found[0]!r}?" if found else ""
+    closest = get_close_matches(truncate(word, 40).lower(), list(names), 1)
+    return f"Did you mean {closest[0]!r}?" if closest else ""
 
 
 # ---- paths -----------------------------------------------------------------------------------------------------------
 
 
 class Attribute(str):
-    """A step of `DlxError.path`: the name of a record's attribute, ``.x``."""
+    """An attribute name in `DlxError.path`: ``.x``."""
 
     def __repr__(self) -> str:
         return f"Attribute({str.__repr__(self)})"
 
 
 class Member(int):
-    """A step of `DlxError.path`: the number of a set's member in the order of iteration, ``{3}``."""
+    """The index of a set member, in iteration order, in `DlxError.path`: ``{3}``."""
 
     def __repr__(self) -> str:
         return f"Member({int.__repr__(self)})"
 
 
 class _KeyText(str):
-    """A step of `DlxError.path`: the repr of a key that is not kept itself."""
+    """The repr of a key, in `DlxError.path`, if the error does not store the key itself."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-_KEPT = frozenset({str, bytes, int, float, bool, type(None), Attribute, Member, _KeyText})
-MAX_KEY = 1000  # characters of a key's repr, and bytes of one that is kept
+_STORED_TYPES = frozenset({str, bytes, int, float, bool, type(None), Attribute, Member, _KeyText})
+MAX_KEY = 1000  # characters of a key or its repr
 
 
-def _is_kept(key: Any, depth: int = 4) -> bool:
-    """Return whether a key is plain, small data, which pickles and keeps nothing else alive."""
+def _is_small_data(key: Any, depth: int = 4) -> bool:
+    """Return whether a key is small data that pickles and keeps no other object alive."""
     kind = type(key)
     if kind is tuple:
-        return depth > 0 and len(key) <= 16 and all(_is_kept(each, depth - 1) for each in key)
+        return depth > 0 and len(key) <= 16 and all(_is_small_data(each, depth - 1) for each in key)
     if kind in (int, Member):
-        return bool(key.bit_length() <= 2000)  # Python writes out as many digits, whatever its limit is set to
-    return kind in _KEPT and (kind not in (str, bytes, Attribute) or len(key) <= MAX_KEY)
+        return bool(key.bit_length() <= 2000)  # never above sys.get_int_max_str_digits
+    return kind in _STORED_TYPES and (kind not in (str, bytes, Attribute) or len(key) <= MAX_KEY)
 
 
 def _step_text(step: Any) -> str:
@@ -99,11 +101,11 @@ def _step_text(step: Any) -> str:
     return f"{{{int(step)}}}" if type(step) is Member else f"[{text}]"
 
 
-PATH_ENDS = 32  # steps at each end of a path that are shown
+PATH_ENDS = 32  # keys shown at each end of a long path
 
 
 def path_text(path: Iterable[Any], root: str = "obj") -> str:
-    """Return a path as Python would write it, ``obj['a'][3].x``; one of more than 64 steps without its middle."""
+    """Return a path as Python code, ``obj['a'][3].x``; the middle of a path of more than 64 keys is left out."""
     steps = list(path)
     if len(steps) <= 2 * PATH_ENDS:
         return root + "".join(map(_step_text, steps))
@@ -112,27 +114,29 @@ def path_text(path: Iterable[Any], root: str = "obj") -> str:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
-_REFUSING = {"copy": False, "strict": True}  # values that refuse what goes through without the option
+_STRICTEST = {"copy": False, "strict": True}  # an error suggests dropping these values
 
 
-def written(name: str, value: Any) -> str:
-    """Return an option as it is passed to `dlx.convert`; without a value its name."""
+def format_option(name: str, value: Any) -> str:
+    """Return ``name=value``, or the name alone without a value."""
     return name if value is None else f"{name}={value!r}"
 
 
-def option_text(option: tuple[tuple[str, Any], ...], write: Callable[[str, Any], str] = written, via: str = "") -> str:
+def option_text(
+    option: tuple[tuple[str, Any], ...], write: Callable[[str, Any], str] = format_option, via: str = ""
+) -> str:
     """Return the sentence for `DlxError.option`: ``"Drop copy=False, or pass readonly='share'."``."""
-    drop = [write(name, _REFUSING[name]) for name, value in option if value is None and name in _REFUSING]
-    leave = [write(name, None) for name, value in option if value is None and name not in _REFUSING]
+    drop = [write(name, _STRICTEST[name]) for name, value in option if value is None and name in _STRICTEST]
+    leave = [write(name, None) for name, value in option if value is None and name not in _STRICTEST]
     give = [write(name, value) for name, value in option if value is not None]
     parts = [("drop", drop, ""), ("leave", leave, " out"), ("pass", give, via and f" {via}")]
-    said = [f"{verb} {' or '.join(words)}{end}" for verb, words, end in parts if words]
-    text = ", or ".join(said)
+    clauses = [f"{verb} {' or '.join(words)}{end}" for verb, words, end in parts if words]
+    text = ", or ".join(clauses)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def sentences(*parts: str) -> str:
-    """Return the parts that are not empty as sentences one after the other; the last one ends as it is."""
+    """Join the non-empty parts as sentences; the last one keeps its ending."""
     *first, last = [part for part in parts if part] or [""]
     return " ".join([*(part if part.endswith((".", "!", "?")) else f"{part}." for part in first), last])
 
@@ -140,7 +144,7 @@ def sentences(*parts: str) -> str:
 # ---- the family ------------------------------------------------------------------------------------------------------
 
 _VERBS = {"from_dlpack": "convert", "from_managed": "convert", "from_pointer": "convert"}
-"""What functions do that are not named by a verb."""
+"""Verbs for functions whose name is not a verb."""
 
 _VERBS_WITHOUT_TARGET = {
     "array_namespace": "find the namespace of",
@@ -151,45 +155,44 @@ _VERBS_WITHOUT_TARGET = {
     "shares_memory": "compare the memory of",
     "to_capsule": "export",
 }
-"""What functions do that have no target. Messages do not show the one that they use inside."""
+"""Verbs for functions without a target: their messages do not show the internal one."""
 
 
 class DlxError(Exception):
-    """Base of everything that dlx raises.
+    """Base class of dlx's exceptions.
 
     Parameters
     ----------
     reason
-        Why it cannot be done, without a full stop.
+        Why the action failed, without a full stop.
     source
-        What was found, as text: ``"numpy.ndarray (float32[4])"``.
+        Description of the object: ``"numpy.ndarray (float32[4])"``.
     target
-        What was asked for: ``"torch"``.
+        Name of the requested framework: ``"torch"``.
     path
-        Where in a container it is: the keys from the root to the array, ``("a", 3, Attribute("x"))``; empty at the
-        root. Numbers and text are kept as they are; a key that is more than plain, small data is kept as its repr.
+        Keys from the root of the container to the array, ``("a", 3, Attribute("x"))``; empty at the root. Numbers and
+        text are stored unchanged; other keys as their repr.
     root
-        What the path begins at, such as a parameter's name; empty for the object that was passed.
+        Name of the object where the path starts, such as a parameter; empty for the converted object.
     fix
-        One sentence that says what to do.
+        One sentence with a solution.
     option
-        Options of `dlx.convert` any one of which would let it through, as pairs (name, value): ``(("detach", True),)``.
-        A value of None means to leave the option out.
+        Options of `dlx.convert`, each of which would avoid the error, as pairs (name, value): ``(("detach", True),)``.
+        A value of None means: leave the option out.
     via
-        Where the call that was made has no such option: how the sentence about `option` ends.
+        End of the sentence about `option` if the called function has no such option.
     details
-        Ends of the reason that differ from one array, or from one version of a framework, to the next, as pairs (what
-        it is, text): ``(("alignment", ", found 16"),)``.
+        Parts of the reason that depend on the array or the framework's version, as pairs (topic, text):
+        ``(("alignment", ", found 16"),)``.
     sharing
-        Whether sharing memory was demanded (``copy=False``).
+        Whether the caller passed ``copy=False``.
 
     Attributes
     ----------
     source, target, path, root, option, via, details, sharing
-        The parameters, for programs. The message is made from them when it is read.
+        The parameters, for programs.
     action
-        Name of the function of dlx that was called: ``"convert"``, ``"open"``, ``"share"``; ``"read"`` for a file that
-        is open.
+        Name of the called function of dlx: ``"convert"``, ``"open"``, ``"share"``; ``"read"`` for an open file.
     brief
         The reason without its details.
     reason
@@ -197,10 +200,13 @@ class DlxError(Exception):
     where
         The path as text: ``"obj['a'][3].x"``.
     fix
-        What to do: the sentence about `option`, then the parameter `fix`.
+        The sentence about `option`, then the parameter `fix`; without both, `usual_fix`.
+    usual_fix
+        The usual solution for errors of this class; may be empty.
     """
 
     action = "convert"
+    usual_fix = ""
 
     def __init__(
         self,
@@ -230,7 +236,7 @@ class DlxError(Exception):
 
     @property
     def reason(self) -> str:
-        """Why it cannot be done, without a full stop."""
+        """Why the action failed, without a full stop."""
         return self.brief + "".join(text for _, text in self.details)
 
     @property
@@ -240,7 +246,7 @@ class DlxError(Exception):
 
     @path.setter
     def path(self, path: Iterable[Any]) -> None:
-        self._path = tuple(key if _is_kept(key) else _KeyText(safe_repr(key, MAX_KEY)) for key in path)
+        self._path = tuple(key if _is_small_data(key) else _KeyText(safe_repr(key, MAX_KEY)) for key in path)
 
     @property
     def where(self) -> str:
@@ -249,100 +255,122 @@ class DlxError(Exception):
 
     @property
     def fix(self) -> str:
-        """What to do, one sentence or two; empty where nothing is known."""
+        """The solution, in one or two sentences; empty if there is none."""
         return self.advice()
 
     @fix.setter
     def fix(self, fix: str) -> None:
         self._fix = fix
 
-    def advice(self, write: Callable[[str, Any], str] = written) -> str:
-        """Return `fix`, options written by ``write(name, value)``; without a value it gives the name of an option."""
-        return sentences(option_text(self.option, write, self.via), self._fix)
+    def advice(self, write: Callable[[str, Any], str] = format_option) -> str:
+        """Return `fix` with its options formatted by ``write(name, value)``; without a value, it gets the name."""
+        fix = sentences(option_text(self.option, write, self.via), self._fix)
+        return fix or ("" if self.brief.endswith(".") else self.usual_fix)  # texts of C may contain the fix
 
     def __str__(self) -> str:
-        asked = ""
+        action = ""
         if self.source:
             verb = _VERBS_WITHOUT_TARGET.get(self.action)
-            asked = f"cannot {verb or _VERBS.get(self.action, self.action)} {self.source}"
+            action = f"cannot {verb or _VERBS.get(self.action, self.action)} {self.source}"
             if self.target and verb is None:
-                asked += f" to {self.target!r}"
+                action += f" to {self.target!r}"
             if self.sharing:
-                asked += " without a copy"
+                action += " without a copy"
         if self.where:
-            asked += f" at {self.where}" if asked else f"at {self.where}"
-        return sentences(f"{asked}: {self.reason}" if asked else self.reason, self.fix)
+            action += f" at {self.where}" if action else f"at {self.where}"
+        return sentences(f"{action}: {self.reason}" if action else self.reason, self.fix)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.brief,), self.__dict__  # notes included
 
     def complete(self, *, path: Iterable[Any] = (), root: str = "", **parts: Any) -> DlxError:
-        """Fill in parts that are still empty, which outer layers know and inner ones do not; return the error."""
+        """Fill in the empty parts, which only outer layers know, and return the error."""
         if not (self.path or self.root):
             self.path, self.root = path, root
         for name, value in parts.items():
-            if not getattr(self, name):
+            if not ((self._fix or self.option) if name == "fix" else getattr(self, name)):
                 setattr(self, name, value)
         return self
 
 
 class ConversionError(DlxError, BufferError):
-    """Raised where data cannot be converted; `BufferError` is the array API standard's word for it."""
+    """The data cannot be converted. The array API standard requires `BufferError`."""
 
 
 class CopyRequiredError(ConversionError, ValueError):
-    """Sharing was demanded (``copy=False``) where only a copy is possible."""
+    """The caller passed ``copy=False``, but the conversion needs a copy."""
+
+    usual_fix = "Drop copy=False."
 
 
 class ReadOnlyError(ConversionError, ValueError):
-    """Read-only memory would reach a consumer that cannot say so."""
+    """The memory is read-only, and the consumer cannot represent that."""
+
+    usual_fix = "Pass a writable copy."
 
 
 class LayoutError(ConversionError, ValueError):
-    """The way the elements lie in memory cannot be expressed (sparse, masked, null data, size overflow)."""
+    """The consumer cannot represent the memory layout (sparse, masked, null data, size overflow)."""
+
+    usual_fix = "Reshape or copy it in its own framework first."
 
 
 class DTypeError(ConversionError, TypeError):
-    """The dtype does not exist on the other side."""
+    """The consumer has no such dtype."""
+
+    usual_fix = "Convert it to another dtype in its own framework first."
 
 
 class DeviceError(ConversionError, RuntimeError):
-    """The device is unknown, absent, or out of the consumer's reach."""
+    """The device is unknown, missing, or unsupported by the consumer."""
+
+    usual_fix = "Move it to the host in its own framework first."
 
 
 class DeviceNameError(DeviceError, ValueError):
-    """A name that no device has."""
+    """The device name is invalid."""
 
 
 class StreamError(ConversionError, ValueError):
-    """A stream that has no meaning for this device."""
+    """The stream is invalid for this device."""
+
+    usual_fix = "Leave stream out."
 
 
 class ProtocolError(ConversionError, ValueError):
-    """A producer broke the DLPack protocol, or uses another major version of it."""
+    """The producer violates the DLPack protocol, or uses another major version."""
+
+    usual_fix = "Report it to its producer, which violates DLPack."
 
 
 class ConsumedError(ProtocolError):
-    """A capsule, or a tensor made from one, that was used before."""
+    """The capsule, or the tensor made from it, has been used already."""
+
+    usual_fix = "Export it again."
 
 
 class FileError(DlxError, ValueError):
-    """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
+    """The file has an unsupported format, is damaged or truncated, or is closed."""
 
     action = "read"
+    usual_fix = "Write it or fetch it again."
 
 
 class HandleError(DlxError, ValueError):
-    """A handle of shared memory is forged, damaged or of another version, or what it stands for is gone."""
+    """The handle of shared memory is invalid, has another version, or its memory no longer exists."""
+
+    usual_fix = "Share it again, and attach the new handle."
 
 
 class AdapterNotFoundError(DlxError, TypeError):
-    """No adapter and no protocol for this type, no array in a record, or no framework of this name."""
+    """The type has no adapter and no protocol, a record holds no array, or the framework is unknown."""
 
 
-class FrameworkNotInstalledError(DlxError, ImportError):  # type: ignore[misc]  # whose `path` is another
-    """The target framework is not installed, or its import fails."""
+class FrameworkNotInstalledError(DlxError, ImportError):  # type: ignore[misc]  # ImportError has another `path`
+    """The framework is not installed, or its import fails."""
 
 
 class PluginError(DlxError, RuntimeError):
-    """An adapter plugin is broken; the cause is attached."""
+    """An adapter plugin is broken; `__cause__` has the error."""
+
+    usual_fix = "Repair or uninstall the plugin."

@@ -1,4 +1,4 @@
-"""Types for annotations: what dlx takes, for functions that pass it on.
+"""Types for annotations of functions that pass arrays and options to dlx.
 
 Examples
 --------
@@ -17,16 +17,16 @@ __all__ = ["DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDL
 
 @runtime_checkable
 class SupportsDLPack(Protocol):
-    """An array of any framework: whatever can hand its memory over by DLPack.
+    """An array of any framework that supports DLPack.
 
-    Arrays of numpy, torch, jax, cupy and tvm-ffi are of this type, and `dlx.Tensor`. Annotate with it what your
-    function takes from anybody: ``def norm(x: dlx.SupportsDLPack) -> float``.
+    Arrays of numpy, torch, jax, cupy and tvm-ffi have this type, and `dlx.Tensor`. Use it in functions that accept
+    arrays of any framework: ``def norm(x: dlx.SupportsDLPack) -> float``.
 
     Notes
     -----
-    The array API asks for ``__dlpack_device__`` as well. It is no part of the type, since type checkers do not see it
-    in ``jax.Array``. How ``__dlpack__`` wants to be called has changed over the years; `dlx.convert` knows, so that
-    nothing is said of it here but that it can be called.
+    The array API also requires ``__dlpack_device__``. It is not part of the type, since type checkers do not find it in
+    ``jax.Array``. The parameters of ``__dlpack__`` have changed over the years and are not part of the type either;
+    `dlx.convert` supports all versions.
     """
 
     def __dlpack__(self) -> Any:
@@ -37,26 +37,26 @@ Target: TypeAlias = "str | ModuleType | type[Any]"
 """The target of a conversion: a name (``"torch"``), a module, or an array type that an adapter lists."""
 
 DeviceLike: TypeAlias = "str | int | tuple[int, int]"
-"""Where an array is or shall be: ``"cuda:1"``, ``(2, 1)``, a `dlx.Device`, or a DLPack device type."""
+"""A device: ``"cuda:1"``, ``(2, 1)``, a `dlx.Device`, or a DLPack device type."""
 
 Readonly: TypeAlias = Literal["copy", "error", "share"]
-"""What becomes of read-only memory where the target's arrays are always writable."""
+"""How targets whose arrays are always writable get read-only memory."""
 
 READONLY: tuple[str, ...] = get_args(Readonly)
 
 Errors: TypeAlias = Literal["raise", "collect"]
-"""Raise the first error of a container, or all of them in an ExceptionGroup."""
+"""Raise the first error of a container, or all errors in an ExceptionGroup."""
 
 ERRORS: tuple[str, ...] = get_args(Errors)
 
 Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "deferred", "unknown"]
-"""What `dlx.plan` says will become of an array or container: see `dlx.Plan`."""
+"""The outcome of a conversion, see `dlx.Plan`."""
 
 
 class Options(TypedDict, total=False):
     """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
 
-    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict` and `errors`; each may be left out.
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict` and `errors`; each is optional.
     """
 
     device: DeviceLike | None

@@ -1,7 +1,7 @@
-"""Real files from one framework to another: a .npy opened read-only, a PNG, a saved torch module. Run by `make demo`.
+"""Convert real files between frameworks: a read-only .npy, a PNG, a saved torch module. Run by `make demo`.
 
-For each conversion it prints what `dlx.plan` says, whether memory is shared, judged by the addresses, and the time of
-`dlx.convert`, best of five. It needs none of numpy, pillow and torch, and says which of them it goes without.
+Each conversion prints the plan of `dlx.plan`, whether memory is shared (judged by the addresses), and the time of
+`dlx.convert`, best of five. numpy, pillow and torch are optional; notes name the missing ones.
 """
 
 import importlib
@@ -16,23 +16,23 @@ import dlx
 
 
 def have(name, called=None):
-    """Return a module, or None with a word about it."""
+    """Return a module, or print a note and return None."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        print(f"note: {called or name} is not installed; going on without it")
+        print(f"note: {called or name} is not installed; skipping its part")
         return None
 
 
 def say(text, indent=2):
-    """Print text, long lines folded for a terminal of 80 columns."""
+    """Print text, with long lines folded for a terminal of 80 columns."""
     for line in str(text).splitlines():
         inset = " " * (indent + len(line) - len(line.lstrip()))
         print(textwrap.fill(line.strip(), 80, initial_indent=inset, subsequent_indent=inset + "  "))
 
 
 def show(name, obj, to, **options):
-    """Show the plan of one conversion, do it, and show whether memory is shared. Return the result, None if refused."""
+    """Print the plan of a conversion, run it, and print whether memory is shared; return None if refused."""
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     print(f"\ndlx.convert({name}, to={to!r}{arguments})")
     say(dlx.plan(obj, to=to, **options))
@@ -53,12 +53,12 @@ def show(name, obj, to, **options):
 
 
 def source_text():
-    """Return the standard library's top-level modules as one piece of text."""
+    """Return the standard library's top-level modules as one text."""
     return b"".join(path.read_bytes() for path in sorted(Path(tempfile.__file__).parent.glob("*.py")))
 
 
 def buffers(folder):
-    """Convert what needs no framework: a file mapped into memory, and a capsule."""
+    """Convert objects without a framework: a file mapped into memory, and a capsule."""
     print("\n== A text file, mapped read-only: the source code of Python's standard library")
     path = folder / "library.txt"
     path.write_bytes(source_text())
@@ -71,7 +71,7 @@ def buffers(folder):
 
 
 def table(np, folder, to):
-    """Convert a .npy file that is opened read-only; return its contents."""
+    """Convert a read-only .npy file; return its contents."""
     print("\n== counts.npy: how often each byte follows each other in Python's own source")
     text = np.frombuffer(source_text(), np.uint8)
     pairs = text[:-1].astype(np.int64) * 256 + text[1:]
@@ -106,7 +106,7 @@ def picture(np, folder, to):
 
     with Image.open(folder / "hills.png") as image:
         show("image", image, to)
-        say("pillow writes its pixels out anew whenever it is asked for them")
+        say("pillow copies its pixels for every export")
         if np is not None:
             pixels = np.array(image)
             show("pixels", pixels, to)
@@ -115,7 +115,7 @@ def picture(np, folder, to):
 
 
 def module(torch, np, counts, folder):
-    """Save and load a module that knows which byte follows which, and convert its parameters."""
+    """Save and load a module that predicts the next byte, and convert its parameters."""
     print("\n== successor.pt: a torch module's state_dict, saved and loaded")
     known = dlx.convert(counts, to="torch").double() + 1
     successor = torch.nn.Embedding.from_pretrained((known / known.sum(1, keepdim=True)).float())
@@ -132,13 +132,13 @@ def module(torch, np, counts, folder):
     for options in ({}, {"detach": True}):
         show("plane.weight", plane.weight, "numpy", **options)
 
-    print("\n== A tree: everything of above, and a view of it")
+    print("\n== A tree: all of the above, and a view of it")
     everything = {"state": dict(state), "counts": [counts, counts[::-1]], "made of": "Python's standard library"}
     print("\ndlx.convert(everything, to='dlx')")
     say(dlx.plan(everything, to="dlx"))
     converted = dlx.convert(everything, to="dlx")
     shared = sum(dlx.shares_memory(converted["state"][name], tensor) for name, tensor in state.items())
-    say(f"{shared} of {len(state)} tensors of the state share their memory with what came out")
+    say(f"{shared} of {len(state)} tensors of the state share their memory with the result")
     view = dlx.convert(everything, to="numpy", lazy=True)
     print("\ndlx.convert(everything, to='numpy', lazy=True)['state']['1.bias']")
     say(view["state"]["1.bias"])

@@ -8,7 +8,7 @@ PyObject* py_raise(int status, const char* format, ...) {
   Py_DECREF(code);
   if (class == NULL) {
     if (!PyErr_Occurred())
-      PyErr_Format(PyExc_SystemError, "dlx has no error for status %d", status);
+      PyErr_Format(PyExc_SystemError, "no exception is registered for status %d", status);
     return NULL;
   }
   if (format == NULL) {

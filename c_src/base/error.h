@@ -1,7 +1,7 @@
 #ifndef DLX_ERROR_H_
 #define DLX_ERROR_H_
 
-/* How C raises the errors of dlx. Everything here wants the GIL. */
+/* Raising dlx's exceptions from C. The caller must hold the GIL. */
 
 #include "extension.h"
 #include "hooks.h"
@@ -9,14 +9,14 @@
 
 #include "dlx_cuda.h"
 
-/* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
- * means the status's own sentence. Errors: always returns NULL with an exception set. */
+/* Raise the exception class that native.py registered for a status, with a PyErr_Format text (NULL:
+ * the text of the status). Errors: always returns NULL with an exception. */
 PyObject* py_raise(int status, const char* format, ...);
 
-/* 0 for DLX_OK. Errors: -1 with the exception of the status. */
+/* Raise the exception of a status. Errors: -1; 0 for DLX_OK. */
 int py_check(int status);
 
-/* Take the exception that is set, if py_error_may_go. Errors: NULL with the exception still set. */
+/* Take the current exception if py_error_may_go allows it. Errors: NULL; it is still set. */
 PyObject* py_error_take(void);
 
 #endif

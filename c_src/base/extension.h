@@ -1,7 +1,7 @@
 #ifndef DLX_EXTENSION_H_
 #define DLX_EXTENSION_H_
 
-/* What our extensions share. Everything here wants the GIL. */
+/* Helpers for dlx's extensions. The caller must hold the GIL. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,12 +13,11 @@
 #define PY_ONE(name) {#name, name, METH_O, name##_doc}
 #define PY_VARARGS(name) {#name, name, METH_VARARGS, name##_doc}
 #define PY_FASTCALL(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
-/* The same under another name, with keywords. */
+/* The same with another name, and with keywords. */
 #define PY_KEYWORDS(text, name) \
   {text, (PyCFunction)(void (*)(void))name, METH_FASTCALL | METH_KEYWORDS, name##_doc}
 #define PY_END {NULL, NULL, 0, NULL}
 
-/* Run a statement while other threads may have the GIL. */
 #define PY_WITHOUT_GIL(...)                     \
   do {                                          \
     PyThreadState* state = PyEval_SaveThread(); \
@@ -26,19 +25,19 @@
     PyEval_RestoreThread(state);                \
   } while (0)
 
-/* The documentation of a builtin, which follows. It begins with the signature if dlx.adapter
- * exports the builtin; dlx/_core/native.py has the signatures of all. */
+/* Docstring of the builtin that follows. It starts with the signature if dlx.adapter exports the
+ * builtin; dlx/_core/native.py has all signatures. */
 #define PY_DOC(name, text) static const char name##_doc[] = text
 
-/* Whether a builtin got the right number of arguments. Errors: 0 with TypeError. */
-static inline int py_args(const char* name, Py_ssize_t n, Py_ssize_t least, Py_ssize_t most) {
+/* Check the number of arguments of a builtin. Errors: 0 with TypeError. */
+static inline int py_check_args(const char* name, Py_ssize_t n, Py_ssize_t least, Py_ssize_t most) {
   if (n >= least && n <= most) return 1;
   PyErr_Format(PyExc_TypeError, "%s takes %zd to %zd arguments, found %zd", name, least, most, n);
   return 0;
 }
 
 /* Owns: new reference. Errors: NULL with an exception. */
-static inline PyObject* py_tuple_of(const int64_t* numbers, Py_ssize_t n) {
+static inline PyObject* py_new_tuple(const int64_t* numbers, Py_ssize_t n) {
   PyObject* tuple = PyTuple_New(n);
   for (Py_ssize_t i = 0; tuple && i < n; i++) {
     PyObject* number = PyLong_FromLongLong(numbers[i]);
@@ -50,13 +49,13 @@ static inline PyObject* py_tuple_of(const int64_t* numbers, Py_ssize_t n) {
   return tuple;
 }
 
-/* Whether an exception may be replaced or forgotten: an Exception, but no MemoryError. */
+/* Return 1 if an exception may be replaced or cleared: an Exception other than MemoryError. */
 static inline int py_error_may_go(PyObject* type) {
   return PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
          !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
 }
 
-/* Clear the exception, if it may go: Python raises it again. Errors: -1 = it is still set. */
+/* Clear the exception if py_error_may_go allows it. Errors: -1 = it is still set. */
 static inline int py_error_forget(void) {
   PyObject* type = PyErr_Occurred();
   if (type && !py_error_may_go(type)) return -1;
@@ -64,15 +63,14 @@ static inline int py_error_forget(void) {
   return 0;
 }
 
-/* Find the table of our major version behind newer ones. Errors: NULL = there is none. */
-static inline const DLPackExchangeAPI* py_exchange_known(const DLPackExchangeAPIHeader* header) {
+/* Find the table of dlx's major version behind newer ones. Errors: NULL = not found. */
+static inline const DLPackExchangeAPI* py_find_exchange(const DLPackExchangeAPIHeader* header) {
   for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
     if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
   }
   return NULL;
 }
 
-/* An exception, set aside while foreign code may run. */
 typedef struct {
   PyObject *type, *value, *traceback;
 } py_pending;
@@ -88,7 +86,7 @@ static inline void py_pending_restore(py_pending p) {
   PyErr_Restore(p.type, p.value, p.traceback);
 }
 
-/* Give up a reference to an object that may run Python; a pending exception is kept. */
+/* Release a reference to an object that may run Python; keeps a pending exception. */
 static inline void py_drop(void* object) {
   py_pending pending = py_pending_save();
   Py_DECREF((PyObject*)object);

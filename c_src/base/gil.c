@@ -1,4 +1,4 @@
-/* Taking the GIL on threads that Python may not know, and the end of that. */
+/* Taking the GIL on threads unknown to Python, until the interpreter ends. */
 
 #include "gil.h"
 #include "core/thread_state.h"
@@ -6,17 +6,17 @@
 #include <pthread.h>
 #include <time.h>
 
-/* Python has no step that both asks whether the interpreter lives and takes the GIL. A thread
- * between the two would touch an interpreter that is being deleted (3.14 even gives it the GIL), so
- * Python's atexit waits for such threads. Each says so in its own state, since threads of torch
- * that release without the GIL would all write to one word. */
-static atomic_int unknown; /* threads between the two that have no state: no memory */
-static atomic_int closed;  /* no further thread may begin */
+/* Python cannot check that the interpreter lives and take the GIL in one step. A thread between
+ * both would use an interpreter that is being deleted (3.14 even gives it the GIL), so an atexit
+ * handler waits for such threads. Each thread has a flag in its state: torch's threads release
+ * without the GIL, and would contend for a shared counter. */
+static atomic_int stateless; /* such threads without a state (no memory) */
+static atomic_int closed;
 
 int py_gil_take(PyGILState_STATE* state) {
   dlx_thread_state* own = dlx_state_of_thread();
-  atomic_int* entering = own ? &own->entering : &unknown;
-  atomic_fetch_add(entering, 1); /* before `closed` is read; close_gil does the opposite */
+  atomic_int* entering = own ? &own->entering : &stateless;
+  atomic_fetch_add(entering, 1); /* before reading `closed`; close_gil does the reverse */
 #if PY_VERSION_HEX >= 0x030D0000
   int is_going = Py_IsFinalizing();
 #else
@@ -24,21 +24,20 @@ int py_gil_take(PyGILState_STATE* state) {
 #endif
   int may_take = !atomic_load(&closed) && !is_going && Py_IsInitialized();
   if (may_take) *state = PyGILState_Ensure();
-  /* From now on Python knows this thread. */
   if (own)
-    atomic_store_explicit(entering, 0, memory_order_release); /* no other thread writes to it */
+    atomic_store_explicit(entering, 0, memory_order_release); /* only this thread writes to it */
   else
     atomic_fetch_sub(entering, 1);
   return may_take;
 }
 
-/* The other threads are not in the child, so none is between the two. */
+/* Only the forking thread exists in the child. */
 static void after_fork(void) {
-  atomic_store(&unknown, 0);
+  atomic_store(&stateless, 0);
 }
 
 static int is_any_entering(void) {
-  int found = atomic_load(&unknown);
+  int found = atomic_load(&stateless);
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next)
     found |= atomic_load(&each->entering);
   return found;
@@ -48,8 +47,8 @@ static void watch_forks(void) {
   pthread_atfork(NULL, NULL, after_fork);
 }
 
-/* From now on no thread takes the GIL, and Python objects leak. Threads that have it already are
- * not waited for: they may wait for this one. */
+/* Stop all threads from taking the GIL; from now on Python objects leak. Does not wait for threads
+ * that already have the GIL: they may wait for this thread. */
 static PyObject* close_gil(PyObject* self, PyObject* unused) {
   const struct timespec pause = {.tv_nsec = 100000};
   atomic_store(&closed, 1);

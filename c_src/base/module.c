@@ -1,4 +1,4 @@
-/* The bridge from cffi to CPython: dlx_bind adds one builtin to a module, which adds all others. */
+/* The bridge from cffi to CPython: dlx_bind adds one builtin to a module; that adds all others. */
 
 #include "call/function.h"
 #include "convert/pairs.h"
@@ -7,34 +7,35 @@
 #include "view/view.h"
 
 int dlx_bind(uintptr_t module);
-PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
+PyMODINIT_FUNC dlx_cffi_module(void);
 
 static PyMethodDef* const builtins[] = {
-    py_hooks_functions,     py_capsule_functions, py_buffer_functions, py_make_functions,
-    py_within_functions,    py_cuda_functions,    py_arrow_functions,  py_exchange_functions,
+    py_hooks_functions,     py_capsule_functions, py_buffer_functions, py_tensor_functions,
+    py_packed_functions,    py_cuda_functions,    py_arrow_functions,  py_exchange_functions,
     py_view_functions,      py_pair_functions,    py_call_functions,   py_stream_functions,
     py_arguments_functions,
 };
 
 #undef PyInit__ffi
 PyMODINIT_FUNC PyInit__ffi(void) {
-  return py_without_gil(dlx_cffi_module());
+  return py_allow_no_gil(dlx_cffi_module());
 }
 
 PyDoc_STRVAR(bind_doc,
              "bind(module, /)\n--\n\n"
-             "Add every builtin and type to a module. ImportError in a second interpreter.");
+             "Add all builtins and types to a module. Raise ImportError in a second interpreter.");
 
 static PyObject* bind(PyObject* self, PyObject* module) {
-  static int64_t first = -1; /* numbers of interpreters are never used again */
+  static int64_t first = -1; /* interpreter ids are never reused */
   int64_t here = PyInterpreterState_GetID(PyInterpreterState_Get());
   if (here < 0) return NULL;
   if (first >= 0 && first != here) {
-    PyErr_Format(PyExc_ImportError,
-                 "dlx works in one interpreter of a process: it is in use in interpreter %lld, and "
-                 "this is interpreter %lld. Use it from there, or use processes "
-                 "(multiprocessing) instead of interpreters.",
-                 (long long)first, (long long)here);
+    PyErr_Format(
+        PyExc_ImportError,
+        "dlx works in one interpreter per process: it is already in use in interpreter %lld, "
+        "and this is interpreter %lld. Use it from there, or use processes "
+        "(multiprocessing) instead of interpreters.",
+        (long long)first, (long long)here);
     return NULL;
   }
   first = here;
@@ -48,8 +49,8 @@ static PyObject* bind(PyObject* self, PyObject* module) {
   Py_RETURN_NONE;
 }
 
-/* GIL: taken (cffi released it), in an unknown interpreter: only what is right in any is done here.
- * Errors: -1 with the exception printed, since cffi would lose it. */
+/* GIL: taken (cffi released it), maybe in the wrong interpreter, so bind does the rest. Errors: -1;
+ * prints the exception, which cffi would lose. */
 int dlx_bind(uintptr_t module) {
   static PyMethodDef functions[] = {{"bind", bind, METH_O, bind_doc}, {NULL, NULL, 0, NULL}};
   PyGILState_STATE state = PyGILState_Ensure();

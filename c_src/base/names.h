@@ -1,7 +1,7 @@
 #ifndef DLX_NAMES_H_
 #define DLX_NAMES_H_
 
-/* The names of attributes, methods and keywords, interned. */
+/* Interned names of attributes, methods and keywords. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -12,6 +12,7 @@
   NAME(arrow_stream, "__arrow_c_stream__")               \
   NAME(back, "back")                                     \
   NAME(begin, "_begin")                                  \
+  NAME(convert_at, "_convert_at")                        \
   NAME(copy, "copy")                                     \
   NAME(cpu, "cpu")                                       \
   NAME(cuda_array_interface, "__cuda_array_interface__") \
@@ -27,7 +28,6 @@
   NAME(lazy, "lazy")                                     \
   NAME(like, "like")                                     \
   NAME(max_version, "max_version")                       \
-  NAME(missed, "_missed")                                \
   NAME(module, "__module__")                             \
   NAME(qualname, "__qualname__")                         \
   NAME(readonly, "readonly")                             \
@@ -39,10 +39,9 @@
 #define PY_NAME_DECLARED(name, text) extern PyObject* py_name_##name;
 PY_NAMES(PY_NAME_DECLARED)
 
-/* The keywords and the argument of __dlpack__(max_version=...). */
+/* Keyword and argument of __dlpack__(max_version=...). */
 extern PyObject *py_version_keywords, *py_version;
 
-/* GIL: needed. Errors: -1 with an exception. */
 int py_names_init(void);
 
 #endif

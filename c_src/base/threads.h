@@ -1,15 +1,15 @@
 #ifndef DLX_THREADS_H_
 #define DLX_THREADS_H_
 
-/* What free-threaded builds of CPython need, and functions that older ones lack. docs/design.md
- * says what threads share, and what protects it. Everything here wants the GIL. */
+/* Helpers for free-threaded CPython, and functions that older versions lack. docs/design.md says
+ * which objects threads share, and how they are protected. The caller must hold the GIL. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <stdatomic.h>
 
-/* As Py_BEGIN_CRITICAL_SECTION, which 3.11 and 3.12 lack. */
+/* Like Py_BEGIN_CRITICAL_SECTION, which 3.11 and 3.12 lack. */
 #ifdef Py_GIL_DISABLED
 #define PY_LOCKED(object) Py_BEGIN_CRITICAL_SECTION(object);
 #define PY_UNLOCKED() Py_END_CRITICAL_SECTION()
@@ -20,7 +20,7 @@
 #define PY_THREAD_LOCAL
 #endif
 
-/* Whether another reference keeps an object; without the GIL only known of a thread's own ones. */
+/* Return 1 if an object has another reference; without the GIL, only for this thread's objects. */
 static inline int py_is_held(PyObject* object) {
 #ifdef Py_GIL_DISABLED
   return _Py_IsOwnedByCurrentThread(object) &&
@@ -30,8 +30,8 @@ static inline int py_is_held(PyObject* object) {
 #endif
 }
 
-/* dict[key] of an exact dict, and list[i], which other threads may change. Owns: new references.
- * Errors: NULL; without an exception for a missing key or index. */
+/* dict[key] of an exact dict, and list[i]; other threads may change them. Owns: new reference.
+ * Errors: NULL; without an exception if the key or index is missing. */
 static inline PyObject* py_dict_get(PyObject* dict, PyObject* key) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found;
@@ -45,15 +45,15 @@ static inline PyObject* py_dict_get(PyObject* dict, PyObject* key) {
 static inline PyObject* py_list_get(PyObject* list, Py_ssize_t i) {
 #ifdef Py_GIL_DISABLED
   PyObject* found = PyList_GetItemRef(list, i);
-  if (found == NULL) PyErr_Clear(); /* IndexError */
+  if (found == NULL) PyErr_Clear();
   return found;
 #else
   return i < PyList_GET_SIZE(list) ? Py_NewRef(PyList_GET_ITEM(list, i)) : NULL;
 #endif
 }
 
-/* An attribute, or NULL if it is missing. Owns: new reference. Errors: -1 with an exception. */
-static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
+/* Get an attribute, NULL if missing. Owns: new reference. Errors: -1 with an exception. */
+static inline int py_get_optional(PyObject* obj, PyObject* name, PyObject** out) {
 #if PY_VERSION_HEX >= 0x030D0000
   return PyObject_GetOptionalAttr(obj, name, out);
 #else
@@ -61,7 +61,7 @@ static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
 #endif
 }
 
-/* The object of a weak reference. Owns: new reference. Errors: NULL = it is gone. */
+/* Return the object of a weak reference. Owns: new reference. Errors: NULL = it is gone. */
 static inline PyObject* py_weak_get(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found;
@@ -73,8 +73,8 @@ static inline PyObject* py_weak_get(PyObject* reference) {
 #endif
 }
 
-/* Say that a module needs no GIL. Owns: takes the module, and gives it back. Errors: NULL. */
-static inline PyObject* py_without_gil(PyObject* module) {
+/* Declare that a module needs no GIL. Owns: returns the module that it takes. Errors: NULL. */
+static inline PyObject* py_allow_no_gil(PyObject* module) {
 #ifdef Py_GIL_DISABLED
   if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0) Py_CLEAR(module);
 #endif

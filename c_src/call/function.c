@@ -1,6 +1,6 @@
-/* The fast path as Python sees it: a callable around the Python function `convert`, in the manner
- * of functools.lru_cache's wrapper. A call for an object and a target of a known pair, with simple
- * options only, is answered in C; any other goes to the Python function with the same arguments. */
+/* FastPathFunction: a callable around the Python function `convert`, like functools.lru_cache's
+ * wrapper. Calls for a known pair of type and target with simple options run in C; all others go to
+ * the Python function with the same arguments. */
 
 #include "function.h"
 #include "convert/pairs.h"
@@ -9,8 +9,7 @@
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* Call the Python function with the same arguments. What it raises is completed in Python, which
- * may raise another error in its place. */
+/* The hook completes errors of the Python function, and may raise another error instead. */
 static PyObject* call_python(py_call* call, PyObject* const* args, size_t nargsf, PyObject* names) {
   PyObject* result = py_call_python(call, args, nargsf, names);
   if (result || py_hooks.refused == NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
@@ -31,27 +30,25 @@ static PyObject* call_python(py_call* call, PyObject* const* args, size_t nargsf
   return NULL;
 }
 
-/* A function without a fast path. */
 static PyObject* call_wrapped(PyObject* self, PyObject* const* args, size_t nargsf,
                               PyObject* names) {
   py_call call = {.function = (FastPathObject*)self};
   return call_python(&call, args, nargsf, names);
 }
 
-/* convert(obj, like=...): to the framework of an example on the host, on which the result shall be
- * as well. */
+/* convert(obj, like=...): an example on the host names the framework; the result is on the host. */
 static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   PyObject *to = py_target_like(call, like), *result = NULL;
   py_pair pair;
   if (to == NULL) return NULL;
   call->to = to;
-  if (py_pair_of(call->function, Py_TYPE(obj), to, &pair)) {
+  if (py_pair_learn(call->function, Py_TYPE(obj), to, &pair)) {
     if (pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
       PyObject* own = py_target_like(call, obj);
-      if (own == to) result = Py_NewRef(obj); /* it is on the host, too */
+      if (own == to) result = Py_NewRef(obj); /* also on the host */
       Py_XDECREF(own);
     } else if (pair.what > PY_STAYS) {
-      result = py_convert_one(call, &pair, obj);
+      result = py_convert_array(call, &pair, obj);
     }
     py_pair_release(&pair);
   }
@@ -59,17 +56,15 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   return result;
 }
 
-/* A function of one array: trees are none. */
 static PyObject* convert_array(py_call* call, PyObject* obj) {
   py_pair pair;
-  if (!py_pair_of(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
-  PyObject* result = py_convert_one(call, &pair, obj);
+  if (!py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
+  PyObject* result = py_convert_array(call, &pair, obj);
   py_pair_release(&pair);
   return result;
 }
 
-/* convert(obj, to=..., lazy=True): an array is converted, a container gets a view. */
-static PyObject* view(py_call* call, PyObject* obj) {
+static PyObject* convert_lazily(py_call* call, PyObject* obj) {
   PyObject *function = call->function->view, *args[] = {obj, call->to};
   int is_lazy = call->options == DLX_VIEWS;
   call->options &= ~(unsigned)DLX_VIEWS;
@@ -94,13 +89,13 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
   } else if (py_options_read(&call, args, n, names, &like)) {
     py_maps_begin();
     result = like                       ? convert_like(&call, args[0], like)
-             : call.options & DLX_VIEWS ? view(&call, args[0])
+             : call.options & DLX_VIEWS ? convert_lazily(&call, args[0])
              : call.function->to        ? convert_array(&call, args[0])
                                         : py_convert(&call, args[0]);
     py_maps_end();
   }
   if (result || PyErr_Occurred()) {
-    if (call.answers) py_drop(call.answers);
+    if (call.responses) py_drop(call.responses);
     return result;
   }
   return call_python(&call, args, nargsf, names);
@@ -123,7 +118,7 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
   self->to = Py_XNewRef(to);
   self->view = Py_XNewRef(view);
 #if defined Py_GIL_DISABLED && PY_VERSION_HEX >= 0x030E0000
-  /* Else all threads that call it count references to it on one word. */
+  /* Otherwise all calling threads contend for one reference count. */
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)self);
 #endif
   return (PyObject*)self;
@@ -131,9 +126,9 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
 
 PyDoc_STRVAR(fast_path_bind_doc,
              "_bind(*, wrapped, learn, failed, view)\n--\n\n"
-             "Set parts that are made after the function itself.");
+             "Set parts that are created after the function.");
 
-/* Owns: keeps a reference to each part. GIL: needed. Errors: NULL with TypeError. */
+/* Owns: keeps a reference to each part. Errors: NULL with TypeError. */
 static PyObject* fast_path_bind(PyObject* callable, PyObject* args, PyObject* keywords) {
   static char* names[] = {"wrapped", "learn", "failed", "view", NULL};
   FastPathObject* self = (FastPathObject*)callable;
@@ -186,13 +181,12 @@ static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
   return PyMethod_New(self, obj);
 }
 
-/* As a function's: help() and notebooks show it. Owns: a new reference. GIL: needed. Errors: NULL
- * with an exception set. */
+/* Looks like a function's. Owns: a new reference. Errors: NULL with an exception. */
 static PyObject* fast_path_repr(PyObject* self) {
   PyObject *dict = PyObject_GenericGetDict(self, NULL), *name = NULL, *module = NULL, *text = NULL;
   if (dict == NULL) return NULL;
   if ((name = py_dict_get(dict, py_name_qualname)) && (module = py_dict_get(dict, py_name_module)))
-    text = PyUnicode_FromFormat("<function %S.%S>", module, name); /* which runs their Python */
+    text = PyUnicode_FromFormat("<function %S.%S>", module, name); /* runs Python */
   else if (!PyErr_Occurred())
     text = PyUnicode_FromFormat("<function at %p>", self);
   Py_XDECREF(name);
@@ -202,7 +196,7 @@ static PyObject* fast_path_repr(PyObject* self) {
 }
 
 static PyObject* fast_path_reduce(PyObject* self, PyObject* unused) {
-  return PyObject_GetAttr(self, py_name_qualname); /* pickled by name, as functions are */
+  return PyObject_GetAttr(self, py_name_qualname); /* pickled by name, like functions */
 }
 
 static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
@@ -211,8 +205,9 @@ static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
 
 PyDoc_STRVAR(fast_path_borrow_doc,
              "_borrow(obj, to, brief=False, /)\n--\n\n"
-             "Examine, export and check an array by its pair: a dlx.Tensor for _load; `obj` itself "
-             "where that is the\nresult; None where Python must be asked, which makes all copies.");
+             "Examine, export and check an array by its pair.\n\n"
+             "Return a dlx.Tensor for _load, `obj` if that is the result, or None if Python must "
+             "convert, as for all\ncopies.");
 
 static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 && nargs != 3) {
@@ -225,9 +220,9 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
   PyObject* same = NULL;
   py_maps_begin();
   py_pair pair;
-  if (py_pair_of((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
+  if (py_pair_learn((FastPathObject*)self, Py_TYPE(args[0]), args[1], &pair)) {
     if (pair.what == PY_STAYS)
-      same = pair.source->within.stay(pair.source, pair.target, args[0], 0);
+      same = pair.source->framework.stay(pair.source, pair.target, args[0], 0);
     else if (pair.what == PY_CONVERTS && py_target_holds(pair.target, options))
       pair.source->take(pair.source, pair.target, args[0], options, &offer);
     py_pair_release(&pair);
@@ -239,14 +234,15 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
   Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(fast_path_load_doc,
-             "_load(tensor, obj, to, /)\n--\n\n"
-             "Hand over the tensor that _borrow returned and consume it. NotImplemented where the "
-             "pair no longer exists; then it is not consumed.");
+PyDoc_STRVAR(
+    fast_path_load_doc,
+    "_load(tensor, obj, to, /)\n--\n\n"
+    "Hand over the tensor that _borrow returned and consume it. Return NotImplemented, and "
+    "keep the tensor,\nif the pair no longer exists.");
 
 static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !Py_IS_TYPE(args[0], &py_tensor_type)) {
-    PyErr_SetString(PyExc_TypeError, "_load takes what _borrow returned, the array and the target");
+    PyErr_SetString(PyExc_TypeError, "_load takes a dlx.Tensor, the array and the target");
     return NULL;
   }
   if (py_tensor_managed(args[0]) == NULL) return NULL;
@@ -258,7 +254,7 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
       py_call call = {.function = (FastPathObject*)self, .to = args[2]};
       DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
       ((TensorObject*)args[0])->managed = NULL;
-      result = pair.target->make(&call, pair.target, made, args[1]);
+      result = pair.target->hand_over(&call, pair.target, made, args[1]);
     }
     py_pair_release(&pair);
   }
@@ -268,13 +264,13 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
 
 PyDoc_STRVAR(fast_path_overlap_doc,
              "_overlap(a, b, /)\n--\n\n"
-             "Say whether two arrays of host memory, whose elements leave no gaps, have a byte in "
-             "common; None where\nPython must be asked.");
+             "Return whether two arrays of host memory without gaps have a byte in common, or None "
+             "if Python must\ndecide.");
 
 PyDoc_STRVAR(fast_path_exchange_api_doc,
              "_exchange_api(to, python_path, /)\n--\n\n"
-             "Return the exchange table for any array in a capsule; python_path(obj) makes a "
-             "dlx.Tensor where there is no\npair.");
+             "Return a capsule with the exchange table for any array. python_path(obj) returns a "
+             "dlx.Tensor if there is\nno pair.");
 
 static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* args,
                                         Py_ssize_t nargs) {
@@ -313,8 +309,8 @@ static PyGetSetDef fast_path_attributes[] = {
 PyDoc_STRVAR(fast_path_doc,
              "FastPathFunction(wrapped, learn, failed, to=None, view=None)\n--\n\n"
              "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
-             "one array. `view`:\nview(obj, to) gives a lazy view, or None. Where `learn` is None "
-             "calls go to Python.");
+             "one array. `view`:\nview(obj, to) returns a lazy view, or None. If `learn` is None, "
+             "all calls go to Python.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},
@@ -326,7 +322,7 @@ static PyType_Slot fast_path_slots[] = {
 };
 
 static PyType_Spec fast_path_spec = {
-    .name = "dlx.function", /* as users are shown it */
+    .name = "dlx.function", /* in messages to users */
     .basicsize = sizeof(FastPathObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
              Py_TPFLAGS_METHOD_DESCRIPTOR,
@@ -336,11 +332,11 @@ static PyType_Spec fast_path_spec = {
 PyDoc_STRVAR(
     set_traced_doc,
     "set_traced(function, /)\n--\n\n"
-    "Register what compilers that trace Python code read in place of a call: `__call__` of "
-    "the type. Calls go on in C.");
+    "Set the `__call__` of the type, which compilers that trace Python code read. Calls still "
+    "run in C.");
 
-/* Owns: keeps a reference to `function`. GIL: needed. Errors: NULL with an exception.
- * Into the type's dict, not by setattr: that would let Python answer every call. */
+/* setattr would redirect every call to Python, so this writes to the type's dict. Owns: keeps a
+ * reference to `function`. Errors: NULL with an exception. */
 static PyObject* set_traced(PyObject* module, PyObject* function) {
   PyObject* type = PyObject_GetAttrString(module, "FastPathFunction");
   if (type == NULL) return NULL;

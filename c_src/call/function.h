@@ -1,11 +1,11 @@
 #ifndef DLX_FUNCTION_H_
 #define DLX_FUNCTION_H_
 
-/* Functions with a fast path, as Python sees them. */
+/* Python callables with a fast path. For the defaults of Owns, GIL and Errors see convert/call.h.
+ */
 
 #include "convert/call.h"
 
-/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
 int py_function_init(PyObject* module);
 
 /* ---- call/arguments.c ------------------------------------------------------------------------ */
@@ -14,19 +14,17 @@ extern PyMethodDef py_arguments_functions[];
 
 /* ---- call/options.c -------------------------------------------------------------------------- */
 
-/* Read the target and the options of a call. `*like` is an example that the call gives in place of
- * a target, or NULL. Owns: borrowed from the arguments. GIL: needed; may run Python. Errors: 0 =
- * only Python understands them, unless an exception is set. */
+/* Read the target and the options of a call; *like = the example in place of a target, or NULL.
+ * Owns: borrowed from the arguments. Errors: 0 = the Python path reads them, unless an exception is
+ * set. */
 int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject* names,
                     PyObject** like);
 
-/* Make the words of calls. GIL: needed. Errors: -1 with an exception. */
 int py_options_init(PyObject* module);
 
 /* ---- call/overlap.c -------------------------------------------------------------------------- */
 
-/* Its method `_overlap`. Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an
- * exception. */
+/* The method `_overlap`. Errors: NULL with an exception. */
 PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 
 #endif

@@ -1,14 +1,13 @@
-/* The options that the fast path understands; calls with any other go to Python. */
+/* Options of the fast path; calls with other options go to Python. */
 
 #include "function.h"
 
 #include <stdatomic.h>
 
-/* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
- * that threads read them without a lock. */
+/* Objects that name the host besides "cpu", then NULL. Entries never change, so threads read them
+ * without a lock. */
 static _Atomic(PyObject*) hosts[8];
 
-/* Errors: 0 = ask Python, unless an exception is set. */
 static int names_host(PyObject* value) {
   if (value == py_name_cpu) return 1;
   for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
@@ -21,13 +20,12 @@ static int names_host(PyObject* value) {
   return 0;
 }
 
-/* One option of a call. Errors: 0 where only Python understands it, unless an exception is set. */
 static int read_option(unsigned* options, PyObject* name, PyObject* value) {
   if (name == py_name_copy) {
     *options |= value == Py_True ? DLX_COPIES : value == Py_False ? DLX_SHARES : 0;
     return value == Py_True || value == Py_False || value == Py_None;
   }
-  if (name == py_name_readonly) { /* the Python path checks the value where it matters */
+  if (name == py_name_readonly) { /* the Python path validates */
     for (Py_ssize_t i = 0; py_hooks.readonly_words && i < PyTuple_GET_SIZE(py_hooks.readonly_words);
          i++) {
       if (value != PyTuple_GET_ITEM(py_hooks.readonly_words, i)) continue;
@@ -44,7 +42,7 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     if (value == Py_True) *options |= DLX_VIEWS;
     return value == Py_True || value == Py_False;
   }
-  if (name == py_name_device) { /* arrays of devices are moved by the Python path */
+  if (name == py_name_device) { /* the Python path moves between devices */
     int is_host = value != Py_None && names_host(value);
     if (is_host) *options |= DLX_EXAMINES | DLX_HOST_ONLY | DLX_NAMES_DEVICE;
     return is_host || value == Py_None;
@@ -74,10 +72,9 @@ int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject
 
 PyDoc_STRVAR(add_host_doc,
              "add_host(device, /)\n--\n\n"
-             "Register an object of an immutable type that stands for the host where a call says "
-             "`device`.");
+             "Register an object of an immutable type that names the host in the option `device`.");
 
-/* Owns: keeps a reference. GIL: needed; may run Python. Errors: NULL with an exception. */
+/* Owns: keeps a reference. Errors: NULL with an exception. */
 static PyObject* add_host(PyObject* module, PyObject* device) {
   size_t i = 0;
   PyObject* none = NULL;
@@ -89,7 +86,7 @@ static PyObject* add_host(PyObject* module, PyObject* device) {
     none = NULL;
     i++;
   }
-  if (i == sizeof hosts / sizeof *hosts) Py_DECREF(device); /* there are enough: Python is asked */
+  if (i == sizeof hosts / sizeof *hosts) Py_DECREF(device); /* full: Python reads this one */
   Py_RETURN_NONE;
 }
 

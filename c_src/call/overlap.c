@@ -3,14 +3,13 @@
 #include "convert/pairs.h"
 #include "function.h"
 
-/* The bytes of one array, from `low` to below `high`; without gaps where `is_run`. */
+/* The bytes of an array: low <= address < high. */
 typedef struct {
   int64_t low, high;
-  int is_run;
-} place;
+  int is_run; /* has no gaps */
+} byte_range;
 
-/* Errors: 0 = ask Python. */
-static int place_of(const DLTensor* t, uint64_t flags, place* out) {
+static int get_byte_range(const DLTensor* t, uint64_t flags, byte_range* out) {
   if (t->device.device_type != kDLCPU || t->dtype.bits * t->dtype.lanes % 8) return 0;
   dlx_extent(t, flags, &out->low, &out->high);
   out->low += (int64_t)(uintptr_t)t->data;
@@ -19,36 +18,34 @@ static int place_of(const DLTensor* t, uint64_t flags, place* out) {
   return 1;
 }
 
-/* Of what can be exported only. GIL: needed; may run Python. Errors: 0 = ask Python. */
-static int place_of_export(const py_pair* pair, PyObject* obj, place* out) {
+static int export_byte_range(const py_pair* pair, PyObject* obj, byte_range* out) {
   py_offer offer = {.made = NULL};
   unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;
   if (!py_target_holds(pair->target, options)) return 0;
   pair->source->take(pair->source, pair->target, obj, options, &offer);
-  int is_known = offer.made && place_of(&offer.made->dl_tensor, offer.made->flags, out);
+  int is_known = offer.made && get_byte_range(&offer.made->dl_tensor, offer.made->flags, out);
   if (offer.made) dlx_managed_release(offer.made);
   return is_known;
 }
 
-/* Errors: 0 = ask Python, unless an exception is set. */
-static int place_by_pair(const py_pair* pair, PyObject* obj, place* out) {
+static int find_byte_range(const py_pair* pair, PyObject* obj, byte_range* out) {
   py_source* s = pair->source;
   if (pair->what == PY_STAYS) {
     DLManagedTensorVersioned* m =
         s->kind.type == &py_tensor_type ? py_tensor_inside((TensorObject*)obj) : NULL;
-    return m && place_of(&m->dl_tensor, m->flags, out);
+    return m && get_byte_range(&m->dl_tensor, m->flags, out);
   }
   if (pair->what != PY_CONVERTS) return 0;
   int is_buffer = s->table == &py_buffer_table && py_target_holds(pair->target, 0) &&
                   py_gate_is_open(&s->gate, obj);
   int is_known = is_buffer ? py_buffer_bytes(obj, &out->low, &out->high) : 0;
-  if (is_known == 0) return !PyErr_Occurred() && place_of_export(pair, obj, out);
+  if (is_known == 0) return !PyErr_Occurred() && export_byte_range(pair, obj, out);
   out->is_run = 1;
   return is_known > 0;
 }
 
 PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  place at[2];
+  byte_range at[2];
   if (nargs != 2) {
     PyErr_SetString(PyExc_TypeError, "_overlap takes two arrays");
     return NULL;
@@ -57,9 +54,9 @@ PyObject* py_function_overlap(PyObject* self, PyObject* const* args, Py_ssize_t 
   py_maps_begin();
   for (int is_known = 1; n < 2 && is_known; n += is_known) {
     py_pair pair;
-    is_known = py_pair_of((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
+    is_known = py_pair_learn((FastPathObject*)self, Py_TYPE(args[n]), py_name_dlx, &pair);
     if (!is_known) break;
-    is_known = place_by_pair(&pair, args[n], &at[n]);
+    is_known = find_byte_range(&pair, args[n], &at[n]);
     py_pair_release(&pair);
   }
   py_maps_end();

@@ -1,10 +1,9 @@
-/* Arrays on CUDA devices of types without a table: taken by their attributes (cupy). */
+/* Arrays on CUDA devices whose type has no exchange table, read by attributes (cupy). */
 
 #include "target.h"
 #include "core/strides.h"
 
-/* Numbers in a tuple that an attribute is. GIL: needed; may run Python. Errors: -1 = ask Python, or
- * an exception is set. */
+/* Read a tuple of numbers. Errors: -1 = fallback. */
 static int read_numbers(const py_question* question, PyObject* obj, int64_t* numbers) {
   PyObject* tuple = py_ask(question, obj);
   Py_ssize_t n = tuple && PyTuple_CheckExact(tuple) ? PyTuple_GET_SIZE(tuple) : -1;
@@ -17,11 +16,9 @@ static int read_numbers(const py_question* question, PyObject* obj, int64_t* num
   return (int)n;
 }
 
-/* What its dtype is in DLPack, if its elements are a power of two of bytes. GIL: needed; may run
- * Python. Errors: 0 = as above. */
 static int read_dtype(const py_fields* f, PyObject* obj, DLDataType* out) {
   PyObject* dtype = py_ask(&f->dtype, obj);
-  PyObject* found = dtype ? PyDict_GetItemWithError(f->dtypes, dtype) : NULL; /* never changed */
+  PyObject* found = dtype ? PyDict_GetItemWithError(f->dtypes, dtype) : NULL; /* never changes */
   long key = found ? PyLong_AsLong(found) : -1;
   *out = (DLDataType){(uint8_t)key, (uint8_t)(key >> 8), 1};
   Py_XDECREF(dtype);
@@ -29,8 +26,7 @@ static int read_dtype(const py_fields* f, PyObject* obj, DLDataType* out) {
   return key >= 0 && bits >= 8 && (bits & (bits - 1)) == 0;
 }
 
-/* Owns: the caller owns the result, which owns the array's memory. GIL: needed; runs Python.
- * Errors: NULL, perhaps with an exception: ask Python. */
+/* Owns: the caller owns the result, which owns the array's memory. */
 static DLManagedTensorVersioned* read_array(const py_fields* f, PyObject* obj) {
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM], device[DLX_MAX_NDIM];
   DLTensor t = {.shape = shape, .strides = strides};
@@ -38,7 +34,7 @@ static DLManagedTensorVersioned* read_array(const py_fields* f, PyObject* obj) {
   t.ndim = read_numbers(&f->shape, obj, shape);
   if (t.ndim < 0 || read_numbers(&f->strides, obj, strides) != t.ndim ||
       read_numbers(&f->device, obj, device) != 2 ||
-      !dlx_whole_strides(t.ndim, shape, strides, t.dtype.bits / 8, strides))
+      !dlx_convert_strides(t.ndim, shape, strides, t.dtype.bits / 8, strides))
     return NULL;
   t.device = (DLDevice){(int32_t)device[0], (int32_t)device[1]};
   PyObject* memory = t.device.device_type == kDLCUDA ? py_ask(&f->memory, obj) : NULL;
@@ -64,5 +60,5 @@ void py_take_attributes(py_source* s, py_target* t, PyObject* obj, unsigned opti
     return;
   }
   made->flags |= s->flags;
-  py_offer_made(s, t, made, options, out);
+  py_offer_managed(s, t, made, options, out);
 }

@@ -1,5 +1,5 @@
-/* Guards and switches: asked, and read. An Exception of theirs is forgotten, since the Python path
- * finds the same and says it; any other (see py_error_forget) is left set, and ends the call. */
+/* Guards and switches: how they are checked, and read from Python. Exceptions that py_error_forget
+ * clears are raised again by the Python path. */
 
 #include "gate.h"
 #include "base/threads.h"
@@ -24,7 +24,8 @@ int py_guard_is_false(const py_guard* guard, PyObject* obj, PyObject* asked) {
   return 1;
 }
 
-/* Before Python 3.12 every change of any dict gives it a version that no dict had before. */
+/* Before Python 3.12, each change of a dict gives it a new version that is unique among all dicts.
+ */
 static int is_off(py_switch* s) {
 #if PY_VERSION_HEX < 0x030C0000
   uint64_t version = ((PyDictObject*)s->owner)->ma_version_tag;
@@ -66,9 +67,9 @@ int py_switches_hold(const py_switches* states) {
 
 /* ---- read ------------------------------------------------------------------------------------ */
 
-int py_question_read(PyObject* given, PyTypeObject* type, py_question* q) {
+int py_question_read(PyObject* value, PyTypeObject* type, py_question* q) {
   PyObject *name, *of, *descriptor;
-  if (!PyArg_ParseTuple(given, "UOOp:Question", &name, &of, &descriptor, &q->is_method)) return -1;
+  if (!PyArg_ParseTuple(value, "UOOp:Question", &name, &of, &descriptor, &q->is_method)) return -1;
   q->name = name;
   q->type = PyType_Check(of) ? (PyTypeObject*)of : type;
   if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type) && !q->is_method) {
@@ -82,21 +83,20 @@ int py_question_read(PyObject* given, PyTypeObject* type, py_question* q) {
   return 0;
 }
 
-/* A getter: whether an object has an attribute, and it is not None. Owns: new reference. GIL:
- * needed; may run Python. Errors: NULL with an exception. */
+/* A getter: whether an object has an attribute that is not None. Errors: NULL with an exception. */
 static PyObject* has_value(PyObject* obj, void* name) {
   PyObject* value;
-  if (py_optional(obj, name, &value) < 0) return NULL;
+  if (py_get_optional(obj, name, &value) < 0) return NULL;
   int has = value && value != Py_None;
   Py_XDECREF(value);
   return PyBool_FromLong(has);
 }
 
-/* Read one Guard, and say which range it belongs to. Errors: -1 with an exception. */
-static int read_guard(PyObject* given, PyTypeObject* type, py_guard* out) {
+/* Read one Guard and return its range: early, array or owner. */
+static int read_guard(PyObject* value, PyTypeObject* type, py_guard* out) {
   PyObject *ask, *resolve;
   int of_owner, is_optional;
-  if (!PyArg_ParseTuple(given, "OIpOp:Guard", &ask, &out->codes, &of_owner, &resolve,
+  if (!PyArg_ParseTuple(value, "OIpOp:Guard", &ask, &out->codes, &of_owner, &resolve,
                         &is_optional) ||
       py_question_read(ask, type, &out->ask) < 0 ||
       (resolve != Py_None && py_question_read(resolve, type, &out->resolve) < 0))
@@ -110,15 +110,16 @@ static int read_guard(PyObject* given, PyTypeObject* type, py_guard* out) {
   return range;
 }
 
-int py_guards_read(PyObject* given, PyTypeObject* type, py_gate* gate) {
-  if (!PyTuple_Check(given)) return PyErr_SetString(PyExc_TypeError, "guards are a tuple"), -1;
-  Py_ssize_t n = PyTuple_GET_SIZE(given);
+int py_guards_read(PyObject* value, PyTypeObject* type, py_gate* gate) {
+  if (!PyTuple_Check(value))
+    return PyErr_SetString(PyExc_TypeError, "expected a tuple of guards"), -1;
+  Py_ssize_t n = PyTuple_GET_SIZE(value);
   gate->guards = PyMem_Calloc((size_t)n + 1, sizeof(py_guard));
   if (gate->guards == NULL) return PyErr_NoMemory(), -1;
-  for (int range = 0; range < 3; range++) { /* each is read in its place */
+  for (int range = 0; range < 3; range++) {
     for (Py_ssize_t i = 0; i < n; i++) {
       py_guard guard = {.codes = 0};
-      int found = read_guard(PyTuple_GET_ITEM(given, i), type, &guard);
+      int found = read_guard(PyTuple_GET_ITEM(value, i), type, &guard);
       if (found < 0) return -1;
       if (found == range) gate->guards[gate->n++] = guard;
     }
@@ -128,14 +129,15 @@ int py_guards_read(PyObject* given, PyTypeObject* type, py_gate* gate) {
   return 0;
 }
 
-int py_switches_read(PyObject* given, PyTypeObject* owners, py_switches* out) {
-  if (!PyTuple_Check(given)) return PyErr_SetString(PyExc_TypeError, "switches are a tuple"), -1;
-  Py_ssize_t n = PyTuple_GET_SIZE(given);
+int py_switches_read(PyObject* value, PyTypeObject* owners, py_switches* out) {
+  if (!PyTuple_Check(value))
+    return PyErr_SetString(PyExc_TypeError, "expected a tuple of switches"), -1;
+  Py_ssize_t n = PyTuple_GET_SIZE(value);
   out->at = PyMem_Calloc((size_t)n + 1, sizeof(py_switch));
   if (out->at == NULL) return PyErr_NoMemory(), -1;
   for (; out->n < n; out->n++) {
     py_switch* s = &out->at[out->n];
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, out->n), "O!UO:Switch", owners, &s->owner,
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(value, out->n), "O!UO:Switch", owners, &s->owner,
                           &s->name, &s->value))
       return -1;
   }

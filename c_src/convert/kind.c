@@ -1,32 +1,32 @@
-/* Types, and what was learned of them: see kind.h. */
+/* Types and the facts noted about them: see kind.h. */
 
 #include "kind.h"
 
-static PyObject *modules, *token_of; /* sys.modules; abc.get_cache_token */
+static PyObject *modules, *get_token; /* sys.modules; abc.get_cache_token */
 
 int py_kind_init(void) {
-  /* Held, since an interpreter that ends gives it up before all that may convert is freed. */
+  /* Strong: at the end of an interpreter, conversions may run after it has released sys.modules. */
   modules = Py_XNewRef(PyImport_GetModuleDict());
   PyObject* abc = PyImport_ImportModule("_abc");
-  token_of = abc ? PyObject_GetAttrString(abc, "get_cache_token") : NULL;
+  get_token = abc ? PyObject_GetAttrString(abc, "get_cache_token") : NULL;
   Py_XDECREF(abc);
-  return modules && token_of ? 0 : -1;
+  return modules && get_token ? 0 : -1;
 }
 
-/* The type's version, given to it now if it has none. Errors: 0, perhaps with MemoryError. */
+/* Return the version of a type, assigning one if it has none. Errors: 0; MemoryError may be set. */
 static unsigned assign_tag(PyTypeObject* type) {
 #if PY_VERSION_HEX >= 0x030C0000
   PyUnstable_Type_AssignVersionTag(type);
 #else
-  _PyType_Lookup(type, py_name_hash); /* a look-up of any name gives it one, and runs no Python */
+  _PyType_Lookup(type, py_name_hash); /* any look-up assigns a tag, and runs no Python */
 #endif
   return py_tag_of(type);
 }
 
-/* A class whose bases are replaced has another order, of other classes. */
-static uintptr_t mark_of(PyTypeObject* type) {
+/* Detects replaced base classes. */
+static uintptr_t hash_bases(PyTypeObject* type) {
   uintptr_t mark = 0;
-#ifdef Py_GIL_DISABLED /* another thread may replace it */
+#ifdef Py_GIL_DISABLED /* another thread may replace tp_mro */
   PyObject* order = PyObject_GetAttrString((PyObject*)type, "__mro__");
 #else
   PyObject* order = Py_XNewRef(type->tp_mro);
@@ -37,21 +37,20 @@ static uintptr_t mark_of(PyTypeObject* type) {
   return mark;
 }
 
-/* An attribute of a class, or NULL; no code of a metaclass runs where there is a GIL. Owns: new
- * reference. Errors: -1 with an exception. */
-static int look_up(PyTypeObject* type, PyObject* name, PyObject** out) {
-#ifdef Py_GIL_DISABLED /* the other look-up borrows */
-  return py_optional((PyObject*)type, name, out);
+/* Owns: *out is a new reference, or NULL. With a GIL, runs no code of a metaclass. */
+static int look_up_attribute(PyTypeObject* type, PyObject* name, PyObject** out) {
+#ifdef Py_GIL_DISABLED /* _PyType_Lookup returns a borrowed reference */
+  return py_get_optional((PyObject*)type, name, out);
 #else
   *out = Py_XNewRef(_PyType_Lookup(type, name));
   return 0;
 #endif
 }
 
-/* What stands for the value of an attribute, so that it can be compared later. A function may hold
- * the class that it is from, which must not live by it: it is held weakly. What can neither be held
- * so nor is known to hold no class counts as changed. Owns: takes `value`, or NULL; new reference.
- * Errors: NULL with an exception. */
+/* Return an object to compare an attribute's value with later. A function may reference its class
+ * and keep it alive, so it is held weakly. Values without weak references count as changed, unless
+ * they are known to reference no class. Owns: takes `value`, or NULL; new reference. Errors: NULL
+ * with an exception. */
 static PyObject* note_fact(PyObject* value) {
   if (value == NULL) return Py_NewRef(Py_Ellipsis);
   int is_of_c = Py_IS_TYPE(value, &PyMethodDescr_Type) || Py_IS_TYPE(value, &PyGetSetDescr_Type) ||
@@ -63,18 +62,16 @@ static PyObject* note_fact(PyObject* value) {
   return noted;
 }
 
-/* Errors: 0 = it differs. */
-static int is_fact(PyObject* noted, PyObject* value) {
+static int matches_fact(PyObject* noted, PyObject* value) {
   if (value == NULL) return noted == Py_Ellipsis;
   if (!PyWeakref_CheckRefExact(noted)) return noted == value;
-  PyObject* held = py_weak_get(noted);
-  Py_XDECREF(held); /* `value` is held */
-  return held == value;
+  PyObject* referent = py_weak_get(noted);
+  Py_XDECREF(referent); /* the caller holds `value` */
+  return referent == value;
 }
 
-/* Errors: -1 with an exception. */
 static int count_registrations(uint64_t* count) {
-  PyObject* token = PyObject_CallNoArgs(token_of);
+  PyObject* token = PyObject_CallNoArgs(get_token);
   *count = token ? PyLong_AsUnsignedLongLong(token) : 0;
   Py_XDECREF(token);
   return PyErr_Occurred() ? -1 : 0;
@@ -83,14 +80,15 @@ static int count_registrations(uint64_t* count) {
 int py_kind_note(py_kind* k, PyTypeObject* type) {
   Py_ssize_t n = k->names ? PyTuple_GET_SIZE(k->names) : 0;
   k->type = type;
-  k->bases = mark_of(type);
+  k->bases = hash_bases(type);
   if ((k->alive = PyWeakref_NewRef((PyObject*)type, NULL)) == NULL ||
       (k->facts = PyTuple_New(n)) == NULL)
     return -1;
   unsigned tag = assign_tag(type);
   for (Py_ssize_t i = 0; i < n; i++) {
     PyObject *value, *noted = NULL;
-    if (look_up(type, PyTuple_GET_ITEM(k->names, i), &value) >= 0) noted = note_fact(value);
+    if (look_up_attribute(type, PyTuple_GET_ITEM(k->names, i), &value) >= 0)
+      noted = note_fact(value);
     if (noted == NULL) return -1;
     PyTuple_SET_ITEM(k->facts, i, noted);
   }
@@ -98,13 +96,12 @@ int py_kind_note(py_kind* k, PyTypeObject* type) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Errors: 0 = something differs, or an exception is set. */
 static int is_same_class(const py_kind* k, PyTypeObject* type) {
-  if (mark_of(type) != k->bases) return 0;
+  if (hash_bases(type) != k->bases) return 0;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(k->facts); i++) {
     PyObject* value;
-    if (look_up(type, PyTuple_GET_ITEM(k->names, i), &value) < 0) return 0;
-    int same = is_fact(PyTuple_GET_ITEM(k->facts, i), value);
+    if (look_up_attribute(type, PyTuple_GET_ITEM(k->names, i), &value) < 0) return 0;
+    int same = matches_fact(PyTuple_GET_ITEM(k->facts, i), value);
     Py_XDECREF(value);
     if (!same) return 0;
   }
@@ -124,9 +121,10 @@ int py_kind_compare(py_kind* k, PyTypeObject* type) {
   unsigned tag = py_tag_of(type);
   if (tag && tag == atomic_load_explicit(&k->tag, memory_order_relaxed)) return 1;
   PyObject* alive = py_weak_get(k->alive);
-  Py_XDECREF(alive); /* `type` is held, if it is that */
+  Py_XDECREF(alive); /* the caller holds `type` */
   if (alive != (PyObject*)type) return 0;
-  tag = assign_tag(type); /* before it is compared: a change meanwhile is seen at the next call */
+  tag =
+      assign_tag(type); /* before the comparison: a change during it is noticed at the next call */
   if (PyErr_Occurred() || !is_same_class(k, type)) return py_error_forget(), 0;
   atomic_store_explicit(&k->tag, tag, memory_order_relaxed);
   return 1;

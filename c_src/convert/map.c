@@ -1,4 +1,4 @@
-/* Maps that grow, and what has left them: see map.h. */
+/* Maps that grow, and deferred release of their removed entries: see map.h. */
 
 #include "map.h"
 #include "core/thread_state.h"
@@ -7,29 +7,29 @@
 
 /* ---- what has left a map --------------------------------------------------------------------- */
 
-/* Things to be given up when no lock is held, since that may run Python: objects, or else memory.
- */
-typedef struct left {
+/* An object or memory, released when no lock is held, since that may run Python. */
+typedef struct retired {
   PyObject* object;
   void* memory;
-  uint64_t when; /* it left, without the GIL */
-  struct left* next;
-} left;
+  uint64_t when; /* of its removal; used without the GIL */
+  struct retired* next;
+} retired;
 
-static left* leaving; /* guarded by the lock, or the GIL */
+static retired* retired_list; /* guarded by the lock, or the GIL */
 
 #ifdef Py_GIL_DISABLED
 static PyMutex changing;
-static _Atomic(uint64_t) now = 1;    /* counts what has left */
-static atomic_int is_anyone_unknown; /* a thread read without a state: nothing is freed any more */
+static _Atomic(uint64_t) now = 1; /* counts removals */
+static atomic_int
+    has_stateless_readers; /* a thread without a state has read: nothing is freed any more */
 
-/* In the child: another thread, which is not there, may have held it. */
-static void after_fork(void) {
+/* In a forked child, a thread that no longer exists may hold the lock. */
+static void reset_lock(void) {
   changing = (PyMutex){0};
 }
 
 static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, after_fork);
+  pthread_atfork(NULL, NULL, reset_lock);
 }
 
 void py_map_init(void) {
@@ -48,12 +48,12 @@ static void unlock(void) {
 void py_maps_begin(void) {
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) {
-    atomic_store(&is_anyone_unknown, 1);
+    atomic_store(&has_stateless_readers, 1);
     return;
   }
   if (own->nested++) return;
-  /* Before a map is read, as `leave` does it the other way: either the thread is seen to read, or
-   * it finds what left gone. */
+  /* The fence orders this before the thread's reads; `retire` does the reverse. Either its reader
+   * is visible, or the thread does not find the removed entry. */
   atomic_store_explicit(&own->since, atomic_load_explicit(&now, memory_order_relaxed),
                         memory_order_relaxed);
   atomic_thread_fence(memory_order_seq_cst);
@@ -65,9 +65,8 @@ void py_maps_end(void) {
   atomic_store_explicit(&own->since, 0, memory_order_release);
 }
 
-/* When the thread began to read that has done so longest. */
-static uint64_t oldest_reader(void) {
-  uint64_t oldest = atomic_load(&is_anyone_unknown) ? 0 : UINT64_MAX;
+static uint64_t find_oldest_reader(void) {
+  uint64_t oldest = atomic_load(&has_stateless_readers) ? 0 : UINT64_MAX;
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
     uint64_t since = atomic_load(&each->since);
     if (since && since < oldest) oldest = since;
@@ -75,7 +74,7 @@ static uint64_t oldest_reader(void) {
   return oldest;
 }
 
-static uint64_t stamp(void) {
+static uint64_t advance_clock(void) {
   atomic_thread_fence(memory_order_seq_cst);
   return atomic_fetch_add(&now, 1) + 1;
 }
@@ -86,30 +85,31 @@ static void lock(void) {}
 
 static void unlock(void) {}
 
-static uint64_t oldest_reader(void) {
+static uint64_t find_oldest_reader(void) {
   return UINT64_MAX;
 }
 
-static uint64_t stamp(void) {
+static uint64_t advance_clock(void) {
   return 0;
 }
 #endif
 
-/* Owns: takes the object, or the memory. GIL: needed, the lock held. Without memory it leaks. */
-static void leave(PyObject* object, void* memory) {
-  left* l = object || memory ? PyMem_Malloc(sizeof *l) : NULL;
+/* Owns: takes the object, or the memory. GIL: needed, with the lock. Without memory for the node it
+ * leaks. */
+static void retire(PyObject* object, void* memory) {
+  retired* l = object || memory ? PyMem_Malloc(sizeof *l) : NULL;
   if (l == NULL) return;
-  *l = (left){object, memory, stamp(), leaving};
-  leaving = l;
+  *l = (retired){object, memory, advance_clock(), retired_list};
+  retired_list = l;
 }
 
-/* Give up what no thread reads any more. GIL: needed, no lock held; may run Python. A pending
- * exception is kept. */
-static void give_up(void) {
-  left *l, *unused = NULL;
+/* Free entries that no thread can read any more. GIL: needed, no lock held; may run Python. A
+ * pending exception is kept. */
+static void free_retired(void) {
+  retired *l, *unused = NULL;
   lock();
-  uint64_t oldest = oldest_reader();
-  for (left** place = &leaving; (l = *place) != NULL;) {
+  uint64_t oldest = find_oldest_reader();
+  for (retired** place = &retired_list; (l = *place) != NULL;) {
     if (l->when <= oldest) {
       *place = l->next;
       l->next = unused;
@@ -131,15 +131,14 @@ static void give_up(void) {
 
 /* ---- maps ------------------------------------------------------------------------------------ */
 
-/* Where a key is, or would be. */
-static py_entry* entry_of(py_map* map, const void* key) {
+static py_entry* find_entry(py_map* map, const void* key) {
   size_t i = (uintptr_t)key >> 4 ^ (uintptr_t)key >> 12;
   for (const void* found; (found = map->at[i & map->mask].key) != NULL && found != key;) i++;
   return &map->at[i & map->mask];
 }
 
-/* Owns: the caller owns the result, which has the references of `old`. Errors: NULL without memory.
- */
+/* Owns: the caller owns the result, which takes the references of `old`. Errors: NULL without
+ * memory. */
 static py_map* widen(const py_map* old) {
   size_t room = old ? old->mask + 1 : 0, wanted = room ? 2 * room : 16;
   py_map* map = PyMem_Calloc(1, sizeof *map + wanted * sizeof(py_entry));
@@ -147,7 +146,7 @@ static py_map* widen(const py_map* old) {
   map->mask = wanted - 1;
   for (size_t i = 0; i < room; i++) {
     if (old->at[i].word == 0) continue;
-    py_entry* e = entry_of(map, old->at[i].key);
+    py_entry* e = find_entry(map, old->at[i].key);
     e->word = old->at[i].word;
     e->key = old->at[i].key;
     map->in_use++;
@@ -160,28 +159,28 @@ int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word) {
   py_map *old = atomic_load(place), *map = old;
   if ((old == NULL || old->in_use * 2 > old->mask) && (map = widen(old)) != NULL) {
     atomic_store(place, map);
-    leave(NULL, old);
+    retire(NULL, old);
   }
   if (map) {
-    py_entry* e = entry_of(map, key);
+    py_entry* e = find_entry(map, key);
     map->in_use += e->key == NULL;
     Py_XINCREF(py_word_object(word));
     uintptr_t before = atomic_exchange(&e->word, word);
-    atomic_store(&e->key, key); /* after its word: who finds the key finds that */
-    leave(py_word_object(before), NULL);
+    atomic_store(&e->key, key); /* after the word, which readers of the key then find */
+    retire(py_word_object(before), NULL);
   }
   unlock();
-  give_up();
+  free_retired();
   return map ? 0 : (PyErr_NoMemory(), -1);
 }
 
 void py_map_clear(_Atomic(py_map*)* place) {
   lock();
   py_map* map = atomic_exchange(place, NULL);
-  for (size_t i = 0; map && i <= map->mask; i++) leave(py_word_object(map->at[i].word), NULL);
-  leave(NULL, map);
+  for (size_t i = 0; map && i <= map->mask; i++) retire(py_word_object(map->at[i].word), NULL);
+  retire(NULL, map);
   unlock();
-  give_up();
+  free_retired();
 }
 
 int py_map_visit(const _Atomic(py_map*)* place, visitproc visit, void* arg) {

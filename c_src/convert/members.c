@@ -1,23 +1,23 @@
-/* Keywords that dlx/_engine/fast_path.py gives, read into the members of sources and targets. The
- * values stay in one tuple, which the collector sees; members borrow from it. */
+/* Keywords from dlx/_engine/fast_path.py, read into the members of sources and targets. One tuple
+ * owns the values, for the collector; members borrow from it. */
 
 #include "source.h"
 
 PyObject* py_members_read(const py_member* members, PyObject* keywords, void* self) {
   Py_ssize_t at = 0, n = 0;
-  PyObject *name, *value, *given = PyTuple_New(keywords ? PyDict_GET_SIZE(keywords) : 0);
-  while (given && keywords && PyDict_Next(keywords, &at, &name, &value)) {
-    PyTuple_SET_ITEM(given, n++, Py_NewRef(value));
+  PyObject *name, *value, *values = PyTuple_New(keywords ? PyDict_GET_SIZE(keywords) : 0);
+  while (values && keywords && PyDict_Next(keywords, &at, &name, &value)) {
+    PyTuple_SET_ITEM(values, n++, Py_NewRef(value));
     const py_member* m = members;
     while (m->name && PyUnicode_CompareWithASCIIString(name, m->name) != 0) m++;
     if (m->name == NULL) {
-      PyErr_Format(PyExc_TypeError, "there is no member %R", name);
-      Py_CLEAR(given);
+      PyErr_Format(PyExc_TypeError, "unknown member %R", name);
+      Py_CLEAR(values);
     } else if (value != Py_None && m->read(value, (char*)self + m->offset, self) < 0) {
-      Py_CLEAR(given);
+      Py_CLEAR(values);
     }
   }
-  return given;
+  return values;
 }
 
 int py_read_object(PyObject* value, void* where, void* self) {
@@ -30,7 +30,7 @@ int py_read_flag(PyObject* value, void* where, void* self) {
   return *(int*)where < 0 ? -1 : 0;
 }
 
-/* True: by its table; or (function, attribute). */
+/* True = by the table; or (function, attribute). */
 int py_read_streams(PyObject* value, void* where, void* self) {
   py_stream_source* s = where;
   if (value == Py_True) return s->is_by_table = 1, 0;
@@ -39,7 +39,7 @@ int py_read_streams(PyObject* value, void* where, void* self) {
 
 void py_members_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  py_pending pending = py_pending_save(); /* a call may end with an exception, and free it */
+  py_pending pending = py_pending_save(); /* an exception may be pending */
   PyObject_GC_UnTrack(self);
   type->tp_clear(self);
   type->tp_free(self);

@@ -1,12 +1,11 @@
 /* Sources by type, targets by the `to` of calls, and pairs by type in each target. Types are not
- * held: a version tag, and where that has changed a weak reference, say that a type is still the
- * one that was learned. */
+ * held: a version tag, and after changes a weak reference, identify them. */
 
 #include "pairs.h"
 
 static _Atomic(py_map*) sources, targets;
 static PyObject*
-    names; /* {name: the same} of targets; a borrowed name stays, for none is removed */
+    names; /* {name: name} of targets, for borrowed references; entries are never removed */
 
 int py_pair_init(void) {
   py_map_init();
@@ -14,9 +13,9 @@ int py_pair_init(void) {
   return names && py_kind_init() == 0 ? 0 : -1;
 }
 
-/* What calls that name a target equally are looked up by: of strings the one that is interned.
- * Owns: borrowed. Errors: the target itself; NULL for what is compared by code of its own. */
-static PyObject* key_of(PyObject* to) {
+/* Return the object under which a target is stored; for strings the interned one. Owns: borrowed.
+ * Errors: `to` itself; NULL for strings with their own comparison. */
+static PyObject* find_key(PyObject* to) {
   if (!PyUnicode_Check(to) || (PyUnicode_CheckExact(to) && PyUnicode_CHECK_INTERNED(to))) return to;
   if (Py_TYPE(to)->tp_hash != PyUnicode_Type.tp_hash ||
       Py_TYPE(to)->tp_richcompare != PyUnicode_Type.tp_richcompare)
@@ -25,8 +24,8 @@ static PyObject* key_of(PyObject* to) {
   return known ? known : to;
 }
 
-/* What is found is held, since comparing it with its type may run Python. */
-static inline py_target* target_at(PyObject* key) {
+/* The target is held: comparing its type may run Python. */
+static inline py_target* find_target_by_key(PyObject* key) {
   py_target* t = (py_target*)py_word_object(py_map_get(&targets, key));
   if (t == NULL) return NULL;
   py_map_hold(t);
@@ -38,10 +37,10 @@ static inline py_target* target_at(PyObject* key) {
 }
 
 static py_target* find_target(PyObject* to) {
-  py_target* t = target_at(to);
+  py_target* t = find_target_by_key(to);
   if (t || PyErr_Occurred()) return t;
-  PyObject* key = key_of(to); /* literals are interned already */
-  return key && key != to ? target_at(key) : NULL;
+  PyObject* key = find_key(to); /* literals are already interned */
+  return key && key != to ? find_target_by_key(key) : NULL;
 }
 
 static inline py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject* type,
@@ -66,8 +65,7 @@ inline int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
   return 1;
 }
 
-/* Errors: -1 with an exception that ends the call. */
-static int learn(const FastPathObject* function, PyTypeObject* type, PyObject* to) {
+static int learn_pair(const FastPathObject* function, PyTypeObject* type, PyObject* to) {
   if (PyErr_Occurred()) return -1;
   PyObject* done = PyObject_CallFunctionObjArgs(function->learn, (PyObject*)type, to, NULL);
   if (done == NULL) return py_error_forget();
@@ -75,9 +73,9 @@ static int learn(const FastPathObject* function, PyTypeObject* type, PyObject* t
   return 0;
 }
 
-int py_pair_of(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out) {
+int py_pair_learn(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out) {
   return py_pair_find(type, to, out) ||
-         (learn(function, type, to) == 0 && py_pair_find(type, to, out));
+         (learn_pair(function, type, to) == 0 && py_pair_find(type, to, out));
 }
 
 static py_source* find_example(PyTypeObject* type) {
@@ -88,9 +86,9 @@ static py_source* find_example(PyTypeObject* type) {
   return NULL;
 }
 
-py_source* py_example_of(const FastPathObject* function, PyTypeObject* type) {
+py_source* py_example_learn(const FastPathObject* function, PyTypeObject* type) {
   py_source* s = find_example(type);
-  if (s || learn(function, type, Py_NotImplemented) < 0) return s;
+  if (s || learn_pair(function, type, Py_NotImplemented) < 0) return s;
   return find_example(type);
 }
 
@@ -106,19 +104,18 @@ int py_source_holds(PyObject* source, PyTypeObject* type) {
 void py_target_forget(py_target* t) {
   if (t->key && (py_target*)py_word_object(py_map_get(&targets, t->key)) == t &&
       py_map_set(&targets, t->key, 0) < 0)
-    PyErr_Clear(); /* it is asked again at the next call */
+    PyErr_Clear(); /* the next call checks it again */
 }
 
 /* ---- learned --------------------------------------------------------------------------------- */
 
-/* Errors: 0 with ValueError, and -1 that cannot be. */
 static int read_what(PyObject* name) {
   static const char* const words[] = {"python", "passes", "looks",    "children",
                                       "rule",   "stays",  "converts", "produces"};
   for (int i = 0; i < 8; i++) {
     if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, words[i]) == 0) return i;
   }
-  PyErr_Format(PyExc_ValueError, "no pair is %R", name);
+  PyErr_Format(PyExc_ValueError, "unknown kind of pair: %R", name);
   return -1;
 }
 
@@ -126,8 +123,8 @@ PyDoc_STRVAR(
     pair_add_doc,
     "pair_add(to, source, target, what, at_root=False, /)\n--\n\n"
     "Add a pair to the fast path; see c_src/convert/pairs.h.\n\n"
-    "Return whether the fast path can convert it. What it cannot is remembered, too, until "
-    "the type changes\nor the pairs are cleared.");
+    "Return whether the fast path can convert it. Pairs that it cannot convert are kept, too, "
+    "until the type\nchanges or the pairs are cleared.");
 
 static PyObject* pair_add(PyObject* module, PyObject* args) {
   PyObject *to, *what_name;
@@ -140,7 +137,7 @@ static PyObject* pair_add(PyObject* module, PyObject* args) {
   int what = read_what(what_name);
   if (what < 0) return NULL;
   int is_array = what == PY_CONVERTS || what == PY_PRODUCES;
-  if (is_array && (s->take == NULL || t->make == NULL)) what = PY_PYTHON;
+  if (is_array && (s->take == NULL || t->hand_over == NULL)) what = PY_PYTHON;
   uintptr_t word = (uintptr_t)s | (unsigned)what | (at_root ? PY_AT_ROOT : 0u);
   if (py_map_set(&t->pairs, s->kind.type, word) < 0) return NULL;
   if ((py_target*)py_word_object(py_map_get(&targets, to)) != t) {
@@ -151,40 +148,40 @@ static PyObject* pair_add(PyObject* module, PyObject* args) {
   return PyBool_FromLong(what == PY_STAYS || what == PY_CONVERTS || what == PY_PRODUCES);
 }
 
-PyDoc_STRVAR(source_of_doc,
-             "source_of(type, /)\n--\n\n"
+PyDoc_STRVAR(source_find_doc,
+             "source_find(type, /)\n--\n\n"
              "Return the Source of an exact type, or None.");
 
-/* Owns: takes what was found; the result is new. Errors: NULL with an exception; else None. */
-static PyObject* shown(void* found) {
+/* Owns: takes `found`. Errors: None; NULL with an exception. */
+static PyObject* return_found(void* found) {
   PyObject* result = found ? Py_NewRef(found) : PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
   if (found) py_map_release(found);
   py_maps_end();
   return result;
 }
 
-static PyObject* source_of(PyObject* module, PyObject* type) {
+static PyObject* source_find(PyObject* module, PyObject* type) {
   unsigned bits;
   if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "expected a type");
   py_maps_begin();
-  return shown(find_source(&sources, (PyTypeObject*)type, &bits));
+  return return_found(find_source(&sources, (PyTypeObject*)type, &bits));
 }
 
-PyDoc_STRVAR(target_of_doc,
-             "target_of(to, /)\n--\n\n"
-             "Return the Target that calls name so, or None.");
+PyDoc_STRVAR(target_find_doc,
+             "target_find(to, /)\n--\n\n"
+             "Return the Target for the `to` of calls, or None.");
 
-static PyObject* target_of(PyObject* module, PyObject* to) {
+static PyObject* target_find(PyObject* module, PyObject* to) {
   py_maps_begin();
-  return shown(find_target(to));
+  return return_found(find_target(to));
 }
 
 PyDoc_STRVAR(
     source_add_doc,
     "source_add(source, like=None, /)\n--\n\n"
-    "Remember the source of its type. `like`: (target, place or None) of an example, where "
-    "place(obj)\nsays whether it stays on the host, or gives None: ask Python. False: ask "
-    "Python.");
+    "Add the source of its type. `like`: (target, place or None) for arrays as examples; "
+    "place(obj) returns\nwhether the array stays on the host, or None if Python decides. False: "
+    "Python decides.");
 
 static PyObject* source_add(PyObject* module, PyObject* args) {
   py_source* s;
@@ -192,14 +189,14 @@ static PyObject* source_add(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "O!|O:source_add", py_source_type, &s, &like)) return NULL;
   PyObject* unknown = NULL;
   if (like != Py_None && !atomic_compare_exchange_strong(&s->like, &unknown, Py_NewRef(like)))
-    Py_DECREF(like); /* it is set once: threads read it without a lock */
+    Py_DECREF(like); /* set only once: threads read it without a lock */
   if (py_map_set(&sources, s->kind.type, (uintptr_t)s) < 0) return NULL;
   Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(routes_clear_doc,
              "routes_clear()\n--\n\n"
-             "Forget every source, target and pair: the adapters have changed.");
+             "Remove all sources, targets and pairs, since the adapters have changed.");
 
 static PyObject* routes_clear(PyObject* module, PyObject* unused) {
   py_map_clear(&targets);
@@ -209,8 +206,8 @@ static PyObject* routes_clear(PyObject* module, PyObject* unused) {
 
 PyMethodDef py_pair_functions[] = {
     {"pair_add", pair_add, METH_VARARGS, pair_add_doc},
-    {"source_of", source_of, METH_O, source_of_doc},
-    {"target_of", target_of, METH_O, target_of_doc},
+    {"source_find", source_find, METH_O, source_find_doc},
+    {"target_find", target_find, METH_O, target_find_doc},
     {"source_add", source_add, METH_VARARGS, source_add_doc},
     {"routes_clear", routes_clear, METH_NOARGS, routes_clear_doc},
     {NULL, NULL, 0, NULL},

@@ -1,4 +1,4 @@
-/* The type of sources: what is read of one, and which functions take its arrays. */
+/* The type Source: reads its members, and chooses the functions for its arrays. */
 
 #include "source.h"
 
@@ -20,7 +20,7 @@ static int read_switches(PyObject* value, void* where, void* self) {
   return py_switches_read(value, &PyDict_Type, where);
 }
 
-/* A capsule; False for none. */
+/* A capsule, or False for no table. */
 static int read_table(PyObject* value, void* where, void* self) {
   if (value != Py_False) *(const DLPackExchangeAPI**)where = py_exchange_read(value, 0);
   return 0;
@@ -40,25 +40,24 @@ static int read_producer(PyObject* value, void* where, void* self) {
   if (PyTuple_GET_SIZE(p->names) <= DLX_MAX_KEYWORDS &&
       PyTuple_GET_SIZE(p->names) == PyTuple_GET_SIZE(p->values))
     return 0;
-  PyErr_SetString(PyExc_ValueError, "a producer has a value for each keyword, and few of them");
+  PyErr_SetString(PyExc_ValueError, "expected a value for each keyword, and at most 4 keywords");
   return -1;
 }
 
 static int read_fields(PyObject* value, void* where, void* self) {
   py_fields* f = where;
   py_question* questions[] = {&f->memory, &f->shape, &f->strides, &f->dtype, &f->device};
-  PyObject* asked[5];
-  if (!PyArg_ParseTuple(value, "OOOOOUO!:Fields", &asked[0], &asked[1], &asked[2], &asked[3],
-                        &asked[4], &f->address, &PyDict_Type, &f->dtypes))
+  PyObject* values[5];
+  if (!PyArg_ParseTuple(value, "OOOOOUO!:Fields", &values[0], &values[1], &values[2], &values[3],
+                        &values[4], &f->address, &PyDict_Type, &f->dtypes))
     return -1;
   for (int i = 0; i < 5; i++) {
-    if (read_question(asked[i], questions[i], self) < 0) return -1;
+    if (read_question(values[i], questions[i], self) < 0) return -1;
   }
   return 0;
 }
 
-/* How many modules there were, and registrations with abstract base classes, when nothing else
- * claimed the type. */
+/* The number of modules and ABC registrations when no other adapter claimed the type. */
 static int read_stamp(PyObject* value, void* where, void* self) {
   py_kind* k = where;
   unsigned long long registrations;
@@ -69,8 +68,7 @@ static int read_stamp(PyObject* value, void* where, void* self) {
 
 #define AT(member) offsetof(py_source, member)
 
-/* What each means stands at the struct, in source.h; _source of dlx/_engine/fast_path.py gives it.
- */
+/* source.h describes the members; _source in dlx/_engine/fast_path.py supplies them. */
 static const py_member members[] = {
     {"what", py_read_object, AT(what)},
     {"adapter", py_read_object, AT(adapter)},
@@ -83,8 +81,8 @@ static const py_member members[] = {
     {"immutable", py_read_flag, AT(traits.immutable)},
     {"is_host_only", py_read_flag, AT(traits.host_only)},
     {"examined", py_read_flag, AT(traits.examined)},
-    {"copy", py_read_object, AT(within.copy)},
-    {"ready", py_read_object, AT(within.ready)},
+    {"copy", py_read_object, AT(framework.copy)},
+    {"ready", py_read_object, AT(framework.ready)},
     {"export", py_read_object, AT(export)},
     {"unblocked", py_read_object, AT(unblocked)},
     {"producer", read_producer, AT(producer)},
@@ -97,15 +95,15 @@ static const py_member members[] = {
     {"owner", read_question, AT(owner.ask)},
     {"start", read_question, AT(owner.start)},
     {"nbytes", read_question, AT(owner.nbytes)},
-    {"dtype", read_question, AT(confirmed.dtype)},
-    {"confirmed", py_read_object, AT(confirmed.wanted)},
+    {"dtype", read_question, AT(dtype_check.dtype)},
+    {"confirmed", py_read_object, AT(dtype_check.expected)},
     {"parts", py_read_object, AT(parts)},
     {NULL, NULL, 0},
 };
 
-/* Which function takes its arrays: by the borrow slot of its table, unless the managed one is
- * wanted; what that cannot describe goes by another one where nothing is to be asked afterwards. */
-static void choose(py_source* s) {
+/* The borrow slot is preferred, unless the adapter wants the managed one. Arrays that cannot be
+ * borrowed use the second function, if no guards follow. */
+static void choose_functions(py_source* s) {
   int borrows = s->table && s->table->dltensor_from_py_object_no_sync;
   int manages = s->table && s->table->managed_tensor_from_py_object_no_sync;
   py_take* exports = s->fields.address ? py_take_attributes
@@ -118,16 +116,16 @@ static void choose(py_source* s) {
     s->take = py_take_capsule;
   } else if (borrows && !s->traits.managed && !s->traits.own_table) {
     int asks =
-        s->owner.ask.name || s->gate.n > s->gate.n_early || s->gate.in_c || s->confirmed.wanted;
+        s->owner.ask.name || s->gate.n > s->gate.n_early || s->gate.in_c || s->dtype_check.expected;
     s->take = py_take_borrowed;
-    s->otherwise = asks ? NULL : exports;
+    s->take_second = asks ? NULL : exports;
   } else {
     s->take = exports;
   }
   if (borrows && !s->traits.immutable && !s->traits.own_table)
-    s->look = s->table->dltensor_from_py_object_no_sync;
+    s->borrow = s->table->dltensor_from_py_object_no_sync;
   if (s->traits.immutable) s->flags = DLPACK_FLAG_BITMASK_READ_ONLY;
-  s->within.stay = s->traits.examined ? py_stay_examined : py_stay_as_it_is;
+  s->framework.stay = s->traits.examined ? py_stay_examined : py_stay_unchanged;
   if (s->streams.is_by_table && s->table) s->streams.table = s->table->current_work_stream;
 }
 
@@ -138,12 +136,12 @@ static PyObject* source_new(PyTypeObject* type, PyObject* args, PyObject* keywor
   if (s == NULL) return NULL;
   s->kind.type = kind;
   s->kind.n_modules = -1;
-  s->given = py_members_read(members, keywords, s);
-  if (s->given == NULL || py_kind_note(&s->kind, kind) < 0) goto failed;
+  s->values = py_members_read(members, keywords, s);
+  if (s->values == NULL || py_kind_note(&s->kind, kind) < 0) goto failed;
   int is_listed = keywords && PyDict_GetItemString(keywords, "table");
   if (s->table == NULL && !is_listed && kind != &py_tensor_type) s->table = py_exchange_find(kind);
   if (PyErr_Occurred()) goto failed;
-  choose(s);
+  choose_functions(s);
   return (PyObject*)s;
 
 failed:
@@ -154,20 +152,20 @@ failed:
 static int source_traverse(PyObject* self, visitproc visit, void* arg) {
   py_source* s = SOURCE(self);
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(s->given);
+  Py_VISIT(s->values);
   Py_VISIT(atomic_load_explicit(&s->like, memory_order_relaxed));
   Py_VISIT(atomic_load_explicit(&s->producer.number, memory_order_relaxed));
   return py_kind_visit(&s->kind, visit, arg);
 }
 
-/* Nothing uses a source that the collector clears: the tables hold those in use. */
+/* The collector clears only unused sources: the maps hold the others. */
 static int source_clear(PyObject* self) {
   py_source* s = SOURCE(self);
   py_gate_free(&s->gate);
   py_kind_clear(&s->kind);
   Py_XDECREF(atomic_exchange(&s->like, NULL));
   Py_XDECREF(atomic_exchange(&s->producer.number, NULL));
-  Py_CLEAR(s->given);
+  Py_CLEAR(s->values);
   return 0;
 }
 
@@ -179,7 +177,7 @@ static PyMemberDef source_members[] = {
 
 PyDoc_STRVAR(source_doc,
              "Source(type, /, **members)\n--\n\n"
-             "How arrays of an exact type are taken on the fast path; see c_src/convert/source.h.");
+             "How the fast path exports arrays of an exact type; see c_src/convert/source.h.");
 
 static PyType_Slot source_slots[] = {
     {Py_tp_new, source_new},

@@ -1,8 +1,8 @@
 #ifndef DLX_SOURCE_H_
 #define DLX_SOURCE_H_
 
-/* How arrays of one exact type are taken. A source is made once for a type, from what
- * dlx/_engine/fast_path.py knows of it; then it only calls the functions that were chosen. */
+/* How arrays of an exact type are exported. dlx/_engine/fast_path.py creates a source once per
+ * type; its functions are chosen then. */
 
 #include "gate.h"
 #include "kind.h"
@@ -11,98 +11,94 @@ typedef struct py_source py_source;
 typedef struct py_target py_target;
 
 typedef enum {
-  PY_ASK = 0,    /* ask Python, unless an exception is set, which then ends the call: an interrupt,
-                    an exit, or MemoryError */
-  PY_RAISED,     /* the same; `answer` is what the producer raised */
-  PY_BLOCKED,    /* it cannot be exported as it is; py_take_unblocked may */
-  PY_TAKEN,      /* the consumer takes `made` as it is */
-  PY_NEEDS_COPY, /* a copy of `made` has what the consumer takes */
+  PY_ASK = 0,    /* fallback */
+  PY_RAISED,     /* fallback; `response` is the producer's exception */
+  PY_BLOCKED,    /* the array cannot be exported; py_take_unblocked may copy it */
+  PY_TAKEN,      /* the consumer accepts `made` */
+  PY_NEEDS_COPY, /* the consumer accepts a copy of `made` */
   PY_ON_DEVICE   /* `made` is in device memory, see streams.h */
 } py_state;
 
-/* What was taken of an array, or why not. */
 typedef struct {
-  DLManagedTensorVersioned* made; /* the caller owns it; NULL = nothing was taken */
-  PyObject* answer;      /* strong: the capsule that `made` goes back to if nothing comes of it, or
-                            what the producer gave else, or raised; NULL = no producer was called */
-  uint32_t incompatible; /* what a copy resolves */
+  DLManagedTensorVersioned* made; /* owned by the caller; NULL = nothing */
+  PyObject* response;    /* strong: the producer's capsule, to which an unused `made` returns, or
+                            another result or exception; NULL = no producer was called */
+  uint32_t incompatible; /* the bits that a copy resolves */
   uint8_t state;
 } py_offer;
 
-/* Take an array for a target: examined, exported and checked. With DLX_COPIES it need not be
- * protected from a later resize. Owns: the caller owns what is in *out; `made` owns the array or
- * its storage. GIL: needed; may run Python. Errors: see py_state. */
+/* Take an array for a target: examine, export and check it. With DLX_COPIES, later resizing is not
+ * prevented. Owns: the caller owns the content of *out; `made` owns the array or its storage.
+ * Errors: see py_state. */
 typedef void py_take(py_source* source, py_target* target, PyObject* obj, unsigned options,
                      py_offer* out);
 
-/* The result for an array that is in the target framework already, or with DLX_COPIES what is then
- * given to py_copy_within. Owns: new reference. GIL: needed; may run Python. Errors: NULL = ask
- * Python, unless an exception is set. */
+/* Return the result for an array of the target framework; with DLX_COPIES the argument for
+ * py_copy_by_framework. */
 typedef PyObject* py_stay(py_source* source, py_target* target, PyObject* obj, unsigned options);
 
-/* How a framework is asked for its current stream on a CUDA device: by a table, whose streams are
- * kept by others, or by function(number of the device), which gives the object that keeps the
- * stream alive and has the handle as an attribute. Neither: it cannot be asked. */
+/* How to get a framework's current stream on a CUDA device: from a table, if the framework keeps
+ * its streams alive, or from function(device number), which returns an object that keeps the stream
+ * alive and has the handle as an attribute. Without both: fallback. */
 typedef struct {
-  int is_by_table; /* read, and then `table` is set where there is one */
+  int is_by_table; /* set first; then `table`, if there is one */
   DLPackCurrentWorkStream table;
   PyObject *function, *attribute;
 } py_stream_source;
 
-/* Attributes of an array of a type without a table, from which a tensor is made. */
+/* Attributes that describe an array of a type without a table. */
 typedef struct {
   py_question memory, shape, strides, dtype, device; /* strides in bytes */
-  PyObject* address; /* attribute of what `memory` gives; NULL = there are no such attributes */
-  PyObject* dtypes;  /* {dtype: code | bits << 8} */
+  PyObject* address;                                 /* attribute of `memory`; NULL = unused */
+  PyObject* dtypes;                                  /* {dtype: code | bits << 8} */
 } py_fields;
 
 enum { DLX_MAX_KEYWORDS = 4 /* of __dlpack__ */ };
 
-/* How a type that no adapter lists is asked for a capsule. */
+/* How to call the producer of a type that no adapter lists. */
 typedef struct {
-  PyObject *names, *values;  /* tuples: keywords of its __dlpack__ */
-  PyObject* no_numbers;      /* no_numbers(dtype): why elements are no numbers, or "" */
-  _Atomic(PyObject*) number; /* the last dtype whose elements are; strong, or NULL */
+  PyObject *names, *values;  /* tuples: keywords of __dlpack__ */
+  PyObject* no_numbers;      /* no_numbers(dtype): why the dtype is not numeric, or "" */
+  _Atomic(PyObject*) number; /* the last numeric dtype; strong, or NULL */
 } py_producer;
 
 struct py_source {
-  PyObject_HEAD PyObject* given; /* tuple that owns what is borrowed here and in members; strong */
+  PyObject_HEAD PyObject* values; /* tuple that owns the borrowed members; strong */
   py_kind kind;
-  PyObject* what;                 /* what Python calls it, for the pairs that it makes; borrowed */
-  PyObject* adapter;              /* the adapter or container that it is of; borrowed */
-  py_take *take, *otherwise;      /* the second where the first finds nothing to take; or NULL */
-  const DLPackExchangeAPI* table; /* NULL = there is none */
-  DLPackDLTensorFromPyObjectNoSync look; /* its borrow slot, for the length of a call; or NULL */
+  PyObject* what;                 /* the kind of pair, for Python; borrowed */
+  PyObject* adapter;              /* the adapter or container; borrowed */
+  py_take *take, *take_second;    /* take_second: for arrays that `take` cannot export; or NULL */
+  const DLPackExchangeAPI* table; /* or NULL */
+  DLPackDLTensorFromPyObjectNoSync borrow; /* its borrow slot, for borrows during a call; or NULL */
   py_gate gate;
   struct {
-    py_question ask, start, nbytes; /* what keeps the memory alive; where that begins, and its size,
-                                       where that need be checked */
+    py_question ask, start, nbytes; /* the object that keeps the memory alive; its address and size,
+                                       if they must be checked */
   } owner;
-  py_question detach; /* of the array: one without a graph, where a guard holds */
+  py_question detach; /* returns the array without its graph */
   struct {
     py_question dtype;
-    PyObject* wanted; /* {code | bits << 8: the dtype that the array must have}, or NULL */
-  } confirmed;
-  py_fields fields;     /* of arrays on a CUDA device only */
-  py_producer producer; /* of a type that no adapter lists */
+    PyObject* expected; /* {code | bits << 8: the expected dtype of the array}, or NULL */
+  } dtype_check;
+  py_fields fields;     /* for arrays on CUDA devices only */
+  py_producer producer; /* for a type that no adapter lists */
   py_stream_source streams;
   PyObject* export;    /* export(array): a dlx.Tensor, or None; or NULL */
-  PyObject* unblocked; /* unblocked(array): a copy of what cannot be exported as it is, in a
+  PyObject* unblocked; /* unblocked(array): a copy of an array that cannot be exported, as a
                           dlx.Tensor or an array of the type, or None; or NULL */
-  PyObject* parts;     /* children(obj, may_copy) of a container that becomes a list or dict; or
-                          (flatten, unflatten, whether it is mutable) of one that stays itself */
+  PyObject* parts;     /* children(obj, may_copy) of a container that becomes a list or dict, or the
+                          rule (flatten, unflatten, is_mutable) of one that keeps its type */
   struct {
     py_stay* stay;
-    PyObject* copy;  /* copy(array); or NULL */
-    PyObject* ready; /* ready(array): whether borrowing it neither waits for it nor changes it; NULL
-                        = it never does */
-  } within;          /* its own framework */
-  _Atomic(PyObject*) like; /* (target, place or None) of an example; None = ask Python; NULL = not
-                              known yet; strong */
-  uint64_t flags;          /* added to those of what is exported */
+    PyObject* copy;        /* copy(array); or NULL */
+    PyObject* ready;       /* ready(array): borrowing neither waits nor changes it; NULL = always */
+  } framework;             /* for arrays of the target framework */
+  _Atomic(PyObject*) like; /* (target, place or None) for an example; None = Python decides; NULL =
+                              unknown; strong */
+  uint64_t flags;          /* added to exported tensors */
   struct {
     int managed, own_table, examined, immutable, host_only;
-  } traits; /* read once, see choose; the last one: its adapter knows no device but the host */
+  } traits;              /* see choose_functions; host_only: the adapter has no other device */
   atomic_int has_worked; /* on a device, see streams.c */
 };
 
@@ -110,25 +106,22 @@ extern PyTypeObject* py_source_type;
 
 /* ---- convert/members.c ----------------------------------------------------------------------- */
 
-/* A member of a source or target: how its keyword is read. */
 typedef struct {
   const char* name;
   int (*read)(PyObject* value, void* where, void* self); /* Errors: -1 with an exception */
   size_t offset;
 } py_member;
 
-/* Read keywords into members; None leaves one as it is. Owns: the result is the tuple of their
- * values. GIL: needed. Errors: NULL with an exception. */
+/* Read keywords into members; None leaves a member unchanged. Owns: the result is a tuple of the
+ * values. Errors: NULL with an exception. */
 PyObject* py_members_read(const py_member* members, PyObject* keywords, void* self);
 
-/* tp_dealloc of both types. */
 void py_members_dealloc(PyObject* self);
 
 int py_read_object(PyObject* value, void* where, void* self);
 int py_read_flag(PyObject* value, void* where, void* self);
 int py_read_streams(PyObject* value, void* where, void* self);
 
-/* Make the types, and add them to a module. GIL: needed. Errors: -1 with an exception. */
 int py_source_init(PyObject* module);
 int py_target_init(PyObject* module);
 
@@ -136,13 +129,12 @@ int py_target_init(PyObject* module);
 
 py_take py_take_tensor, py_take_borrowed, py_take_managed, py_take_exported;
 
-/* After PY_BLOCKED: a copy that the adapter makes. In a tree it is called last. */
+/* After PY_BLOCKED: take a copy by the adapter. In a tree, this comes last. */
 py_take py_take_unblocked;
 
-/* Borrow an array for the length of a call: examined and checked as with DLX_COPIES | DLX_SHARES,
- * and nothing is allocated. Owns: nothing; *out is good until Python code runs or something else is
- * borrowed. GIL: needed; may run Python. Errors: 0 = ask Python, unless an exception is set. */
-int py_look(py_source* source, py_target* target, PyObject* obj, DLTensor* out);
+/* Borrow an array during a call, checked as with DLX_COPIES | DLX_SHARES, without allocations.
+ * Owns: nothing; *out is valid until Python code runs or the next borrow. */
+int py_borrow(py_source* source, py_target* target, PyObject* obj, DLTensor* out);
 
 /* ---- convert/attributes.c, convert/producer.c ------------------------------------------------ */
 
@@ -150,14 +142,12 @@ py_take py_take_attributes, py_take_capsule;
 
 /* ---- convert/identity.c ---------------------------------------------------------------------- */
 
-py_stay py_stay_as_it_is, py_stay_examined;
+py_stay py_stay_unchanged, py_stay_examined;
 
-/* The copy that the framework makes of it. Owns: takes `same`; new reference. GIL: needed; runs
- * Python. Errors: as py_stay. */
-PyObject* py_copy_within(const py_source* source, PyObject* same);
+/* Copy an array by its framework. Owns: takes `same`; new reference. */
+PyObject* py_copy_by_framework(const py_source* source, PyObject* same);
 
-/* Whether an array is on the host, as its table says. GIL: needed; may run Python. Errors: 0 = ask
- * Python, unless an exception is set. */
+/* Whether an array is on the host according to its table. */
 int py_is_on_host(const py_source* source, PyObject* obj);
 
 #endif

@@ -1,9 +1,9 @@
-/* Streams of one call: see streams.h. */
+/* CUDA streams of one call: see streams.h. */
 
 #include "streams.h"
 #include "core/thread_state.h"
 
-/* Contexts of this thread that `count_stream_contexts` knows of. */
+/* Contexts of this thread, see count_stream_contexts. */
 static FEW_WORDS int stream_contexts;
 
 static int has_streams(const py_stream_source* s) {
@@ -19,29 +19,27 @@ int py_may_share_cuda(const py_source* s, const py_target* t, const DLTensor* te
          (t->kind.type == NULL || has_streams(&t->streams));
 }
 
-PyDoc_STRVAR(
-    count_stream_contexts_doc,
-    "count_stream_contexts(change, /)\n--\n\n"
-    "Count the contexts of this thread in which a framework works on a stream of another "
-    "(1 begins one, -1 ends it):\nthere the Python path knows who keeps the stream alive.");
+PyDoc_STRVAR(count_stream_contexts_doc,
+             "count_stream_contexts(change, /)\n--\n\n"
+             "Count this thread's contexts in which a framework uses another's stream (1 = begin, "
+             "-1 = end). "
+             "Inside one,\nthe Python path knows the object that keeps the stream alive.");
 
 static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
   long by = PyLong_AsLong(change);
   if (by == -1 && PyErr_Occurred()) return NULL;
   if (stream_contexts + by >= 0)
-    stream_contexts += (int)by; /* an interrupt may have left out the beginning */
+    stream_contexts += (int)by; /* an interrupt may have skipped the begin */
   Py_RETURN_NONE;
 }
 
-/* Owns: *keep is a new reference. GIL: needed; may run Python. Errors: 0 = ask Python, perhaps with
- * an exception. */
 static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream,
                       PyObject** keep) {
   void* handle = NULL;
   PyObject *number = NULL, *attribute = NULL;
   if (s->table) {
     if (s->table(kDLCUDA, device, &handle) != 0 || PyErr_Occurred()) return 0;
-    *keep = Py_NewRef(Py_None); /* it lives, see StreamSupport.quick */
+    *keep = Py_NewRef(Py_None); /* the framework keeps it alive, see StreamSupport.quick */
   } else {
     number = PyLong_FromLong(device);
     *keep = number ? PyObject_CallOneArg(s->function, number) : NULL;
@@ -58,19 +56,20 @@ static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* strea
   return 1;
 }
 
-static py_stream_pair* known(py_stream_pairs* all, const py_source* s, int32_t device) {
+static py_stream_pair* get_stream_pair(py_stream_pairs* all, const py_source* s, int32_t device) {
   for (int i = 0; i < all->n; i++) {
     if (all->at[i].source == s && all->at[i].device == device) return &all->at[i];
   }
   return NULL;
 }
 
-/* The streams of a source on a device, asked for once in a call. Owns: borrowed from `all`. GIL:
- * needed; may run Python. Errors: NULL = ask Python, unless an exception is set. */
-static py_stream_pair* find(py_stream_pairs* all, py_source* s, py_target* t, int32_t device) {
-  py_stream_pair* found = known(all, s, device);
+/* Find the streams of a source on a device, once per call. Owns: borrowed from `all`. */
+static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_target* t,
+                                    int32_t device) {
+  py_stream_pair* found = get_stream_pair(all, s, device);
   if (found) return found;
-  /* Frameworks may begin to use CUDA in their Python functions only: the first time these run. */
+  /* A framework may initialize CUDA in its Python functions: the first use is left to the Python
+   * path. */
   int was_used = atomic_exchange(&s->has_worked, 1) & atomic_exchange(&t->has_worked, 1);
   if (!was_used || stream_contexts || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order())
     return NULL;
@@ -78,8 +77,7 @@ static py_stream_pair* find(py_stream_pairs* all, py_source* s, py_target* t, in
   int is_own = s->kind.type == &py_tensor_type;
   int is_known = (is_own || ask_stream(&s->streams, device, &x.from, &x.from_keep)) &&
                  (t->kind.type == NULL || ask_stream(&t->streams, device, &x.to, &x.to_keep));
-  /* A dlx.Tensor without an event is ready on the stream that it is asked for; 2 is not asked for.
-   */
+  /* A dlx.Tensor without an event is ready on any stream; stream 2 is left to Python. */
   if (is_known && !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
     all->at[all->n] = x;
     return &all->at[all->n++];
@@ -92,10 +90,11 @@ static py_stream_pair* find(py_stream_pairs* all, py_source* s, py_target* t, in
   return NULL;
 }
 
-/* Make the consumer's stream wait for a dlx.Tensor, unless it did so in this call. Owns:
- * takes `ready`. GIL: needed, released meanwhile. Errors: a status. */
-static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* ready) {
-  int own = dlx_ready_own_device(ready); /* all of a device that is in dlx's own stream is one */
+/* Make the consumer's stream wait for a dlx.Tensor, once per call. Owns: takes `ready`. GIL:
+ * needed, released during the wait. Errors: a status. */
+static int wait_for_tensor(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* ready) {
+  int own =
+      dlx_ready_own_device(ready); /* all tensors on dlx's stream of a device share one wait */
   for (int i = 0; i < all->n_waited; i++) {
     const dlx_ready* other = all->waited[i].ready;
     if (all->waited[i].device == x->device && all->waited[i].stream == x->to &&
@@ -118,8 +117,8 @@ static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* re
   return status;
 }
 
-/* Another source of the call that has ordered the same streams, or NULL. */
-static const py_stream_pair* alike(const py_stream_pairs* all, const py_stream_pair* x) {
+/* Find another source of the call with the same ordered streams, or NULL. */
+static const py_stream_pair* find_same_order(const py_stream_pairs* all, const py_stream_pair* x) {
   for (int i = 0; i < all->n; i++) {
     const py_stream_pair* other = &all->at[i];
     if (other->is_ordered && other->device == x->device && other->from == x->from &&
@@ -129,12 +128,12 @@ static const py_stream_pair* alike(const py_stream_pairs* all, const py_stream_p
   return NULL;
 }
 
-/* Make the consumer's stream wait for the producer's, or note what is on that. GIL: needed,
- * released meanwhile. Errors: a status. */
-static int order(py_stream_pairs* all, py_stream_pair* x) {
+/* Make the consumer's stream wait for the producer's, or record an event on the producer's. GIL:
+ * needed, released during the call of the driver. Errors: a status. */
+static int order_pair(py_stream_pairs* all, py_stream_pair* x) {
   int status = DLX_OK;
   if (x->is_ordered || x->from == x->to) return DLX_OK;
-  const py_stream_pair* other = alike(all, x);
+  const py_stream_pair* other = find_same_order(all, x);
   if (other) {
     if (other->ready) x->ready = dlx_ready_hold(other->ready);
   } else if (x->to == 0) {
@@ -156,21 +155,21 @@ static int order(py_stream_pairs* all, py_stream_pair* x) {
 
 int py_streams_order(py_stream_pairs* all, py_source* s, py_target* t,
                      const DLManagedTensorVersioned* made, PyObject* obj) {
-  py_stream_pair* x = find(all, s, t, made->dl_tensor.device.device_id);
+  py_stream_pair* x = find_streams(all, s, t, made->dl_tensor.device.device_id);
   if (x == NULL) return 0;
-  if (x->from) return order(all, x) == DLX_OK;
+  if (x->from) return order_pair(all, x) == DLX_OK;
   dlx_ready* ready = py_tensor_ready((TensorObject*)obj);
-  return ready == NULL || wait_for(all, x, ready) == DLX_OK;
+  return ready == NULL || wait_for_tensor(all, x, ready) == DLX_OK;
 }
 
-PyObject* py_streams_make(py_stream_pairs* all, const py_call* call, const py_source* s,
-                          py_target* t, DLManagedTensorVersioned* made, PyObject* obj) {
+PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const py_source* s,
+                               py_target* t, DLManagedTensorVersioned* made, PyObject* obj) {
   int32_t device = made->dl_tensor.device.device_id;
-  const py_stream_pair* x = known(all, s, device); /* py_streams_order has noted it */
-  /* Where both work on one stream, what the producer does with the memory next comes later. */
+  const py_stream_pair* x = get_stream_pair(all, s, device); /* py_streams_order has added it */
+  /* On the same stream, later work of the producer is already ordered. */
   if (x->to && x->from != x->to && dlx_size(&made->dl_tensor))
-    made = py_cuda_put_behind(made, device, x->to, Py_XNewRef(x->to_keep));
-  PyObject* result = made ? t->make(call, t, made, obj) : NULL;
+    made = py_cuda_release_behind(made, device, x->to, Py_XNewRef(x->to_keep));
+  PyObject* result = made ? t->hand_over(call, t, made, obj) : NULL;
   if (result && x->ready) ((TensorObject*)result)->ready = dlx_ready_hold(x->ready);
   return result;
 }
@@ -192,7 +191,7 @@ PyObject* py_streams_convert(const py_call* call, py_source* s, py_target* t,
   all.n = all.n_waited = 0;
   PyObject* result = NULL;
   if (py_streams_order(&all, s, t, made, obj))
-    result = py_streams_make(&all, call, s, t, made, obj);
+    result = py_streams_hand_over(&all, call, s, t, made, obj);
   else
     py_managed_release(made);
   py_streams_clear(&all);

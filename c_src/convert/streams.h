@@ -1,24 +1,24 @@
 #ifndef DLX_STREAMS_H_
 #define DLX_STREAMS_H_
 
-/* Arrays in the memory of CUDA devices: which streams producer and consumer work on, one order for
- * each pair of them, and the release behind the consumer's. It does what StreamSync of
- * dlx/_engine/streams.py does for arrays that are read where they are, by the same functions of
- * cuda/order.c; what it cannot do, or what the driver refuses, is left to the Python path. */
+/* Arrays on CUDA devices: the streams of producer and consumer, one wait per pair of streams, and a
+ * release that waits for the consumer's stream. Equivalent to StreamSync in dlx/_engine/streams.py
+ * for shared memory, by the same functions of cuda/order.c. Other cases and errors of the driver
+ * are left to the Python path. */
 
 #include "target.h"
 
-/* The streams of producer and consumer, for the arrays of one source on one device. */
+/* The streams of producer and consumer for the arrays of a source on a device. */
 typedef struct {
   const py_source* source;
   int32_t device;
-  uint64_t from, to;             /* 0: each array knows its own; whoever reads the result waits */
-  PyObject *from_keep, *to_keep; /* what keeps them alive; strong, or NULL */
-  dlx_ready* ready;              /* what is on `from`, where it is not known who waits for it */
+  uint64_t from, to; /* 0 = from: each array knows its own; to: the reader of the result waits */
+  PyObject *from_keep, *to_keep; /* keep the streams alive; strong, or NULL */
+  dlx_ready* ready;              /* an event on `from` if the waiting stream is unknown */
   int is_ordered;
 } py_stream_pair;
 
-/* Those of one call: more than a program has frameworks and devices at work in one. */
+/* The pairs of one call: enough for all frameworks and devices of a program. */
 enum { DLX_MAX_STREAM_PAIRS = 8 };
 typedef struct {
   int n, n_waited;
@@ -26,32 +26,30 @@ typedef struct {
   struct {
     dlx_ready* ready;
     int32_t device;
-    uint64_t stream;              /* of that device: 1 and 2 are streams of each */
-  } waited[DLX_MAX_STREAM_PAIRS]; /* which stream waits already for what; each holds a count */
+    uint64_t stream;              /* of `device`: each device has its own 1 and 2 */
+  } waited[DLX_MAX_STREAM_PAIRS]; /* waits that are already recorded; each holds a count */
 } py_stream_pairs;
 
-/* Whether an array of a pair may be in such device memory, with these options. GIL: needed. */
+/* Whether an array of a pair may be shared in CUDA memory with these options. */
 int py_may_share_cuda(const py_source* source, const py_target* target, const DLTensor* tensor,
                       unsigned options);
 
-/* Ask for the streams of an array that was taken, and make the consumer's wait: once for all arrays
- * of a call that are on them. Nothing was ordered where this fails, or nothing that the Python path
- * would not order. Owns: the pairs own what they note. GIL: needed, released while the driver is
- * called; may run Python. Errors: 0 = ask Python, unless an exception is set. */
+/* Find the streams of an array that was taken, and make the consumer's wait, once per call. On
+ * failure nothing was ordered that the Python path would not order. Owns: the pairs own their
+ * contents. GIL: needed, released during calls of the driver; may run Python. */
 int py_streams_order(py_stream_pairs* all, py_source* source, py_target* target,
                      const DLManagedTensorVersioned* made, PyObject* obj);
 
-/* Hand over an array after py_streams_order of the same pairs: it is released when the consumer's
- * stream is done. Owns, GIL, Errors: as py_make. */
-PyObject* py_streams_make(py_stream_pairs* all, const py_call* call, const py_source* source,
-                          py_target* target, DLManagedTensorVersioned* made, PyObject* obj);
+/* Hand over an array after py_streams_order; its release waits for the consumer's stream. Owns,
+ * GIL, Errors: as py_hand_over. */
+PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const py_source* source,
+                               py_target* target, DLManagedTensorVersioned* made, PyObject* obj);
 
-/* Both for one array. Owns, GIL: as py_make. Errors: NULL = ask Python, unless an exception is set.
- */
+/* Order and hand over one array. Owns, GIL: as py_hand_over. */
 PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
                              DLManagedTensorVersioned* made, PyObject* obj);
 
-/* Owns: gives up what the pairs own. GIL: needed; may run Python. A pending exception stays. */
+/* Owns: releases the contents of the pairs. A pending exception is kept. */
 void py_streams_clear(py_stream_pairs* all);
 
 extern PyMethodDef py_stream_functions[];

@@ -1,6 +1,6 @@
-/* How arrays are taken, by the protocols in their order: a dlx.Tensor, the borrow slot of an
- * exchange table, its managed slot, a function of the adapter. Those by attributes and by
- * __dlpack__ have files of their own. */
+/* How arrays are taken, in the order of the protocols: a dlx.Tensor, the borrow slot of an exchange
+ * table, its managed slot, a function of the adapter. attributes.c and producer.c contain the
+ * others. */
 
 #include "pairs.h"
 #include "streams.h"
@@ -19,32 +19,32 @@ int py_offer_checks(py_source* s, py_target* t, DLManagedTensorVersioned* made, 
   return 1;
 }
 
-void py_offer_made(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
-                   py_offer* out) {
+void py_offer_managed(py_source* s, py_target* t, DLManagedTensorVersioned* made, unsigned options,
+                      py_offer* out) {
   if (py_offer_checks(s, t, made, options, out))
     out->made = made;
   else
     dlx_managed_release(made);
 }
 
-/* Of an array of which a guard holds: without its graph, where the call allows that. */
+/* Take an array without its graph, if a guard applies and the call allows that. */
 static void take_detached(py_source* s, py_target* t, PyObject* obj, unsigned options,
                           py_offer* out) {
   out->state = PY_BLOCKED;
   if (PyErr_Occurred() || !(options & DLX_DETACHES) || s->detach.name == NULL) return;
-  PyObject* plain = py_ask(&s->detach, obj);
-  if (plain == NULL) {
+  PyObject* detached = py_ask(&s->detach, obj);
+  if (detached == NULL) {
     py_error_forget();
     return;
   }
-  s->take(s, t, plain, options & ~(unsigned)DLX_DETACHES, out);
-  Py_DECREF(plain);
+  s->take(s, t, detached, options & ~(unsigned)DLX_DETACHES, out);
+  Py_DECREF(detached);
 }
 
 /* ---- dlx.Tensor ------------------------------------------------------------------------------ */
 
-/* Its flags are known, and nothing is asked. Pinned memory that becomes host memory is left to
- * Python. */
+/* The flags are known, and no guards are needed. Pinned memory for host memory is left to Python.
+ */
 void py_take_tensor(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
   DLManagedTensorVersioned* base = py_tensor_inside((TensorObject*)obj);
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return;
@@ -57,8 +57,7 @@ void py_take_tensor(py_source* s, py_target* t, PyObject* obj, unsigned options,
 
 /* ---- by the borrow slot ---------------------------------------------------------------------- */
 
-/* A number that an object answers with; 0 where it does not. GIL: needed. Errors: -1 with what may
- * not be forgotten. */
+/* Read a number from an object; 0 if that fails. */
 static int read_number(const py_question* question, PyObject* obj, int64_t* number) {
   PyObject* answer = question->name ? py_ask(question, obj) : NULL;
   *number = answer ? PyLong_AsLongLong(answer) : 0;
@@ -68,9 +67,8 @@ static int read_number(const py_question* question, PyObject* obj, int64_t* numb
   return py_error_forget();
 }
 
-/* Whether a tensor lies inside the bytes that its owner has: an owner that cannot be resized any
- * more may have been before. GIL: needed; may run Python. Errors: 0 = ask Python. */
-static int is_inside(const py_source* s, const DLTensor* t, PyObject* owner) {
+/* Whether a tensor lies in its owner's memory: the owner may have been resized before. */
+static int lies_in_owner(const py_source* s, const DLTensor* t, PyObject* owner) {
   if (s->owner.nbytes.name == NULL) return 1;
   int64_t low, high, start, nbytes;
   if (read_number(&s->owner.start, owner, &start) < 0 ||
@@ -81,68 +79,66 @@ static int is_inside(const py_source* s, const DLTensor* t, PyObject* owner) {
   return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
 }
 
-/* Whether the array's own dtype is the one that the tensor's dtype maps to; asked where a framework
- * has several dtypes for one DLPack dtype. Errors: 0 = ask Python. */
-static int is_confirmed(const py_source* s, PyObject* obj, DLDataType dtype) {
-  if (s->confirmed.wanted == NULL || dtype.bits != 8) return 1;
+/* Check the array's dtype if its framework has several dtypes for one DLPack dtype. */
+static int matches_dtype(const py_source* s, PyObject* obj, DLDataType dtype) {
+  if (s->dtype_check.expected == NULL || dtype.bits != 8) return 1;
   PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
-  PyObject* wanted = key ? PyDict_GetItemWithError(s->confirmed.wanted, key) : NULL;
+  PyObject* wanted = key ? PyDict_GetItemWithError(s->dtype_check.expected, key) : NULL;
   Py_XDECREF(key);
   if (wanted == NULL) {
     int is_unasked = !PyErr_Occurred();
     py_error_forget();
     return is_unasked;
   }
-  PyObject* found = py_ask(&s->confirmed.dtype, obj);
+  PyObject* found = py_ask(&s->dtype_check.dtype, obj);
   if (found == NULL) py_error_forget();
   Py_XDECREF(found);
   return found == wanted;
 }
 
-/* Whether nothing that is asked afterwards stands against it. `is_brief`: the memory is only read
- * by a copy, and not kept. Owns: *owner is new, also on failure, or NULL. Errors: 0 = ask Python.
- */
-static int is_clear(const py_source* s, PyObject* obj, const DLTensor* t, int is_brief,
-                    PyObject** owner) {
+/* Whether no guard applies after a borrow. `is_brief`: the memory is only read for a copy. Owns:
+ * *owner is new, also on failure, or NULL. */
+static int passes_guards(const py_source* s, PyObject* obj, const DLTensor* t, int is_brief,
+                         PyObject** owner) {
   const py_gate* g = &s->gate;
   int code = t->dtype.code;
   if ((g->in_c && !g->in_c(obj, t)) ||
       !py_gate_is_clear(g, g->n_early, g->n_of_array, code, obj, obj) ||
-      !is_confirmed(s, obj, t->dtype))
+      !matches_dtype(s, obj, t->dtype))
     return 0;
   *owner = s->owner.ask.name ? py_ask(&s->owner.ask, obj) : Py_NewRef(obj);
   if (*owner == NULL) return py_error_forget(), 0;
   return (is_brief || py_gate_is_clear(g, g->n_of_array, g->n, code, obj, *owner)) &&
-         is_inside(s, t, *owner);
+         lies_in_owner(s, t, *owner);
 }
 
 void py_take_borrowed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
   DLManagedTensorVersioned* made = NULL;
-  DLTensor found = {.ndim = -1}; /* a slot may write nothing */
+  DLTensor found = {.ndim = -1}; /* a slot may leave it unchanged */
   if (!py_gate_is_open(&s->gate, obj)) return take_detached(s, t, obj, options, out);
-  /* A table that reports success and leaves an error behind has failed as well. */
+  /* A slot that returns 0 with an exception has failed as well. */
   if (s->table->dltensor_from_py_object_no_sync(obj, &found) != 0 || PyErr_Occurred()) {
-    if (py_error_forget() == 0 && s->otherwise) s->otherwise(s, t, obj, options, out);
+    if (py_error_forget() == 0 && s->take_second) s->take_second(s, t, obj, options, out);
     return;
   }
   if ((found.device.device_type != kDLCPU && !py_may_share_cuda(s, t, &found, options)) ||
       found.dtype.code > 31)
     return;
-  /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
-   * next call. */
+  /* Copy it before guards run: the table's next call may overwrite the borrowed shape and strides.
+   */
   int is_trivial = py_is_trivial(t, &found);
   int status = is_trivial ? dlx_managed_trust(&found, 0, NULL, NULL, &made)
                           : dlx_managed_new(&found, 0, NULL, NULL, &made);
   if (status != DLX_OK) return;
   const DLTensor* tensor = &made->dl_tensor;
-  /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
-   * path, unless a guard in C looks at it. */
+  /* Wrappers have no memory and look empty: with guards, the Python path takes them, unless a guard
+   * in C checks it. */
   int is_hidden = tensor->data == NULL && s->gate.n && s->gate.in_c == NULL;
   out->state = PY_TAKEN;
   if (is_trivial || (!is_hidden && py_target_examines(t, tensor, 0, options, out))) {
     PyObject* owner = NULL;
     int is_brief = options & DLX_COPIES || out->state != PY_TAKEN;
-    if (is_clear(s, obj, tensor, is_brief, &owner)) {
+    if (passes_guards(s, obj, tensor, is_brief, &owner)) {
       dlx_managed_own(made, owner, py_release_object);
       out->made = made;
       return;
@@ -153,21 +149,21 @@ void py_take_borrowed(py_source* s, py_target* t, PyObject* obj, unsigned option
   dlx_managed_release(made);
 }
 
-int py_look(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
-  if (s->look == NULL || !py_target_holds(t, 0) || !py_gate_is_open(&s->gate, obj)) return 0;
+int py_borrow(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
+  if (s->borrow == NULL || !py_target_holds(t, 0) || !py_gate_is_open(&s->gate, obj)) return 0;
   const py_gate* g = &s->gate;
   for (int is_asked = 0;; is_asked = 1) {
-    *out = (DLTensor){.ndim = -1}; /* a slot may write nothing */
-    if (s->look(obj, out) != 0 || PyErr_Occurred()) {
+    *out = (DLTensor){.ndim = -1}; /* a slot may leave it unchanged */
+    if (s->borrow(obj, out) != 0 || PyErr_Occurred()) {
       py_error_forget();
       return 0;
     }
     DLDataType dtype = out->dtype;
     if (out->device.device_type != kDLCPU || dtype.code > 31) return 0;
-    int asks = (s->confirmed.wanted && dtype.bits == 8) || py_gate_asks(g, dtype.code);
-    if (is_asked || !asks) break; /* nothing has run since it was borrowed */
+    int asks = (s->dtype_check.expected && dtype.bits == 8) || py_gate_asks(g, dtype.code);
+    if (is_asked || !asks) break; /* no code has run since the borrow */
     if (!py_gate_is_clear(g, g->n_early, g->n_of_array, dtype.code, obj, obj) ||
-        !is_confirmed(s, obj, dtype))
+        !matches_dtype(s, obj, dtype))
       return 0;
   }
   py_offer offer = {.made = NULL};
@@ -181,9 +177,9 @@ int py_look(py_source* s, py_target* t, PyObject* obj, DLTensor* out) {
 
 /* ---- by the managed slot, and by a function -------------------------------------------------- */
 
-/* What a function of an adapter gave: a dlx.Tensor, or None. Owns: takes `tensor`, or NULL; the
- * caller owns the result. GIL: needed; may run Python. Errors: NULL = ask Python. */
-static DLManagedTensorVersioned* share_given(PyObject* tensor) {
+/* Share the dlx.Tensor (or None) that an adapter's function returned. Owns: takes `tensor`, or
+ * NULL; the caller owns the result. */
+static DLManagedTensorVersioned* share_exported(PyObject* tensor) {
   DLManagedTensorVersioned* made = NULL;
   if (tensor == NULL) return py_error_forget(), NULL;
   if (Py_IS_TYPE(tensor, &py_tensor_type)) {
@@ -194,15 +190,15 @@ static DLManagedTensorVersioned* share_given(PyObject* tensor) {
   return made;
 }
 
-/* Of an array that a borrow slot cannot describe (a read-only one), or of a type without one. */
+/* For arrays that cannot be borrowed, such as read-only ones, and types without a borrow slot. */
 static void export_managed(py_source* s, py_target* t, PyObject* obj, unsigned options,
                            py_offer* out, DLManagedTensorVersioned* made) {
   if (made == NULL && s->export && !PyErr_Occurred())
-    made = share_given(PyObject_CallOneArg(s->export, obj));
+    made = share_exported(PyObject_CallOneArg(s->export, obj));
   out->state = PY_BLOCKED;
   if (made == NULL) return;
   made->flags |= s->flags;
-  py_offer_made(s, t, made, options, out);
+  py_offer_managed(s, t, made, options, out);
 }
 
 void py_take_managed(py_source* s, py_target* t, PyObject* obj, unsigned options, py_offer* out) {
@@ -226,6 +222,6 @@ void py_take_unblocked(py_source* s, py_target* t, PyObject* obj, unsigned optio
     Py_DECREF(copy);
     return;
   }
-  DLManagedTensorVersioned* made = share_given(copy);
-  if (made) py_offer_made(s, t, made, options, out);
+  DLManagedTensorVersioned* made = share_exported(copy);
+  if (made) py_offer_managed(s, t, made, options, out);
 }

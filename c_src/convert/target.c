@@ -1,4 +1,4 @@
-/* Consumers: whether one takes a tensor, how its array is made of it, and the type of targets. */
+/* The type Target: whether a consumer accepts a tensor, and how its array is created. */
 
 #include "target.h"
 
@@ -7,7 +7,7 @@
 
 PyTypeObject* py_target_type;
 
-/* ---- what it takes --------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 int py_target_checks(py_target* t, const DLTensor* tensor, uint64_t flags, unsigned options,
                      py_offer* out) {
@@ -47,7 +47,7 @@ DLManagedTensorVersioned* py_target_copy(const py_target* t, DLManagedTensorVers
     made->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
     return made;
   }
-  int is_kept = t->place == NULL || options & DLX_NAMES_DEVICE; /* on its device */
+  int is_kept = t->place == NULL || options & DLX_NAMES_DEVICE; /* stays on its device */
   DLManagedTensorVersioned* copy =
       py_managed_copy(made, is_kept && (t->accepts.layouts & DLX_LAYOUT_PERMUTED), 0);
   dlx_managed_release(made);
@@ -55,19 +55,19 @@ DLManagedTensorVersioned* py_target_copy(const py_target* t, DLManagedTensorVers
   return copy;
 }
 
-/* ---- how its arrays are made ----------------------------------------------------------------- */
+/* ---- hand-over ------------------------------------------------------------------------------- */
 
-/* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors:
- * NULL with what `failed` gives of the exception. */
-static PyObject* refused(const py_call* call, DLManagedTensorVersioned* made, PyObject* obj) {
+/* Owns: takes the extra count of `made`; NULL = the consumer has it, or never saw it. Errors: NULL
+ * with the error that `failed` returns. */
+static PyObject* raise_refused(const py_call* call, DLManagedTensorVersioned* made, PyObject* obj) {
   py_pending cause = py_pending_save();
   if (made) dlx_managed_abandon(made);
-  if (cause.type && !py_error_may_go(cause.type)) { /* no refusal: it propagates unchanged */
+  if (cause.type && !py_error_may_go(cause.type)) { /* not a rejection: propagate it unchanged */
     py_pending_restore(cause);
     return NULL;
   }
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);
-  /* Before 3.12 what was fetched does not hold its traceback yet. */
+  /* Before 3.12, a fetched exception does not contain its traceback. */
   if (cause.value && cause.traceback) PyException_SetTraceback(cause.value, cause.traceback);
   PyObject* error = PyObject_CallFunctionObjArgs(
       call->function->failed, obj, call->to, cause.value ? cause.value : Py_None, call->tree, NULL);
@@ -81,18 +81,16 @@ static PyObject* refused(const py_call* call, DLManagedTensorVersioned* made, Py
   return NULL;
 }
 
-/* A dlx.Tensor is itself. */
-static PyObject* make_tensor(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
-                             PyObject* obj) {
+static PyObject* return_tensor(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
+                               PyObject* obj) {
   return py_tensor_wrap(made);
 }
 
-/* By the target's adapter, in Python. */
-static PyObject* make_by_load(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
-                              PyObject* obj) {
+static PyObject* load_by_adapter(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
+                                 PyObject* obj) {
   PyObject *tensor = py_tensor_wrap(made), *result;
   if (tensor == NULL) return NULL;
-  ((TensorObject*)tensor)->is_ordered = 1; /* its streams, where it is in device memory */
+  ((TensorObject*)tensor)->is_ordered = 1; /* by its streams, in device memory */
   if (call->options & DLX_NAMES_DEVICE && t->place) {
     PyObject* args[] = {tensor, call->options & DLX_MOVABLE ? Py_False : Py_True};
     result = PyObject_Vectorcall(t->place, args, 2, NULL);
@@ -100,44 +98,43 @@ static PyObject* make_by_load(const py_call* call, py_target* t, DLManagedTensor
     result = PyObject_CallOneArg(t->load, tensor);
   }
   Py_DECREF(tensor);
-  return result ? result : refused(call, NULL, obj);
+  return result ? result : raise_refused(call, NULL, obj);
 }
 
-/* For a hand-over of a tensor that has other holders (a buffer of the dlx.Tensor that it was in): a
- * tensor of the same memory that the caller holds twice. Owns: takes `made`. Errors: NULL without
- * memory, none set. */
-static DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
+/* For tensors with other holders, such as a buffer of the original dlx.Tensor: return a tensor of
+ * the same memory that the caller holds twice. Owns: takes `made`. Errors: NULL without memory, no
+ * exception. */
+static DLManagedTensorVersioned* wrap_single_holder(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* alone = NULL;
   if (dlx_managed_share(made, NULL, made->flags, &alone) == DLX_OK) dlx_managed_hold(alone);
   dlx_managed_release(made);
   return alone;
 }
 
-/* By its exchange table. */
-static PyObject* make_by_table(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
-                               PyObject* obj) {
+static PyObject* import_by_table(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
+                                 PyObject* obj) {
   void* result = NULL;
-  /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
-   * where it could not wrap the tensor that it had made. */
-  if (!dlx_managed_hold_sole(made) && (made = single_holder(made)) == NULL) return PyErr_NoMemory();
+  /* A failed consumer may or may not have released the tensor, against the protocol: torch has if
+   * it could not wrap its new tensor. */
+  if (!dlx_managed_hold_sole(made) && (made = wrap_single_holder(made)) == NULL)
+    return PyErr_NoMemory();
   if (t->table->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
-    return refused(call, made, obj);
+    return raise_refused(call, made, obj);
   dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
-  if (!PyErr_Occurred()) { /* else it has failed as well */
-    /* The table of a base makes arrays of the base: see FastPath.imports. */
+  if (!PyErr_Occurred()) { /* an exception = failure */
+    /* The table of a base class creates arrays of the base class: see FastPath.imports. */
     if (found == t->kind.type || !PyType_IsSubtype(t->kind.type, found)) return result;
-    PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
+    PyErr_Format(PyExc_TypeError, "its exchange table returned a %s", found->tp_name);
   }
-  py_pending pending = py_pending_save(); /* a foreign deleter may run */
+  py_pending pending = py_pending_save(); /* runs a foreign deleter */
   Py_DECREF((PyObject*)result);
   py_pending_restore(pending);
-  return refused(call, NULL, obj);
+  return raise_refused(call, NULL, obj);
 }
 
-/* What makes the target's array one of the real dtype, where the tensor is imported under a storage
- * dtype, which it gets here. Owns: borrowed. Errors: NULL = it is imported as it is, unless an
- * exception is set. */
+/* Find the function that gives an array its real dtype, and set the tensor's storage dtype. Owns:
+ * borrowed. Errors: NULL = import it unchanged, or an exception is set. */
 static PyObject* find_storage(py_target* t, DLTensor* tensor) {
   PyObject* key = PyLong_FromLong(tensor->dtype.code | tensor->dtype.bits << 8);
   PyObject* found = key ? PyDict_GetItemWithError(t->storage, key) : NULL;
@@ -151,24 +148,24 @@ static PyObject* find_storage(py_target* t, DLTensor* tensor) {
   return PyTuple_GET_ITEM(found, 1);
 }
 
-/* Of a target that has storage dtypes. */
-static PyObject* make_stored(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
-                             PyObject* obj) {
+/* For targets with storage dtypes. */
+static PyObject* import_storage(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
+                                PyObject* obj) {
   DLDataType direct = atomic_load_explicit(&t->direct, memory_order_relaxed);
   if (memcmp(&made->dl_tensor.dtype, &direct, sizeof direct) == 0)
-    return t->make_direct(call, t, made, obj);
+    return t->hand_over_direct(call, t, made, obj);
   PyObject* view = find_storage(t, &made->dl_tensor);
-  if (view == NULL && PyErr_Occurred()) { /* no consumer has seen it: a release, no abandonment */
+  if (view == NULL && PyErr_Occurred()) { /* no consumer has seen it, so release it directly */
     py_pending pending = py_pending_save();
     dlx_managed_release(made);
     py_pending_restore(pending);
-    return refused(call, NULL, obj);
+    return raise_refused(call, NULL, obj);
   }
-  PyObject* result = t->make_direct(call, t, made, obj);
+  PyObject* result = t->hand_over_direct(call, t, made, obj);
   if (view == NULL || result == NULL) return result;
   PyObject* real = PyObject_CallOneArg(view, result);
   Py_DECREF(result);
-  return real ? real : refused(call, NULL, obj);
+  return real ? real : raise_refused(call, NULL, obj);
 }
 
 /* ---- the type -------------------------------------------------------------------------------- */
@@ -176,7 +173,8 @@ static PyObject* make_stored(const py_call* call, py_target* t, DLManagedTensorV
 #define TARGET(name) ((py_target*)(name))
 
 static int read_arrays(PyObject* value, void* where, void* self) {
-  if (!PyType_Check(value)) return PyErr_SetString(PyExc_TypeError, "arrays have a type"), -1;
+  if (!PyType_Check(value))
+    return PyErr_SetString(PyExc_TypeError, "expected the type of arrays"), -1;
   *(PyObject**)where = value;
   return 0;
 }
@@ -203,8 +201,7 @@ static int read_always_copies(PyObject* value, void* where, void* self) {
 
 #define AT(member) offsetof(py_target, member)
 
-/* What each means stands at the struct, in target.h; _target of dlx/_engine/fast_path.py gives it.
- */
+/* target.h describes the members; _target in dlx/_engine/fast_path.py supplies them. */
 static const py_member members[] = {
     {"consumer", py_read_object, AT(consumer)},
     {"stated", py_read_object, AT(stated)},
@@ -222,15 +219,14 @@ static const py_member members[] = {
     {NULL, NULL, 0},
 };
 
-/* Which functions make its arrays. */
-static void choose(py_target* t) {
+static void choose_functions(py_target* t) {
   if (t->table && t->table->managed_tensor_to_py_object_no_sync == NULL) t->table = NULL;
-  t->make_direct = t->table              ? make_by_table
-                   : t->load             ? make_by_load
-                   : t->kind.type        ? NULL
-                   : t->accepts.max_ndim ? make_tensor
-                                         : NULL;
-  t->make = t->make_direct && t->storage ? make_stored : t->make_direct;
+  t->hand_over_direct = t->table              ? import_by_table
+                        : t->load             ? load_by_adapter
+                        : t->kind.type        ? NULL
+                        : t->accepts.max_ndim ? return_tensor
+                                              : NULL;
+  t->hand_over = t->hand_over_direct && t->storage ? import_storage : t->hand_over_direct;
   if (t->is_narrow) t->unsupported |= DLX_COPIES;
   if (t->streams.is_by_table && t->table) t->streams.table = t->table->current_work_stream;
 }
@@ -240,14 +236,14 @@ static PyObject* target_new(PyTypeObject* type, PyObject* args, PyObject* keywor
   py_target* t = (py_target*)type->tp_alloc(type, 0);
   if (t == NULL) return NULL;
   t->kind.n_modules = -1;
-  t->given = py_members_read(members, keywords, t);
-  if (t->given == NULL) goto failed;
+  t->values = py_members_read(members, keywords, t);
+  if (t->values == NULL) goto failed;
   if (t->kind.type) {
     if (py_kind_note(&t->kind, t->kind.type) < 0) goto failed;
     if (t->table == NULL && t->kind.names) t->table = py_exchange_find(t->kind.type);
     if (PyErr_Occurred()) goto failed;
   }
-  choose(t);
+  choose_functions(t);
   return (PyObject*)t;
 
 failed:
@@ -258,20 +254,20 @@ failed:
 static int target_traverse(PyObject* self, visitproc visit, void* arg) {
   py_target* t = TARGET(self);
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(t->given);
+  Py_VISIT(t->values);
   Py_VISIT(t->key);
   int stop = py_map_visit(&t->pairs, visit, arg);
   return stop ? stop : py_kind_visit(&t->kind, visit, arg);
 }
 
-/* Nothing uses a target that the collector clears: the table holds those in use. */
+/* The collector clears only unused targets: the map holds the others. */
 static int target_clear(PyObject* self) {
   py_target* t = TARGET(self);
   py_map_clear(&t->pairs);
   py_switches_free(&t->states);
   py_kind_clear(&t->kind);
   Py_CLEAR(t->key);
-  Py_CLEAR(t->given);
+  Py_CLEAR(t->values);
   return 0;
 }
 
@@ -283,7 +279,7 @@ static PyMemberDef target_members[] = {
 
 PyDoc_STRVAR(target_doc,
              "Target(**members)\n--\n\n"
-             "What a consumer takes on the fast path; see c_src/convert/target.h.");
+             "The capabilities of a consumer on the fast path; see c_src/convert/target.h.");
 
 static PyType_Slot target_slots[] = {
     {Py_tp_new, target_new},

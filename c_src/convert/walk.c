@@ -1,17 +1,16 @@
-/* The walk through a tree, and its notes: see walk.h. Children are copied out of a container at
- * once, so that code that runs meanwhile (a guard, the collector) may change it. There is no
- * recursion, so any depth works. */
+/* The walk through a tree: see walk.h. Children are copied out of a container at once, since other
+ * code (a guard, the collector) may change it. No recursion: any depth works. */
 
 #include "walk.h"
 #include "core/allocate.h"
 
 #include <string.h>
 
-/* Errors: -1 with MemoryError, the content as it was. */
+/* Errors: -1 with MemoryError; the content is unchanged. */
 static int grow(py_vector* v, Py_ssize_t more) {
   Py_ssize_t wanted = v->n + more, twice = v->room > INT32_MAX / 2 ? INT32_MAX : 2 * v->room;
   if (wanted < twice) wanted = twice;
-  if (wanted > INT32_MAX) return PyErr_NoMemory(), -1; /* numbers of elements are kept in 32 bits */
+  if (wanted > INT32_MAX) return PyErr_NoMemory(), -1; /* indices have 32 bits */
   size_t bytes = (size_t)wanted * v->size;
   void* wider = v->at == v->few ? PyMem_Malloc(bytes) : PyMem_Realloc(v->at, bytes);
   if (wider == NULL) return PyErr_NoMemory(), -1;
@@ -22,8 +21,7 @@ static int grow(py_vector* v, Py_ssize_t more) {
   return 0;
 }
 
-/* Make room. Errors: as grow. */
-static inline int need(py_vector* v, Py_ssize_t more) {
+static inline int reserve(py_vector* v, Py_ssize_t more) {
   return v->n + more <= v->room ? 0 : grow(v, more);
 }
 
@@ -48,19 +46,19 @@ void walk_begin(walk* w, py_call* call) {
 
 void walk_end(walk* w) {
   py_pending pending = py_pending_save();
-  for (leaf *l = leaves_of(w), *end = l + w->leaves.n; l < end; l++) {
+  for (leaf *l = get_leaves(w), *end = l + w->leaves.n; l < end; l++) {
     if (l->offer.made) dlx_managed_release(l->offer.made);
-    Py_XDECREF(l->offer.answer);
+    Py_XDECREF(l->offer.response);
     Py_XDECREF(l->result);
     if (l->source) py_map_release(l->source);
   }
-  for (node *n = nodes_of(w), *end = n + w->nodes.n; n < end; n++) {
+  for (node *n = get_nodes(w), *end = n + w->nodes.n; n < end; n++) {
     Py_XDECREF(n->result);
     Py_DECREF(n->obj);
     Py_XDECREF(n->rule);
     Py_XDECREF(n->keys);
   }
-  for (item *it = items_of(w), *end = it + w->items.n; it < end; it++) {
+  for (item *it = get_items(w), *end = it + w->items.n; it < end; it++) {
     if (it + AHEAD < end) __builtin_prefetch(it[AHEAD].value, 1);
     Py_DECREF(it->value);
   }
@@ -71,24 +69,21 @@ void walk_end(walk* w) {
   py_pending_restore(pending);
 }
 
-/* Where an object is remembered first: objects that lie side by side are remembered side by side,
- * since they are mostly visited in turn. */
-static size_t place_of(PyObject* obj) {
+/* Neighbours in memory get neighbouring slots, since they are mostly visited in turn. */
+static size_t hash_address(PyObject* obj) {
   return (uintptr_t)obj >> 6;
 }
 
-/* A place that is taken is followed by others at a distance that depends on the object, and is odd,
- * so that every place has its turn. */
-static visit* find(const walk* w, PyObject* obj) {
-  size_t mask = (size_t)w->visits.room - 1, at = place_of(obj);
+/* The step depends on the object, and is odd, so every slot is reached. */
+static visit* find_visit(const walk* w, PyObject* obj) {
+  size_t mask = (size_t)w->visits.room - 1, at = hash_address(obj);
   for (size_t step = ((uintptr_t)obj >> 4) * 0x9E3779B97F4A7C15u >> 32 | 1;; at += step) {
     visit* v = (visit*)w->visits.at + (at & mask);
-    if (*v == 0 || (*v > 0 ? nodes_of(w)[*v - 1].obj : leaves_of(w)[~*v].obj) == obj) return v;
+    if (*v == 0 || (*v > 0 ? get_nodes(w)[*v - 1].obj : get_leaves(w)[~*v].obj) == obj) return v;
   }
 }
 
-/* Errors: -1 with MemoryError. */
-static int need_visits(walk* w, Py_ssize_t more) {
+static int reserve_visits(walk* w, Py_ssize_t more) {
   py_vector old = w->visits;
   Py_ssize_t room = old.room;
   while ((w->n_visits + more) * 2 >= room) room *= 2;
@@ -100,72 +95,69 @@ static int need_visits(walk* w, Py_ssize_t more) {
   dlx_use_huge_pages(w->visits.at, (size_t)room * sizeof(visit));
   w->visits.room = room;
   for (visit *v = old.at, *end = v + old.room; v < end; v++) {
-    if (*v) *find(w, *v > 0 ? nodes_of(w)[*v - 1].obj : leaves_of(w)[~*v].obj) = *v;
+    if (*v) *find_visit(w, *v > 0 ? get_nodes(w)[*v - 1].obj : get_leaves(w)[~*v].obj) = *v;
   }
   free_vector(&old);
   return 0;
 }
 
-/* Make room for what a container with so many children may add, in one step where their number is
- * known: fresh memory is what trees of many arrays cost most. Errors: -1 with MemoryError. */
-static int need_all(walk* w, Py_ssize_t n_items, Py_ssize_t n_children) {
-  return need(&w->nodes, 1) < 0 || need(&w->stack, 1) < 0 || need(&w->items, n_items) < 0 ||
-                 need(&w->leaves, n_children) < 0 || need_visits(w, n_children) < 0
+/* Reserve for a container's children in one step: new memory is the largest cost of trees with many
+ * arrays. */
+static int reserve_all(walk* w, Py_ssize_t n_items, Py_ssize_t n_children) {
+  return reserve(&w->nodes, 1) < 0 || reserve(&w->stack, 1) < 0 ||
+                 reserve(&w->items, n_items) < 0 || reserve(&w->leaves, n_children) < 0 ||
+                 reserve_visits(w, n_children) < 0
              ? -1
              : 0;
 }
 
-/* Note what is in the array of nodes, or of leaves, by now. Errors: -1 with MemoryError. */
 static int remember(walk* w, visit* slot, visit met) {
   *slot = met;
   w->n_visits++;
-  return need_visits(w, 1);
+  return reserve_visits(w, 1);
 }
 
-/* Fetch the children of an open node that come after the next one: objects first, then where they
- * are remembered. */
-static void fetch_next(const walk* w, const node* n) {
-  const item* items = items_of(w);
+/* Prefetch later children of an open node: the objects, then their slots. */
+static void prefetch_next(const walk* w, const node* n) {
+  const item* items = get_items(w);
   Py_ssize_t near = n->next + AHEAD, far = near + AHEAD;
   if (far < n->end) __builtin_prefetch(items[far].value);
   if (near < n->end) {
     size_t mask = (size_t)w->visits.room - 1;
-    __builtin_prefetch((visit*)w->visits.at + (place_of(items[near].value) & mask));
+    __builtin_prefetch((visit*)w->visits.at + (hash_address(items[near].value) & mask));
   }
 }
 
 /* ---- flatten --------------------------------------------------------------------------------- */
 
-int py_is_plain(PyTypeObject* type) {
+int py_passes_through(PyTypeObject* type) {
   return type == &PyLong_Type || type == &PyUnicode_Type || type == &PyFloat_Type ||
          type == &PyBool_Type || type == Py_TYPE(Py_None) || type == &PyBytes_Type ||
          type == &PyComplex_Type;
 }
 
-/* Keys that can be put into another dict without running Python. */
-static int is_plain_key(PyObject* key) {
+/* Whether another dict accepts a key without running Python. */
+static int is_safe_key(PyObject* key) {
   PyTypeObject* type = Py_TYPE(key);
   return type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type ||
          type == &PyBool_Type || key == Py_None;
 }
 
-/* Open a node whose children lie before `at`. */
 static node* open_node(walk* w, PyObject* obj, const item* at) {
-  Py_ssize_t first = w->items.n, end = at - items_of(w);
-  node* n = &nodes_of(w)[w->nodes.n];
+  Py_ssize_t first = w->items.n, end = at - get_items(w);
+  node* n = &get_nodes(w)[w->nodes.n];
   *n = (node){.obj = Py_NewRef(obj), .first = first, .end = end, .next = first, .is_open = 1};
   w->items.n = end;
   ((Py_ssize_t*)w->stack.at)[w->stack.n++] = w->nodes.n++;
   return n;
 }
 
-/* Copy keys and values out of a dict. */
 static outcome copy_dict(walk* w, PyObject* dict) {
   Py_ssize_t count = PyDict_GET_SIZE(dict), position = 0;
-  if (need_all(w, 2 * count, count) < 0) return FAILED;
-  item *first = items_of(w) + w->items.n, *at = first;
+  if (reserve_all(w, 2 * count, count) < 0) return FAILED;
+  item *first = get_items(w) + w->items.n, *at = first;
   PyObject *key, *value;
-  while (PyDict_Next(dict, &position, &key, &value) && is_plain_key(key)) {
+  while (PyDict_Next(dict, &position, &key, &value) && is_safe_key(key)) {
     at[0] = (item){Py_NewRef(value), ITSELF};
     at++[count] = (item){Py_NewRef(key), ITSELF};
   }
@@ -182,18 +174,16 @@ static outcome copy_dict(walk* w, PyObject* dict) {
   return DONE;
 }
 
-/* Copy the children of a list or tuple out of it. */
 static node* copy_items(walk* w, PyObject* obj, PyObject* list) {
   Py_ssize_t count = Py_SIZE(list);
-  if (need_all(w, count, count) < 0) return NULL;
-  item* at = items_of(w) + w->items.n;
+  if (reserve_all(w, count, count) < 0) return NULL;
+  item* at = get_items(w) + w->items.n;
   PyObject** children =
       PyList_CheckExact(list) ? ((PyListObject*)list)->ob_item : ((PyTupleObject*)list)->ob_item;
   for (Py_ssize_t i = 0; i < count; i++) *at++ = (item){Py_NewRef(children[i]), ITSELF};
   return open_node(w, obj, at);
 }
 
-/* Copy the children of a container out of it by its rule. */
 static outcome enter_by_rule(walk* w, PyObject* obj, PyObject* rule) {
   PyObject* parts = PyObject_CallOneArg(PyTuple_GET_ITEM(rule, 0), obj);
   outcome result = parts == NULL && py_error_forget() < 0 ? FAILED : LEAVE;
@@ -212,7 +202,6 @@ static outcome enter_by_rule(walk* w, PyObject* obj, PyObject* rule) {
   return result;
 }
 
-/* Copy the children of a container out of it, which no other thread changes meanwhile. */
 static outcome enter(walk* w, PyObject* obj, PyObject* rule) {
   outcome result;
   if (rule) return enter_by_rule(w, obj, rule);
@@ -222,46 +211,43 @@ static outcome enter(walk* w, PyObject* obj, PyObject* rule) {
   return result;
 }
 
-/* Note the container that is entered next. Errors: -1 with MemoryError. */
 static int remember_next(walk* w, visit* slot, PyObject* obj) {
-  if (need(&w->nodes, 1) < 0) return -1;
-  nodes_of(w)[w->nodes.n].obj = obj;
+  if (reserve(&w->nodes, 1) < 0) return -1;
+  get_nodes(w)[w->nodes.n].obj = obj;
   return remember(w, slot, (visit)w->nodes.n + 1);
 }
 
-/* A child that is a container. */
-static outcome look_into(walk* w, Py_ssize_t which, PyObject* rule) {
-  PyObject* child = items_of(w)[which].value;
-  visit* v = find(w, child);
-  if (*v < 0) return LEAVE; /* it was met as an array: its type has become a container's since */
+static outcome visit_container(walk* w, Py_ssize_t which, PyObject* rule) {
+  PyObject* child = get_items(w)[which].value;
+  visit* v = find_visit(w, child);
+  if (*v < 0) return LEAVE; /* it was an array before: its type has changed */
   if (*v) {
-    node* met = &nodes_of(w)[*v - 1];
+    node* met = &get_nodes(w)[*v - 1];
     if (met->is_open && (rule || PyTuple_CheckExact(child)))
-      return LEAVE; /* the Python path reports the path, or makes a record that holds itself */
+      return LEAVE; /* the Python path reports the cycle, or builds a record that contains itself */
     met->is_cyclic |= met->is_open;
-    items_of(w)[which].link = *v - 1;
+    get_items(w)[which].link = *v - 1;
     return DONE;
   }
-  items_of(w)[which].link = w->nodes.n;
+  get_items(w)[which].link = w->nodes.n;
   return remember_next(w, v, child) < 0 ? FAILED : enter(w, child, rule);
 }
 
-/* A child that is an array. */
 static outcome note_array(walk* w, Py_ssize_t which, const py_pair* pair) {
-  PyObject* child = items_of(w)[which].value;
+  PyObject* child = get_items(w)[which].value;
   if (w->target == NULL) py_map_hold(w->target = pair->target);
   if (w->target != pair->target || w->call->options & w->target->unsupported) return LEAVE;
-  visit* v = find(w, child);
+  visit* v = find_visit(w, child);
   if (*v) {
-    items_of(w)[which].link = *v < 0 ? *v : *v - 1;
-    if (*v < 0) leaves_of(w)[~*v].is_shared = 1;
+    get_items(w)[which].link = *v < 0 ? *v : *v - 1;
+    if (*v < 0) get_leaves(w)[~*v].is_shared = 1;
     return DONE;
   }
-  if (need(&w->leaves, 1) < 0) return FAILED;
+  if (reserve(&w->leaves, 1) < 0) return FAILED;
   py_map_hold(pair->source);
-  leaves_of(w)[w->leaves.n] =
+  get_leaves(w)[w->leaves.n] =
       (leaf){.obj = child, .source = pair->source, .what = (uint8_t)pair->what};
-  items_of(w)[which].link = ~w->leaves.n;
+  get_items(w)[which].link = ~w->leaves.n;
   w->has_producers |= pair->what == PY_PRODUCES;
   return remember(w, v, (visit)~w->leaves.n++) < 0 ? FAILED : DONE;
 }
@@ -275,51 +261,49 @@ int py_has_interface(PyObject* obj) {
   return has != 0;
 }
 
-/* A child whose result is known. Owns: takes `result`. */
+/* Owns: takes `result`. */
 static outcome note_known(walk* w, Py_ssize_t which, PyObject* result) {
-  PyObject* child = items_of(w)[which].value;
-  visit* v = find(w, child);
-  outcome found = *v > 0 ? LEAVE : *v == 0 && need(&w->leaves, 1) < 0 ? FAILED : DONE;
-  if (found == DONE && *v < 0) leaves_of(w)[~*v].is_shared = 1;
-  if (found == DONE) items_of(w)[which].link = *v < 0 ? *v : ~w->leaves.n;
+  PyObject* child = get_items(w)[which].value;
+  visit* v = find_visit(w, child);
+  outcome found = *v > 0 ? LEAVE : *v == 0 && reserve(&w->leaves, 1) < 0 ? FAILED : DONE;
+  if (found == DONE && *v < 0) get_leaves(w)[~*v].is_shared = 1;
+  if (found == DONE) get_items(w)[which].link = *v < 0 ? *v : ~w->leaves.n;
   if (found != DONE || *v < 0) {
     Py_DECREF(result);
     return found;
   }
-  leaves_of(w)[w->leaves.n] = (leaf){.obj = child, .result = result, .what = PY_PASSES};
+  get_leaves(w)[w->leaves.n] = (leaf){.obj = child, .result = result, .what = PY_PASSES};
   return remember(w, v, (visit)~w->leaves.n++) < 0 ? FAILED : DONE;
 }
 
-/* Ask the visitor about a child: whether it is done with, as by look_at, or an array. */
-static outcome ask(walk* w, Py_ssize_t which, int* is_array) {
+static outcome ask_visitor(walk* w, Py_ssize_t which, int* is_array) {
   PyObject* found = NULL;
-  int answer = w->call->visitor->look(w->call->visitor, items_of(w)[which].value, &found);
+  int answer = w->call->visitor->classify(w->call->visitor, get_items(w)[which].value, &found);
   *is_array = answer == PY_ASK_CONVERTS;
   if (answer == PY_ASK_KNOWN) return note_known(w, which, found);
   if (answer != PY_ASK_ENTERS) return answer < DONE ? (outcome)answer : DONE;
-  outcome result = look_into(w, which, found);
+  outcome result = visit_container(w, which, found);
   Py_DECREF(found);
   return result;
 }
 
-/* Say what a child is, and note it if it is new. */
-static outcome look_at(walk* w, Py_ssize_t which) {
-  PyObject* child = items_of(w)[which].value;
+static outcome visit_child(walk* w, Py_ssize_t which) {
+  PyObject* child = get_items(w)[which].value;
   PyTypeObject* type = Py_TYPE(child);
-  if (py_is_plain(type)) return DONE;
-  if (py_is_tree(type)) return look_into(w, which, NULL);
+  if (py_passes_through(type)) return DONE;
+  if (py_is_tree(type)) return visit_container(w, which, NULL);
   int is_array = 1;
-  outcome asked = w->call->visitor ? ask(w, which, &is_array) : DONE;
+  outcome asked = w->call->visitor ? ask_visitor(w, which, &is_array) : DONE;
   if (!is_array) return asked;
   py_pair pair;
-  if (!py_pair_of(w->call->function, type, w->call->to, &pair)) return leave();
+  if (!py_pair_learn(w->call->function, type, w->call->to, &pair)) return leave();
   outcome result = LEAVE;
   if (pair.at_root || pair.what == PY_PASSES)
     result = DONE;
   else if (pair.what == PY_LOOKS)
     result = py_has_interface(child) ? leave() : DONE;
   else if (pair.what == PY_RULE)
-    result = look_into(w, which, pair.source->parts);
+    result = visit_container(w, which, pair.source->parts);
   else if (pair.what >= PY_STAYS)
     result = note_array(w, which, &pair);
   py_pair_release(&pair);
@@ -327,15 +311,15 @@ static outcome look_at(walk* w, Py_ssize_t which) {
 }
 
 outcome walk_flatten(walk* w, PyObject* root, PyObject* rule) {
-  if (remember_next(w, find(w, root), root) < 0) return FAILED;
+  if (remember_next(w, find_visit(w, root), root) < 0) return FAILED;
   outcome result = enter(w, root, rule);
   while (result == DONE && w->stack.n) {
     Py_ssize_t number = ((Py_ssize_t*)w->stack.at)[w->stack.n - 1];
-    node* n = &nodes_of(w)[number];
+    node* n = &get_nodes(w)[number];
     if (n->next < n->end) {
-      fetch_next(w, n);
-      result = look_at(w, n->next++);
-    } else if (need(&w->order, 1) < 0) {
+      prefetch_next(w, n);
+      result = visit_child(w, n->next++);
+    } else if (reserve(&w->order, 1) < 0) {
       result = FAILED;
     } else {
       n->is_open = 0;
@@ -344,6 +328,6 @@ outcome walk_flatten(walk* w, PyObject* root, PyObject* rule) {
     }
   }
   if (result == DONE && w->leaves.n == 0 && !w->call->visitor)
-    return LEAVE; /* `to` has not been checked yet */
+    return LEAVE; /* `to` is not checked yet */
   return result;
 }

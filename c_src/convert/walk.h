@@ -1,18 +1,17 @@
 #ifndef DLX_WALK_H_
 #define DLX_WALK_H_
 
-/* What convert/tree.c notes while it walks through a tree: containers, their children, the arrays,
- * and which objects it has met. Of many arrays, fresh memory and misses of the caches cost more
- * than instructions: nothing takes more bytes here than it must, and what comes next is fetched
- * ahead. */
+/* Data of a walk through a tree for convert/tree.c: containers, children, arrays, and visited
+ * objects. For many arrays, new memory and cache misses cost more than instructions: structs are
+ * small, and the next objects are prefetched. */
 
 #include "pairs.h"
 #include "streams.h"
 
-/* An array that grows, and begins in memory of its owner, on the stack. */
+/* A growing array that begins in its owner's memory on the stack. */
 typedef struct {
   void* at;
-  const void* few; /* where it begins; not freed */
+  const void* few; /* the initial memory; not freed */
   Py_ssize_t n, room;
   size_t size; /* bytes of an element */
 } py_vector;
@@ -22,43 +21,42 @@ typedef struct {
 
 typedef struct {
   PyObject* value; /* strong */
-  Py_ssize_t link; /* number of a node; ~number of a leaf; ITSELF = passes through */
+  Py_ssize_t link; /* index of a node; ~index of a leaf; ITSELF = passes through */
 } item;
 
 typedef struct {
   PyObject* obj;               /* strong */
-  PyObject* result;            /* strong; NULL until it is made */
-  PyObject* rule;              /* strong; NULL of a list, tuple or dict */
-  PyObject* keys;              /* strong; what the rule's `flatten` gave, or NULL */
-  Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at; the keys of a
-                                  dict follow them there */
-  int is_open;                 /* its children are being looked at */
-  int is_cyclic;               /* it was met inside itself */
+  PyObject* result;            /* strong; NULL until created */
+  PyObject* rule;              /* strong; NULL for a list, tuple or dict */
+  PyObject* keys;              /* strong; the keys from the rule's `flatten`, or NULL */
+  Py_ssize_t first, end, next; /* children in `items`, and the next one; then the keys of a dict */
+  int is_open;                 /* not all children are visited */
+  int is_cyclic;               /* it contains itself */
 } node;
 
 typedef struct {
   PyObject* obj;     /* borrowed from an item */
   py_source* source; /* held; NULL = its result was known */
-  py_offer offer;    /* its `made` is NULL again once it was handed over */
-  PyObject* result;  /* strong, or NULL; moved into the new container where it stands once */
+  py_offer offer;    /* `made` is NULL after the hand-over */
+  PyObject* result;  /* strong, or NULL; moved into its only container */
   uint8_t what;      /* py_what */
-  uint8_t is_shared; /* it stands in several places */
+  uint8_t is_shared; /* occurs more than once */
 } leaf;
 
-/* An object that was met: 1 + number of a node; ~number of a leaf; 0 = none. */
+/* A visited object: 1 + index of a node; ~index of a leaf; 0 = none. */
 typedef int32_t visit;
 
 enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX, AHEAD = 8 };
 
 typedef struct {
   py_call* call;
-  py_target* target; /* held; NULL = no array was met */
+  py_target* target; /* held; NULL = no arrays */
   py_vector items, nodes, leaves;
-  py_vector order, stack; /* numbers of nodes: children before parents; those that are open */
-  py_vector visits;       /* hash table by address; all of its room is in use */
+  py_vector order, stack; /* indices of nodes: children before parents; open nodes */
+  py_vector visits;       /* hash table by address; uses all of its room */
   Py_ssize_t n_visits;
   int has_producers, has_copies, has_devices; /* among the leaves */
-  py_stream_pairs streams;                    /* none is noted before there is a device */
+  py_stream_pairs streams;                    /* empty without a device */
   item few_items[FEW];
   node few_nodes[FEW];
   leaf few_leaves[FEW];
@@ -66,25 +64,25 @@ typedef struct {
   visit few_visits[2 * FEW];
 } walk;
 
-static inline item* items_of(const walk* w) {
+static inline item* get_items(const walk* w) {
   return w->items.at;
 }
 
-static inline node* nodes_of(const walk* w) {
+static inline node* get_nodes(const walk* w) {
   return w->nodes.at;
 }
 
-static inline leaf* leaves_of(const walk* w) {
+static inline leaf* get_leaves(const walk* w) {
   return w->leaves.at;
 }
 
 typedef enum {
   FAILED = -1, /* an exception is set */
-  LEAVE,       /* ask Python */
+  LEAVE,       /* fallback without an exception */
   DONE
 } outcome;
 
-/* Python is asked, unless what has just failed ends the call, see py_state. */
+/* See "fallback" in call.h. */
 static inline outcome leave(void) {
   return PyErr_Occurred() ? FAILED : LEAVE;
 }
@@ -93,15 +91,13 @@ static inline outcome leave(void) {
 
 void walk_begin(walk* w, py_call* call);
 
-/* Release everything; a pending exception is kept. GIL: needed; may run Python. */
+/* Release everything. A pending exception is kept. */
 void walk_end(walk* w);
 
-/* Find everything in a tree: what is a container is copied into nodes, what is an array is noted.
- * GIL: needed; may run Python. */
 outcome walk_flatten(walk* w, PyObject* root, PyObject* rule);
 
-/* Fetch both ends of an array object and of a managed tensor. */
-static inline void fetch(const void* object) {
+/* Prefetch both ends of an array object or managed tensor. */
+static inline void prefetch(const void* object) {
   __builtin_prefetch(object);
   __builtin_prefetch((const char*)object + 64);
 }

@@ -1,14 +1,13 @@
-/* Which allocation of dlx's own C fails, for tests; see allocate.h. */
+/* Allocation, with failures for tests; see allocate.h. */
 
-#define _DEFAULT_SOURCE /* madvise is beyond ISO C */
+#define _DEFAULT_SOURCE
 
 #include "allocate.h"
 
 #include <sys/mman.h>
 
-static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none does */
+static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none fails */
 
-/* Count one allocation; 1 if it is the one to fail. */
 static int is_failing(void) {
   int64_t left = atomic_load(&until_failure);
   while (left > 0 && !atomic_compare_exchange_weak(&until_failure, &left, left - 1)) continue;

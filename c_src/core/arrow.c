@@ -1,4 +1,4 @@
-/* Arrow's structs: moved here, checked, and made. The last holder releases what was moved. */
+/* Arrow's structs: import, check and export. The last holder releases the imported structs. */
 
 #include "arrow.h"
 
@@ -50,7 +50,7 @@ int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema) {
   return DLX_OK;
 }
 
-/* Make room for one more batch. Errors: NULL = no memory. */
+/* Errors: NULL = no memory. */
 static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   if (data->n_batches == data->room) {
     size_t bytes = (size_t)data->room * sizeof *data->batches;
@@ -64,7 +64,7 @@ static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
   return &data->batches[data->n_batches];
 }
 
-/* Count the batch that next_batch gave. On the host its device number may be -1. */
+/* Count the batch of next_batch. On the host, its device id may be -1. */
 static void add_batch(dlx_arrow* data) {
   struct ArrowDeviceArray* batch = &data->batches[data->n_batches++];
   if (batch->device_type != kDLCPU) return;
@@ -88,7 +88,6 @@ int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_de
 #define HAS(stream, member) \
   ((stream)->is_host ? (stream)->of.host.member != NULL : (stream)->of.device.member != NULL)
 
-/* Read a stream to its end. Errors: as dlx_arrow_read. */
 static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
   struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
@@ -97,7 +96,7 @@ static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
       host ? host->get_schema(host, &data->schema) : device->get_schema(device, &data->schema);
   if (failed) data->schema.release = NULL;
   if (data->schema.release == NULL) return DLX_E_ARROW;
-  while (HAS(stream, release) && HAS(stream, get_next)) { /* a producer may take them back */
+  while (HAS(stream, release) && HAS(stream, get_next)) { /* a producer may clear them */
     struct ArrowDeviceArray* batch = next_batch(data);
     if (batch == NULL) return DLX_E_MEMORY;
     *batch = (struct ArrowDeviceArray){.device_type = host ? kDLCPU : device->device_type};
@@ -106,19 +105,19 @@ static int read_batches(dlx_arrow* data, dlx_arrow_stream* stream) {
     if (batch->array.release == NULL) return DLX_OK;
     add_batch(data);
   }
-  return DLX_E_ARROW; /* it released itself before its end */
+  return DLX_E_ARROW; /* released before its end */
 }
 
-int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room) {
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* message, size_t room) {
   struct ArrowArrayStream* host = stream->is_host ? &stream->of.host : NULL;
   struct ArrowDeviceArrayStream* device = &stream->of.device;
-  const char* said = NULL;
-  why[0] = '\0';
+  const char* text = NULL;
+  message[0] = '\0';
   if (!HAS(stream, release)) return DLX_E_CONSUMED;
   int status = read_batches(data, stream);
   if (status == DLX_E_ARROW && HAS(stream, release) && HAS(stream, get_last_error))
-    said = host ? host->get_last_error(host) : device->get_last_error(device);
-  if (said) snprintf(why, room, "%s", said);
+    text = host ? host->get_last_error(host) : device->get_last_error(device);
+  if (text) snprintf(message, room, "%s", text);
   if (HAS(stream, release)) host ? host->release(host) : device->release(device);
   return status;
 }
@@ -145,7 +144,7 @@ int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
   const char* at = schema->metadata;
   int32_t n = 0, size;
   if (at) memcpy(&n, at, sizeof n);
-  for (int64_t i = 0; i < 2 * (int64_t)n; i++, at += size) { /* keys, each before its value */
+  for (int64_t i = 0; i < 2 * (int64_t)n; i++, at += size) {
     at += sizeof size;
     memcpy(&size, at, sizeof size);
     if (size < 0) return 1;
@@ -156,7 +155,7 @@ int dlx_arrow_is_extension(const struct ArrowSchema* schema) {
   return 0;
 }
 
-static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {
+static int fail(dlx_arrow_fault* fault, const char* what, int64_t found) {
   *fault = (dlx_arrow_fault){what, found};
   return DLX_E_ARROW;
 }
@@ -170,16 +169,16 @@ static const struct {
 
 enum { FORMATS = sizeof formats / sizeof *formats };
 
-/* The dtype of a format of one letter; bits 0 for any other. */
-static DLDataType dtype_of(const char* format) {
+/* Find the dtype of a format; bits = 0 if it is not a number. */
+static DLDataType find_dtype(const char* format) {
   for (int i = 0; i < FORMATS && format[0] && format[1] == '\0'; i++) {
     if (format[0] == formats[i].letter) return formats[i].dtype;
   }
   return (DLDataType){0, 0, 1};
 }
 
-/* The n of "+w:n", or -1. */
-static int64_t list_size(const char* format) {
+/* Parse the n of "+w:n". Errors: -1. */
+static int64_t parse_list_size(const char* format) {
   int64_t size = 0;
   if (strncmp(format, "+w:", 3) != 0 || format[3] == '\0') return -1;
   for (const char* digit = format + 3; *digit; digit++) {
@@ -190,34 +189,32 @@ static int64_t list_size(const char* format) {
   return size;
 }
 
-/* Write the type into a column. */
 static int read_type(const struct ArrowSchema* schema, dlx_arrow_column* out,
                      dlx_arrow_fault* fault) {
   out->ndim = 1;
   out->is_numbers = 0;
   for (;; schema = schema->children[0]) {
-    if (schema->format == NULL) return wrong(fault, "a type has no format string", 0);
+    if (schema->format == NULL) return fail(fault, "a type has no format string", 0);
     out->values = schema;
     if (schema->n_children < 0 || (schema->n_children > 0 && schema->children == NULL))
-      return wrong(fault, "a type has no children, and says how many", schema->n_children);
+      return fail(fault, "a type has no children, but a count of", schema->n_children);
     if (schema->dictionary) return DLX_OK;
-    int64_t size = list_size(schema->format);
+    int64_t size = parse_list_size(schema->format);
     if (size < 0) break;
     if (schema->n_children != 1 || schema->children[0] == NULL)
-      return wrong(fault, "a fixed-size list has one child, found", schema->n_children);
-    if (out->ndim == DLX_MAX_NDIM) return wrong(fault, "its lists are too deep, levels", out->ndim);
+      return fail(fault, "a fixed-size list has one child, found", schema->n_children);
+    if (out->ndim == DLX_MAX_NDIM) return fail(fault, "its lists are too deep, levels", out->ndim);
     out->shape[out->ndim++] = size;
   }
   if (strncmp(schema->format, "+w", 2) == 0)
-    return wrong(fault, "the size of a fixed-size list is no number", 0);
-  out->dtype = dtype_of(schema->format);
+    return fail(fault, "the size of a fixed-size list is not a number", 0);
+  out->dtype = find_dtype(schema->format);
   out->is_numbers = out->dtype.bits != 0;
   out->is_packed = out->dtype.code == kDLBool;
   return DLX_OK;
 }
 
-/* Zeros among `count` bits of a bitmap, from number `start` on. */
-static int64_t zeros(const uint8_t* bits, int64_t start, int64_t count) {
+static int64_t count_zeros(const uint8_t* bits, int64_t start, int64_t count) {
   int64_t ones = 0, i = start, end = start + count;
   for (; i < end && i % 8; i++) ones += bits[i / 8] >> i % 8 & 1;
   for (; end - i >= 64; i += 64) {
@@ -229,54 +226,52 @@ static int64_t zeros(const uint8_t* bits, int64_t start, int64_t count) {
   return count - ones;
 }
 
-/* `count` values of one array, or of its child, from number `start` of the buffers on. */
+/* A range of values of an array; `start` is an index into its buffers. */
 typedef struct {
   const struct ArrowArray* array;
   int64_t start, count, n_nulls;
 } span;
 
-/* Go to the next array: `count` values from number `from` of it on. */
+/* Descend to an array and check it: `count` of its values, starting at `from`. */
 static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowArray* array,
                  int64_t from, int64_t count, int64_t n_buffers, int on_host,
                  dlx_arrow_fault* fault) {
   int64_t end;
-  if (array == NULL) return wrong(fault, "a child is missing", 0);
-  if (array->length < 0) return wrong(fault, "its length is below 0, found", array->length);
-  if (array->offset < 0) return wrong(fault, "its offset is below 0, found", array->offset);
+  if (array == NULL) return fail(fault, "a child is missing", 0);
+  if (array->length < 0) return fail(fault, "its length is below 0, found", array->length);
+  if (array->offset < 0) return fail(fault, "its offset is below 0, found", array->offset);
   if (__builtin_add_overflow(array->offset, array->length, &end))
-    return wrong(fault, "its offset and length do not fit 63 bits, offset", array->offset);
+    return fail(fault, "its offset and length do not fit 63 bits, offset", array->offset);
   if (array->null_count < -1 || array->null_count > array->length)
-    return wrong(fault, "its null count is more than its length, or below -1, found",
-                 array->null_count);
+    return fail(fault, "its null count is above its length or below -1, found", array->null_count);
   if (__builtin_add_overflow(from, count, &end) || end > array->length)
-    return wrong(fault, "a child has fewer values than its parent says, found", array->length);
+    return fail(fault, "a child has fewer values than its parent needs, found", array->length);
   if (array->n_children != schema->n_children)
-    return wrong(fault, "type and data have different numbers of children, the data",
-                 array->n_children);
+    return fail(fault, "type and data have different numbers of children, the data",
+                array->n_children);
   if (array->n_children && array->children == NULL)
-    return wrong(fault, "it says how many children it has, and has none", array->n_children);
-  if (array->dictionary) return wrong(fault, "it has a dictionary, and its type has none", 0);
+    return fail(fault, "it has no children, but a count of", array->n_children);
+  if (array->dictionary) return fail(fault, "it has a dictionary, but its type does not", 0);
   if (array->n_buffers != n_buffers)
-    return wrong(fault, "it has not the number of buffers of its type, found", array->n_buffers);
+    return fail(fault, "its number of buffers does not match its type, found", array->n_buffers);
   if (array->buffers == NULL)
-    return wrong(fault, "it says how many buffers it has, and has none", array->n_buffers);
+    return fail(fault, "it has no buffers, but a count of", array->n_buffers);
   at->array = array;
   at->start = array->offset + from;
   at->count = count;
   const uint8_t* valid = array->buffers[0];
   if (array->null_count > 0 && valid == NULL)
-    return wrong(fault, "it has no bitmap, and says how many nulls it has", array->null_count);
+    return fail(fault, "it has no validity bitmap, but a null count of", array->null_count);
   if (array->null_count == 0 || valid == NULL || count == 0) return DLX_OK;
   if (!on_host && array->null_count < 0)
-    return wrong(fault, "its nulls are not counted, and the host cannot read its bitmap", 0);
-  if (at->n_nulls == 0) /* below a null there is nothing to count */
-    at->n_nulls = on_host ? zeros(valid, at->start, count) : array->null_count;
+    return fail(fault, "the host cannot read its bitmap, and its null count is", array->null_count);
+  if (at->n_nulls == 0) /* nulls below a null do not count */
+    at->n_nulls = on_host ? count_zeros(valid, at->start, count) : array->null_count;
   return DLX_OK;
 }
 
-/* Find the values of one column, whose `type` is known, in one batch. */
-static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int64_t column,
-                const dlx_arrow_column* type, span* at, dlx_arrow_fault* fault) {
+static int find_values(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int64_t column,
+                       const dlx_arrow_column* type, span* at, dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
   const struct ArrowArray* array = &batch->array;
   int on_host = dlx_host_readable(batch->device_type);
@@ -295,7 +290,7 @@ static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int
     if (status != DLX_OK) return status;
     if (__builtin_mul_overflow(at->start, type->shape[i], &from) ||
         __builtin_mul_overflow(at->count, type->shape[i], &count))
-      return wrong(fault, "its lists have more values than fit 63 bits, lists", at->count);
+      return fail(fault, "its number of values does not fit 63 bits, lists", at->count);
     schema = schema->children[0];
     array = array->children[0];
   }
@@ -303,19 +298,19 @@ static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int
   if (status != DLX_OK) return status;
   if (__builtin_add_overflow(at->start, at->count, &last) ||
       __builtin_mul_overflow(last, type->dtype.bits / 8, &last))
-    return wrong(fault, "its bytes do not fit 63 bits, values", at->count);
+    return fail(fault, "its bytes do not fit 63 bits, values", at->count);
   if (at->count && at->array->buffers[1] == NULL)
-    return wrong(fault, "it has values and no memory, values", at->count);
+    return fail(fault, "it has values but no memory, values", at->count);
   return DLX_OK;
 }
 
-int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
-                   dlx_arrow_fault* fault) {
+int dlx_arrow_describe(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
+                       dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
   if (column != DLX_ARROW_WHOLE) {
     if (column < 0 || column >= schema->n_children || schema->children == NULL ||
         schema->children[column] == NULL)
-      return wrong(fault, "there is no column", column);
+      return fail(fault, "it has no column", column);
     schema = schema->children[column];
   }
   int status = read_type(schema, out, fault);
@@ -327,21 +322,21 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
     const struct ArrowDeviceArray* batch = &data->batches[i];
     span at;
     if (batch->device_id < INT32_MIN || batch->device_id > INT32_MAX)
-      return wrong(fault, "there is no device", batch->device_id);
+      return fail(fault, "it has an invalid device id,", batch->device_id);
     DLDevice device = {batch->device_type, (int32_t)batch->device_id};
     if (i && (device.device_type != out->device.device_type ||
               device.device_id != out->device.device_id))
-      return wrong(fault, "its batches are on several devices, one of type", device.device_type);
+      return fail(fault, "its batches are on several devices, one of type", device.device_type);
     out->device = device;
     int64_t rows = batch->array.length;
     if (out->is_numbers) {
-      status = find(data, batch, column, out, &at, fault);
+      status = find_values(data, batch, column, out, &at, fault);
       if (status != DLX_OK) return status;
       if (__builtin_add_overflow(out->n_nulls, at.n_nulls, &out->n_nulls))
-        return wrong(fault, "its nulls do not fit 63 bits, found", at.n_nulls);
+        return fail(fault, "its nulls do not fit 63 bits, found", at.n_nulls);
     }
     if (rows < 0 || __builtin_add_overflow(out->shape[0], rows, &out->shape[0]))
-      return wrong(fault, "its length is below 0, or all do not fit 63 bits, found", rows);
+      return fail(fault, "its length is below 0, or the sum exceeds 63 bits, found", rows);
     if (!out->is_numbers || at.count == 0) continue;
     if (out->n_chunks++ == 0) {
       int64_t skipped = out->is_packed ? at.start / 8 : at.start * (out->dtype.bits / 8);
@@ -351,7 +346,7 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
   return DLX_OK;
 }
 
-static DLTensor described(const dlx_arrow_column* column) {
+static DLTensor describe_column(const dlx_arrow_column* column) {
   return (DLTensor){.data = column->data,
                     .device = column->device,
                     .ndim = column->ndim,
@@ -361,7 +356,7 @@ static DLTensor described(const dlx_arrow_column* column) {
 
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out) {
-  DLTensor like = described(column);
+  DLTensor like = describe_column(column);
   int status = dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, out);
   if (status == DLX_OK) dlx_arrow_hold(data);
   return status;
@@ -372,8 +367,8 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
   span at;
   dlx_arrow_fault fault;
   if (batch >= data->n_batches) return -1;
-  if (find(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 0;
-  *out = described(column);
+  if (find_values(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 0;
+  *out = describe_column(column);
   out->ndim = 1;
   out->data = (char*)at.array->buffers[1] + at.start * (column->dtype.bits / 8);
   *event = data->batches[batch].sync_event;
@@ -382,7 +377,7 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
 
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out) {
-  DLTensor like = described(column);
+  DLTensor like = describe_column(column);
   if (!dlx_host_readable(column->device.device_type)) return DLX_E_DEVICE;
   int status = dlx_managed_empty(&like, 0, 0, out);
   if (status != DLX_OK) return status;
@@ -390,7 +385,7 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
   for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
     span at;
     dlx_arrow_fault fault;
-    status = find(data, &data->batches[i], number, column, &at, &fault);
+    status = find_values(data, &data->batches[i], number, column, &at, &fault);
     if (status != DLX_OK || at.count == 0) continue;
     const uint8_t* from = at.array->buffers[1];
     if (column->is_packed) {
@@ -405,17 +400,15 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
   return status;
 }
 
-/* ---- tensors given out ----------------------------------------------------------------------- */
+/* ---- exported tensors ------------------------------------------------------------------------ */
 
-/* The letter of a dtype; 0 if Arrow has none. */
-static char letter_of(DLDataType dtype) {
+static char find_letter(DLDataType dtype) {
   for (int i = 0; i < FORMATS; i++) {
     if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
   }
   return '\0';
 }
 
-/* One level of a type, with its only child. */
 typedef struct {
   char format[24];
   struct ArrowSchema* children[1];
@@ -429,13 +422,13 @@ static void release_schema(struct ArrowSchema* schema) {
   schema->release = NULL;
 }
 
-int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out) {
-  char letter = letter_of(tensor->dtype);
+int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out) {
+  char letter = find_letter(tensor->dtype);
   if (letter == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   struct ArrowSchema* at = out;
   out->release = NULL;
-  for (int32_t i = 1; i <= tensor->ndim; i++) { /* the outermost level first */
+  for (int32_t i = 1; i <= tensor->ndim; i++) {
     schema_level* level = dlx_allocate(sizeof *level);
     if (level == NULL) {
       if (out->release) release_schema(out);
@@ -447,7 +440,7 @@ int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out) {
       snprintf(level->format, sizeof level->format, "+w:%lld", (long long)tensor->shape[i]);
     *at = (struct ArrowSchema){.format = level->format,
                                .name = i > 1 ? "item" : "",
-                               .flags = ARROW_FLAG_NULLABLE, /* Arrow's libraries' default */
+                               .flags = ARROW_FLAG_NULLABLE,
                                .n_children = is_list,
                                .children = is_list ? level->children : NULL,
                                .release = release_schema,
@@ -459,7 +452,7 @@ int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out) {
 
 typedef struct {
   const void* buffers[2];
-  DLManagedTensorVersioned* memory; /* of the innermost level; else NULL */
+  DLManagedTensorVersioned* memory;
   struct ArrowArray* children[1];
   struct ArrowArray child;
 } array_level;
@@ -472,7 +465,7 @@ static void release_array(struct ArrowArray* array) {
   array->release = NULL;
 }
 
-/* Pack bools of a row-major tensor, eight to a byte. Errors: as dlx_managed_empty. */
+/* Pack bools of a row-major tensor, eight per byte. Errors: as dlx_managed_empty. */
 static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
   DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
@@ -489,11 +482,11 @@ static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
   return DLX_OK;
 }
 
-int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out) {
+int dlx_arrow_export_array(DLManagedTensorVersioned* made, struct ArrowArray* out) {
   const DLTensor* tensor = &made->dl_tensor;
   DLManagedTensorVersioned* memory;
   if (!dlx_host_readable(tensor->device.device_type)) return DLX_E_DEVICE;
-  if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
+  if (find_letter(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
   int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
@@ -502,7 +495,7 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
   struct ArrowArray* at = out;
   out->release = NULL;
   int64_t length = tensor->shape[0];
-  for (int32_t i = 1; i <= tensor->ndim && status == DLX_OK; i++) { /* the outermost level first */
+  for (int32_t i = 1; i <= tensor->ndim && status == DLX_OK; i++) {
     array_level* level = dlx_allocate(sizeof *level);
     int is_list = i < tensor->ndim;
     if (level == NULL) {
@@ -520,7 +513,7 @@ int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out)
     if (!is_list) {
       level->buffers[1] = memory->dl_tensor.data;
       level->memory = memory;
-    } else if (tensor->shape[i] > INT32_MAX || /* Arrow's fixed sizes have 32 bits */
+    } else if (tensor->shape[i] > INT32_MAX || /* Arrow's list sizes have 32 bits */
                __builtin_mul_overflow(length, tensor->shape[i], &length)) {
       status = DLX_E_OVERFLOW;
     }

@@ -1,12 +1,12 @@
 #ifndef DLX_ARROW_H_
 #define DLX_ARROW_H_
 
-/* Arrow's C data, stream and device interfaces: columns of numbers out of them, tensors into them.
- * No function needs the GIL. What they return in `out` is borrowed, unless Owns says more. */
+/* Arrow's C data, stream and device interfaces: import columns of numbers, export tensors. No
+ * function needs the GIL. Results in `out` are borrowed, unless Owns says otherwise. */
 
 #include "dlx.h"
 
-/* ---- the structs and guards of Arrow's format documentation ---------------------------------- */
+/* ---- structs and guards of Arrow's format documentation -------------------------------------- */
 
 #ifndef ARROW_C_DATA_INTERFACE
 #define ARROW_C_DATA_INTERFACE
@@ -15,27 +15,27 @@
 #define ARROW_FLAG_NULLABLE 2
 #define ARROW_FLAG_MAP_KEYS_SORTED 4
 
-/* A type. Its holder calls release once, a parent its children's; NULL = released or moved. */
+/* A type. Its holder calls release once, a parent releases its children; NULL = released. */
 struct ArrowSchema {
-  const char* format;   /* the type, as text */
-  const char* name;     /* of a child; may be NULL */
-  const char* metadata; /* pairs of texts, each with its length before it; may be NULL */
+  const char* format;
+  const char* name;
+  const char* metadata; /* keys and values, each after its length; may be NULL */
   int64_t flags;
   int64_t n_children;
   struct ArrowSchema** children;
-  struct ArrowSchema* dictionary; /* the type of what the values index; else NULL */
+  struct ArrowSchema* dictionary; /* type of the dictionary's values, or NULL */
   void (*release)(struct ArrowSchema*);
-  void* private_data; /* of the producer */
+  void* private_data;
 };
 
-/* Data of a type: `length` values, the first of them at number `offset` of the buffers. */
+/* Data of a type: `length` values, starting at index `offset` of the buffers. */
 struct ArrowArray {
   int64_t length;
-  int64_t null_count; /* -1: it was not counted */
+  int64_t null_count; /* -1 = unknown */
   int64_t offset;
   int64_t n_buffers;
   int64_t n_children;
-  const void** buffers; /* bitmap of what is not null (NULL: all), then those of the type */
+  const void** buffers; /* validity bitmap (NULL: no nulls), then the type's buffers */
   struct ArrowArray** children;
   struct ArrowArray* dictionary;
   void (*release)(struct ArrowArray*);
@@ -47,12 +47,12 @@ struct ArrowArray {
 #ifndef ARROW_C_DEVICE_DATA_INTERFACE
 #define ARROW_C_DEVICE_DATA_INTERFACE
 
-/* The same on a device; types of devices have DLPack's numbers. */
+/* The same on a device; device types have DLPack's numbers. */
 struct ArrowDeviceArray {
   struct ArrowArray array;
   int64_t device_id;
   int32_t device_type;
-  void* sync_event; /* wait for it before reading the buffers; may be NULL */
+  void* sync_event; /* wait for it before reading; may be NULL */
   int64_t reserved[3];
 };
 
@@ -61,11 +61,11 @@ struct ArrowDeviceArray {
 #ifndef ARROW_C_STREAM_INTERFACE
 #define ARROW_C_STREAM_INTERFACE
 
-/* Arrays of one type, one after another; a released array ends it. Not 0: an error. */
+/* Consecutive arrays of one type; a released array is the end. Functions return 0 or an error. */
 struct ArrowArrayStream {
   int (*get_schema)(struct ArrowArrayStream*, struct ArrowSchema* out);
   int (*get_next)(struct ArrowArrayStream*, struct ArrowArray* out);
-  const char* (*get_last_error)(struct ArrowArrayStream*); /* the text lives until the next call */
+  const char* (*get_last_error)(struct ArrowArrayStream*); /* valid until the next call */
   void (*release)(struct ArrowArrayStream*);
   void* private_data;
 };
@@ -75,7 +75,6 @@ struct ArrowArrayStream {
 #ifndef ARROW_C_DEVICE_STREAM_INTERFACE
 #define ARROW_C_DEVICE_STREAM_INTERFACE
 
-/* The same of arrays on devices of one type. */
 struct ArrowDeviceArrayStream {
   int32_t device_type;
   int (*get_schema)(struct ArrowDeviceArrayStream*, struct ArrowSchema* out);
@@ -87,46 +86,44 @@ struct ArrowDeviceArrayStream {
 
 #endif
 
-/* ---- data that another library gave ---------------------------------------------------------- */
+/* ---- imported data --------------------------------------------------------------------------- */
 
-/* A type and all its batches of data; reference-counted. */
+/* A type and all its batches; reference-counted. */
 typedef struct dlx_arrow dlx_arrow;
 
-/* A contradiction, for an error. */
 typedef struct {
   const char* what;
   int64_t found;
 } dlx_arrow_fault;
 
-/* One column of all batches. */
+/* A column of all batches. */
 typedef struct {
-  int is_numbers; /* else nothing below is set but `values` */
-  int is_packed;  /* bools, eight to a byte */
+  int is_numbers; /* 0: only `values` is set */
+  int is_packed;
   DLDataType dtype;
-  int32_t ndim;                     /* 1, and one for each level of fixed-size lists */
-  int64_t shape[DLX_MAX_NDIM];      /* of all batches together */
-  DLDevice device;                  /* of all batches */
-  int64_t n_nulls;                  /* at the outermost level that has any */
+  int32_t ndim; /* 1 + levels of fixed-size lists */
+  int64_t shape[DLX_MAX_NDIM];
+  DLDevice device;
+  int64_t n_nulls;                  /* at the outermost level with nulls */
   int64_t n_chunks;                 /* batches with elements */
-  void* data;                       /* of the first chunk: the byte in which its elements begin */
+  void* data;                       /* first chunk: the byte of its first element */
   const struct ArrowSchema* values; /* the innermost type */
 } dlx_arrow_column;
 
-enum { DLX_ARROW_WHOLE = -1 /* the column of data that is no struct */ };
+enum { DLX_ARROW_WHOLE = -1 /* the column of data that is not a struct */ };
 
-/* Make one without type and data, take one count more, and give one up; the last one calls every
- * release that is owed. Errors: NULL = no memory. */
+/* Create data without type and batches; add a holder; remove one. The last one calls all releases.
+ * Errors: NULL = no memory. */
 dlx_arrow* dlx_arrow_new(void);
 void dlx_arrow_hold(dlx_arrow* data);
 void dlx_arrow_drop(void* data);
 
-/* Move a type or a batch out of its struct, which is marked as released. With `is_on_device` the
- * array is the head of a struct ArrowDeviceArray. Owns: `data` owes the release. Errors:
- * DLX_E_CONSUMED = it was moved or released before; DLX_E_MEMORY. */
+/* Move a type or a batch out of its struct, and mark that as released. With `is_on_device` the
+ * array is part of a struct ArrowDeviceArray. Owns: `data` releases it. Errors: DLX_E_CONSUMED =
+ * already moved or released; DLX_E_MEMORY. */
 int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema);
 int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array, int is_on_device);
 
-/* A stream, moved out of the struct that held it. */
 typedef struct {
   int is_host;
   union {
@@ -135,31 +132,30 @@ typedef struct {
   } of;
 } dlx_arrow_stream;
 
-/* Read a stream to its end into an empty `data`, and release it, unless it did so itself. GIL: must
- * not be held, a producer may wait for threads that want it. Errors: DLX_E_CONSUMED, DLX_E_MEMORY;
- * DLX_E_ARROW = the stream failed, and `why` is its text, or empty. */
-int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* why, size_t room);
+/* Read all batches of a stream into an empty `data`, and release it, unless it releases itself.
+ * GIL: must not be held; a producer may wait for threads that need it. Errors: DLX_E_CONSUMED,
+ * DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and `message` is its text, or empty. */
+int dlx_arrow_read(dlx_arrow* data, dlx_arrow_stream* stream, char* message, size_t room);
 
-/* The type; the first event of a batch with elements, or NULL; 1 for a struct with columns. */
+/* The type; the first event of a batch with elements, or NULL; 1 = a struct with columns. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
 void* dlx_arrow_event(const dlx_arrow* data);
 int dlx_arrow_is_table(const dlx_arrow* data);
 
-/* 1 for an extension type, or if its metadata contradict themselves. */
+/* Return 1 for an extension type, or if its metadata is inconsistent. */
 int dlx_arrow_is_extension(const struct ArrowSchema* schema);
 
-/* Check a column and describe it; memory behind pointers cannot be checked. Errors: DLX_E_ARROW,
- * `fault` says where it contradicts itself. */
-int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
-                   dlx_arrow_fault* fault);
+/* Check and describe a column; memory behind pointers cannot be checked. Errors: DLX_E_ARROW. */
+int dlx_arrow_describe(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
+                       dlx_arrow_fault* fault);
 
-/* A read-only managed tensor over a column of one chunk or none, without nulls and bools. Owns: it
- * holds a count on `data`. Errors: as dlx_managed_new. */
+/* Create a read-only managed tensor over a column with at most one chunk, and without nulls and
+ * bools. Owns: the result holds `data`. Errors: as dlx_managed_new. */
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out);
 
-/* The numbers that a batch has of a column from dlx_arrow_look: a tensor of one dimension, whose
- * extent is returned (`out->shape` is not set), and its event or NULL. -1 = no such batch. */
+/* Describe a batch's values of a column from dlx_arrow_describe as a tensor of rank 1. Return its
+ * extent (`out->shape` is not set) and its event or NULL; -1 = no such batch. */
 int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                         int64_t batch, DLTensor* out, void** event);
 
@@ -167,14 +163,14 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out);
 
-/* ---- tensors given out ----------------------------------------------------------------------- */
+/* ---- exported tensors ------------------------------------------------------------------------ */
 
-/* The type of a tensor: its numbers, in a fixed-size list for every dimension but the first. Owns:
- * the caller calls release. Errors: DLX_E_NDIM, DLX_E_DTYPE (none in Arrow), DLX_E_MEMORY. */
-int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out);
+/* Export a tensor's type: its dtype, in a fixed-size list for each dimension except the first.
+ * Owns: the caller calls release. Errors: DLX_E_NDIM, DLX_E_DTYPE (not in Arrow), DLX_E_MEMORY. */
+int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out);
 
-/* The data of a tensor (one of ours), which holds the memory by a count; bools are packed into a
- * copy. Owns, Errors: as above; DLX_E_DEVICE = not host memory; DLX_E_COPY = not row-major. */
-int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out);
+/* Export the data of a tensor of dlx, sharing its memory; bools are packed into a copy. Owns,
+ * Errors: as above; DLX_E_DEVICE = not host memory; DLX_E_COPY = not row-major. */
+int dlx_arrow_export_array(DLManagedTensorVersioned* made, struct ArrowArray* out);
 
 #endif

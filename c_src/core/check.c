@@ -1,4 +1,4 @@
-/* (tensor, flags, what the consumer takes) -> incompatibility bits. */
+/* Check a tensor against a consumer's capabilities. */
 
 #include "dlx.h"
 
@@ -34,7 +34,6 @@ static int is_aligned(const DLTensor* t, const dlx_capabilities* consumer) {
   return ((uintptr_t)t->data + t->byte_offset) % wanted == 0;
 }
 
-/* For a tensor without elements. */
 static int takes_extents(const DLTensor* t, const dlx_capabilities* consumer) {
   uint64_t product = 1, most = UINT64_MAX;
   if (consumer->empty_extents == 0) return 1;
@@ -57,24 +56,24 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
   if (!takes_device(t->device.device_type, consumer)) found |= DLX_INCOMPATIBLE_DEVICE;
   if (!takes_dtype(t->dtype, consumer)) found |= DLX_INCOMPATIBLE_DTYPE;
   if (t->ndim > consumer->max_ndim || t->ndim < consumer->min_ndim) found |= DLX_INCOMPATIBLE_NDIM;
-  if (dlx_itemsize(t->dtype, 0) == 0) { /* not a whole number of bytes */
+  if (dlx_itemsize(t->dtype, 0) == 0) {
     int padded = (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0;
     if (padded && !consumer->takes_padded) found |= DLX_INCOMPATIBLE_PADDED;
     if (!padded && !consumer->takes_packed) found |= DLX_INCOMPATIBLE_PACKED;
   }
-  if (dlx_size(t) == 0) { /* no element lies anywhere, none can be written */
+  if (dlx_size(t) == 0) {
     if (t->data == NULL && !consumer->takes_null) found |= DLX_INCOMPATIBLE_NULL;
     if (!takes_extents(t, consumer)) found |= DLX_INCOMPATIBLE_EXTENTS;
     return found;
   }
   if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly)
     found |= DLX_INCOMPATIBLE_READONLY;
-  uint32_t unheld = ANY_LAYOUT & ~consumer->layouts;
-  uint32_t awkward = unheld ? dlx_layout(t) & unheld : 0;
-  if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_INCOMPATIBLE_NEGATIVE;
-  if (awkward & DLX_LAYOUT_ZERO) found |= DLX_INCOMPATIBLE_ZERO;
-  if (awkward & DLX_LAYOUT_GAPS) found |= DLX_INCOMPATIBLE_GAPS;
-  if (awkward & DLX_LAYOUT_PERMUTED) found |= DLX_INCOMPATIBLE_PERMUTED;
+  uint32_t unsupported = ANY_LAYOUT & ~consumer->layouts;
+  uint32_t rejected = unsupported ? dlx_layout(t) & unsupported : 0;
+  if (rejected & DLX_LAYOUT_NEGATIVE) found |= DLX_INCOMPATIBLE_NEGATIVE;
+  if (rejected & DLX_LAYOUT_ZERO) found |= DLX_INCOMPATIBLE_ZERO;
+  if (rejected & DLX_LAYOUT_GAPS) found |= DLX_INCOMPATIBLE_GAPS;
+  if (rejected & DLX_LAYOUT_PERMUTED) found |= DLX_INCOMPATIBLE_PERMUTED;
   if (!is_aligned(t, consumer)) found |= DLX_INCOMPATIBLE_UNALIGNED;
   return found;
 }

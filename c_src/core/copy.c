@@ -1,6 +1,6 @@
-/* Strided copies on the host. Axes are sorted so that writing goes forward in memory, and merged;
- * then a two-dimensional loop runs under an odometer: by memcpy if rows are contiguous on both
- * sides, by tiles if the two sides disagree about the inner axis. */
+/* Strided copies on the host. Axes are sorted so that writes go forward in memory, then merged. The
+ * inner two dimensions are a loop: by memcpy if rows are contiguous on both sides, by tiles if the
+ * sides differ in their inner axis. */
 
 #include "copy.h"
 
@@ -11,14 +11,14 @@
 #include <emmintrin.h>
 #endif
 
-enum { TILE = 32 /* elements a side: both sides of a tile stay in the first-level cache */ };
+enum { TILE = 32 /* elements per side: both sides of a tile fit in the L1 cache */ };
 
 typedef struct {
   uint64_t low, high;
 } sixteen;
 
-/* Fixed-size memcpy compiles to one load and one store of any alignment. Four elements are read
- * before they are written, so that the processor need not wait for each. */
+/* A memcpy of constant size compiles to an unaligned load and store. Four elements are read before
+ * they are written, so that the loads overlap. */
 #define PLANE(name, T)                                                                         \
   static void name(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner) { \
     const int64_t item = sizeof(T), step = inner->from, there = inner->to;                     \
@@ -37,14 +37,14 @@ typedef struct {
     }                                                                                          \
   }
 
-PLANE(plane_1, uint8_t)
-PLANE(plane_2, uint16_t)
-PLANE(plane_4, uint32_t)
-PLANE(plane_8, uint64_t)
-PLANE(plane_16, sixteen)
+PLANE(copy_1, uint8_t)
+PLANE(copy_2, uint16_t)
+PLANE(copy_4, uint32_t)
+PLANE(copy_8, uint64_t)
+PLANE(copy_16, sixteen)
 
-static void plane_any(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
-                      int64_t item) {
+static void copy_any(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                     int64_t item) {
   for (int64_t i = 0; i < outer->extent; i++) {
     for (int64_t j = 0; j < inner->extent; j++) {
       memcpy(to + i * outer->to + j * inner->to, from + i * outer->from + j * inner->from,
@@ -53,25 +53,25 @@ static void plane_any(char* to, const char* from, const dlx_axis* outer, const d
   }
 }
 
-static void plane(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
-                  int64_t item) {
+static void copy_plane(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                       int64_t item) {
   static void (*const planes[])(char*, const char*, const dlx_axis*, const dlx_axis*) = {
-      [1] = plane_1, [2] = plane_2, [4] = plane_4, [8] = plane_8, [16] = plane_16};
+      [1] = copy_1, [2] = copy_2, [4] = copy_4, [8] = copy_8, [16] = copy_16};
   if (item <= 16 && planes[item])
     planes[item](to, from, outer, inner);
   else
-    plane_any(to, from, outer, inner, item);
+    copy_any(to, from, outer, inner, item);
 }
 
-/* In pieces: glibc 2.36 copies hundreds of MB slower at different offsets in a page. */
+/* In pieces: glibc 2.36 copies hundreds of MB more slowly if page offsets differ. */
 static void copy_run(char* to, const char* from, size_t nbytes) {
   enum { PIECE = 4 << 20 };
   for (; nbytes > PIECE; nbytes -= PIECE, to += PIECE, from += PIECE) memcpy(to, from, PIECE);
   memcpy(to, from, nbytes);
 }
 
-static void rows(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
-                 int64_t item) {
+static void copy_rows(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                      int64_t item) {
   size_t run = (size_t)(inner->extent * item);
   for (int64_t i = 0; i < outer->extent; i++)
     copy_run(to + i * outer->to, from + i * outer->from, run);
@@ -79,8 +79,7 @@ static void rows(char* to, const char* from, const dlx_axis* outer, const dlx_ax
 
 #ifdef __SSE2__
 
-/* Four elements of four rows of `from` become four columns of `to`. */
-static inline void turn_4(char* to, int64_t to_row, const char* from, int64_t from_row) {
+static inline void transpose_4(char* to, int64_t to_row, const char* from, int64_t from_row) {
   __m128i a = _mm_loadu_si128((const void*)from);
   __m128i b = _mm_loadu_si128((const void*)(from + from_row));
   __m128i c = _mm_loadu_si128((const void*)(from + 2 * from_row));
@@ -93,68 +92,67 @@ static inline void turn_4(char* to, int64_t to_row, const char* from, int64_t fr
   _mm_storeu_si128((void*)(to + 3 * to_row), _mm_unpackhi_epi64(high_ab, high_cd));
 }
 
-/* Two of two, of twice the size. */
-static inline void turn_8(char* to, int64_t to_row, const char* from, int64_t from_row) {
+static inline void transpose_8(char* to, int64_t to_row, const char* from, int64_t from_row) {
   __m128i a = _mm_loadu_si128((const void*)from);
   __m128i b = _mm_loadu_si128((const void*)(from + from_row));
   _mm_storeu_si128((void*)to, _mm_unpacklo_epi64(a, b));
   _mm_storeu_si128((void*)(to + to_row), _mm_unpackhi_epi64(a, b));
 }
 
-/* Transpose four rows of `to` at a time, in a third to a half of the time that tiles take. Return
- * how many of these rows are done; the caller copies the rest. */
-static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
-                      int64_t item) {
+/* Transpose four rows of `to` at a time, in a third to a half of the time of tiles. Return the
+ * number of finished rows; the caller copies the rest. */
+static int64_t transpose_rows(char* to, const char* from, const dlx_axis* outer,
+                              const dlx_axis* inner, int64_t item) {
   int64_t a = 0, columns = inner->extent & ~(int64_t)3;
-  int is_turned = columns && inner->to == item && outer->from == item && (item == 4 || item == 8);
-  for (; is_turned && a + 4 <= outer->extent; a += 4) {
+  int applies = columns && inner->to == item && outer->from == item && (item == 4 || item == 8);
+  for (; applies && a + 4 <= outer->extent; a += 4) {
     char* t = to + a * outer->to;
     const char* f = from + a * item;
     for (int64_t b = 0; b < columns; b += 4, t += 4 * item, f += 4 * inner->from) {
       if (item == 4) {
-        turn_4(t, outer->to, f, inner->from);
+        transpose_4(t, outer->to, f, inner->from);
         continue;
       }
-      for (int k = 0; k < 4; k++) { /* rows 0 and 1 of columns 0 and 1, and so on */
+      for (int k = 0; k < 4; k++) {
         int64_t row = k & 2, column = 2 * (k & 1);
-        turn_8(t + row * outer->to + column * item, outer->to,
-               f + column * inner->from + row * item, inner->from);
+        transpose_8(t + row * outer->to + column * item, outer->to,
+                    f + column * inner->from + row * item, inner->from);
       }
     }
     dlx_axis four = {4, outer->from, outer->to};
     dlx_axis last = {inner->extent - columns, inner->from, inner->to};
-    plane(t, f, &four, &last, item);
+    copy_plane(t, f, &four, &last, item);
   }
   return a;
 }
 
 #else
-#define turned(to, from, outer, inner, item) 0
+#define transpose_rows(to, from, outer, inner, item) 0
 #endif
 
-static void tiles(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
-                  int64_t item) {
+static void copy_tiles(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                       int64_t item) {
   dlx_axis o = *outer, i = *inner;
-  for (int64_t a = turned(to, from, outer, inner, item); a < outer->extent; a += TILE) {
+  for (int64_t a = transpose_rows(to, from, outer, inner, item); a < outer->extent; a += TILE) {
     o.extent = outer->extent - a < TILE ? outer->extent - a : TILE;
     for (int64_t b = 0; b < inner->extent; b += TILE) {
       i.extent = inner->extent - b < TILE ? inner->extent - b : TILE;
-      plane(to + a * o.to + b * i.to, from + a * o.from + b * i.from, &o, &i, item);
+      copy_plane(to + a * o.to + b * i.to, from + a * o.from + b * i.from, &o, &i, item);
     }
   }
 }
 
-/* Outermost first by where it writes, then by where it reads. */
+/* Sort by write stride, then by read stride; the outermost axis has the largest. */
 static int comes_before(const dlx_axis* a, const dlx_axis* b) {
   if (llabs(a->to) != llabs(b->to)) return llabs(a->to) > llabs(b->to);
   return llabs(a->from) > llabs(b->from);
 }
 
-int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes) {
+int dlx_find_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes) {
   int64_t from_step = item, to_step = item;
   int n = 0;
   for (int32_t d = from->ndim - 1; d >= 0; d--) {
-    if (from->shape[d] == 1) continue; /* its stride may be any number */
+    if (from->shape[d] == 1) continue;
     dlx_axis next = {from->shape[d], from->strides ? from->strides[d] * item : from_step,
                      to->strides ? to->strides[d] * item : to_step};
     from_step *= next.extent;
@@ -164,7 +162,7 @@ int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* a
     axes[at] = next;
   }
   int merged = 0;
-  for (int i = 1; i < n; i++) { /* an outer axis that continues the inner one is one run with it */
+  for (int i = 1; i < n; i++) {
     dlx_axis* outer = &axes[merged];
     if (outer->from == axes[i].from * axes[i].extent && outer->to == axes[i].to * axes[i].extent) {
       *outer = (dlx_axis){outer->extent * axes[i].extent, axes[i].from, axes[i].to};
@@ -175,7 +173,7 @@ int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* a
   return n ? merged + 1 : 0;
 }
 
-/* Move the axis along which reading is tightest next to the innermost one, if it is another. */
+/* Move the axis with the smallest read stride next to the innermost axis; 0 = it is innermost. */
 static int pair_for_tiles(dlx_axis* axes, int n) {
   int tightest = n - 1;
   for (int i = n - 2; i >= 0; i--) {
@@ -189,24 +187,24 @@ static int pair_for_tiles(dlx_axis* axes, int n) {
 }
 
 static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t item) {
-  static const dlx_axis once = {1, 0, 0};
+  static const dlx_axis single = {1, 0, 0};
   int tiled = n > 1 && pair_for_tiles(axes, n);
-  const dlx_axis* inner = n > 0 ? &axes[n - 1] : &once;
-  const dlx_axis* outer = n > 1 ? &axes[n - 2] : &once;
+  const dlx_axis* inner = n > 0 ? &axes[n - 1] : &single;
+  const dlx_axis* outer = n > 1 ? &axes[n - 2] : &single;
   int contiguous = inner->from == item && inner->to == item && inner->extent * item >= 64;
   int64_t index[DLX_MAX_NDIM] = {0};
   do {
     if (contiguous) {
-      rows(to, from, outer, inner, item);
+      copy_rows(to, from, outer, inner, item);
     } else if (tiled) {
-      tiles(to, from, outer, inner, item);
+      copy_tiles(to, from, outer, inner, item);
     } else {
-      plane(to, from, outer, inner, item);
+      copy_plane(to, from, outer, inner, item);
     }
   } while (dlx_next(axes, n - 2, index, &to, &from));
 }
 
-int dlx_same_elements(const DLTensor* a, const DLTensor* b) {
+int dlx_has_same_elements(const DLTensor* a, const DLTensor* b) {
   if (a->ndim != b->ndim || a->ndim > DLX_MAX_NDIM ||
       memcmp(&a->dtype, &b->dtype, sizeof a->dtype) != 0)
     return 0;
@@ -216,15 +214,15 @@ int dlx_same_elements(const DLTensor* a, const DLTensor* b) {
   return 1;
 }
 
-int dlx_alike(const DLTensor* from, const DLTensor* to) {
+int dlx_check_alike(const DLTensor* from, const DLTensor* to) {
   if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type))
     return DLX_E_DEVICE;
-  return dlx_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
+  return dlx_has_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
 }
 
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
-  enum { SMALL = 4 << 10 }; /* bytes of a run whose axes take longer to find than to copy */
-  int status = dlx_alike(from, to);
+  enum { SMALL = 4 << 10 }; /* bytes; sorting the axes would take longer than the copy */
+  int status = dlx_check_alike(from, to);
   if (status != DLX_OK || dlx_size(from) == 0) return status;
   char* target = (char*)to->data + to->byte_offset;
   const char* source = (const char*)from->data + from->byte_offset;
@@ -237,7 +235,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];
-  int n = dlx_axes(from, to, item, axes);
+  int n = dlx_find_axes(from, to, item, axes);
   dlx_copy_in_parts(copy_planes, target, source, axes, n, nbytes, item);
   return DLX_OK;
 }

@@ -1,12 +1,12 @@
 #ifndef DLX_DTYPES_H_
 #define DLX_DTYPES_H_
 
-/* The dtypes that other protocols have as well. cffi never reads this. */
+/* The dtypes that other protocols support, too. */
 
 #include "dlx.h"
 
-/* Of each: DLPack's code and bits; the letters of buffers (PEP 3118), as they are written; the
- * letter of Arrow, 0 = none; numpy's type number, where `long` is 64 bits wide. */
+/* DLPack's code and bits; the buffer format (PEP 3118) that dlx writes; Arrow's format, 0 = none;
+ * numpy's type number, if `long` has 64 bits. */
 #define DLX_DTYPES(DTYPE)                \
   DTYPE(kDLBool, 8, "?", 'b', 0)         \
   DTYPE(kDLInt, 8, "b", 'c', 1)          \

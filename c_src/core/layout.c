@@ -1,11 +1,11 @@
-/* Arithmetic on one tensor: sizes, strides, ranges; and texts for reports. Every number that could
- * overflow is checked once, in dlx_validate; other functions rely on it. */
+/* Arithmetic on one tensor: sizes, strides, ranges; and texts for reports. dlx_validate checks
+ * every possible overflow; other functions rely on it. */
 
 #include "dlx.h"
 
 #include <stddef.h>
 
-/* The published numbers (dlpack.h 1.3 on LP64). If these fail, the ABI header is wrong. */
+/* dlpack.h 1.3 on LP64. */
 _Static_assert(sizeof(DLTensor) == 48, "DLTensor");
 _Static_assert(offsetof(DLTensor, shape) == 24, "DLTensor.shape");
 _Static_assert(sizeof(DLManagedTensor) == 64, "DLManagedTensor");
@@ -22,15 +22,14 @@ static int64_t item_bits(DLDataType dtype) {
   return (int64_t)dtype.bits * dtype.lanes;
 }
 
-/* Rounded up, without a sum that could overflow. */
-static int64_t whole_bytes(int64_t bits) {
+static int64_t round_to_bytes(int64_t bits) {
   return bits / 8 + (bits % 8 != 0);
 }
 
 int64_t dlx_itemsize(DLDataType dtype, uint64_t flags) {
   int64_t bits = item_bits(dtype);
   if (bits % 8 == 0) return bits / 8;
-  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? whole_bytes(bits) : 0;
+  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? round_to_bytes(bits) : 0;
 }
 
 int dlx_data_is_address(int32_t device_type) {
@@ -53,13 +52,13 @@ static int has_elements(const DLTensor* t) {
   return 1;
 }
 
-/* Elements in all and the furthest offsets (elements, both signs); 0 on overflow. */
-static int span(const DLTensor* t, int64_t* size, int64_t* low, int64_t* high) {
+/* Compute the size, and the lowest and highest offset, in elements. Errors: 0 = overflow. */
+static int find_span(const DLTensor* t, int64_t* size, int64_t* low, int64_t* high) {
   *size = 1;
   *low = *high = 0;
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     int64_t reach, step = t->strides ? t->strides[i] : *size;
-    if (step == INT64_MIN) return 0; /* has no magnitude */
+    if (step == INT64_MIN) return 0; /* cannot be negated */
     if (__builtin_mul_overflow(*size, t->shape[i], size)) return 0;
     if (__builtin_mul_overflow(t->shape[i] - 1, step, &reach)) return 0;
     int64_t* end = reach < 0 ? low : high;
@@ -68,8 +67,8 @@ static int span(const DLTensor* t, int64_t* size, int64_t* low, int64_t* high) {
   return 1;
 }
 
-/* Whether data and byte offset can be added up. A sum that leaves the address space of data (56
- * bits, the most that a processor gives a program, under a tag) is no address. */
+/* Check that data + byte offset is an address: in the same address space as data (at most 56 bits
+ * on any processor, below a tag). */
 static int is_offset_sound(const DLTensor* t) {
   uint64_t data = (uint64_t)(uintptr_t)t->data, first;
   if (t->byte_offset == 0) return 1;
@@ -84,7 +83,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
     if (t->shape[i] < 0) return DLX_E_SHAPE;
   }
   if (t->dtype.bits == 0 || t->dtype.lanes == 0) return DLX_E_DTYPE;
-  /* An unknown flag may describe how elements below a byte are stored. */
+  /* An unknown flag may describe the storage of sub-byte elements. */
   if ((flags & ~(uint64_t)KNOWN_FLAGS) && item_bits(t->dtype) % 8 != 0) return DLX_E_FLAGS;
   int is_sound = is_offset_sound(t);
   if (!has_elements(t)) return is_sound ? DLX_OK : DLX_E_OVERFLOW;
@@ -93,7 +92,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
   int64_t size, low, high, bits = item_bits(t->dtype);
   if (bits % 8 != 0 && (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
     bits = (bits + 7) / 8 * 8;
-  if (!span(t, &size, &low, &high)) return DLX_E_OVERFLOW;
+  if (!find_span(t, &size, &low, &high)) return DLX_E_OVERFLOW;
   if (__builtin_mul_overflow(size, bits, &size) || __builtin_mul_overflow(low, bits, &low) ||
       low == INT64_MIN || __builtin_add_overflow(high, 1, &high) ||
       __builtin_mul_overflow(high, bits, &high)) {
@@ -104,14 +103,14 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
     int64_t first, end;
     if ((uintptr_t)t->data > INT64_MAX ||
         __builtin_add_overflow((int64_t)(uintptr_t)t->data, (int64_t)t->byte_offset, &first) ||
-        __builtin_add_overflow(first, high / 8 + 1, &end) || first < whole_bytes(-low)) {
+        __builtin_add_overflow(first, high / 8 + 1, &end) || first < round_to_bytes(-low)) {
       return DLX_E_OVERFLOW;
     }
   }
   return DLX_OK;
 }
 
-/* Whether a stride overflows in bits: it has no meaning. */
+/* Return 1 if a stride overflows in bits; no element depends on it. */
 static int is_huge(int64_t step, int64_t bits) {
   return __builtin_mul_overflow(step, bits, &step);
 }
@@ -128,7 +127,7 @@ int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
         __builtin_mul_overflow(size, extent, &size))
       return 0;
   }
-  /* As dlx_validate counts: in bits, and one element more than the last. */
+  /* The same limits as in dlx_validate: in bits, and one element more. */
   int64_t end;
   return !__builtin_add_overflow(size, 1, &end) && !__builtin_mul_overflow(end, bits, &end) &&
          !__builtin_add_overflow(first, end / 8, &end);
@@ -151,7 +150,7 @@ void dlx_normalize_strides(const DLTensor* t, int64_t* out) {
     dlx_compact_strides(t->ndim, t->shape, out);
     return;
   }
-  int64_t bits = item_bits(t->dtype), step = 1; /* of the next dimension */
+  int64_t bits = item_bits(t->dtype), step = 1;
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     out[i] = t->shape[i] == 1 && is_huge(t->strides[i], bits) ? step : t->strides[i];
     if (__builtin_mul_overflow(out[i], t->shape[i], &step) || is_huge(step, bits)) step = 1;
@@ -160,27 +159,27 @@ void dlx_normalize_strides(const DLTensor* t, int64_t* out) {
 
 int64_t dlx_size(const DLTensor* t) {
   int64_t size = 1;
-  if (!has_elements(t)) return 0; /* before multiplying: the other extents may be huge */
+  if (!has_elements(t)) return 0; /* first, since other extents may overflow */
   for (int32_t i = 0; i < t->ndim; i++) size *= t->shape[i];
   return size;
 }
 
 int64_t dlx_nbytes(const DLTensor* t, uint64_t flags) {
   int64_t item = dlx_itemsize(t->dtype, flags);
-  return item ? dlx_size(t) * item : whole_bytes(dlx_size(t) * item_bits(t->dtype));
+  return item ? dlx_size(t) * item : round_to_bytes(dlx_size(t) * item_bits(t->dtype));
 }
 
 void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) {
   int64_t size, item = dlx_itemsize(t->dtype, flags);
   *low = *high = 0;
   if (!has_elements(t)) return;
-  span(t, &size, low, high);
+  find_span(t, &size, low, high);
   if (item) {
     *low *= item;
     *high = (*high + 1) * item;
   } else {
-    *low = -whole_bytes(-*low * item_bits(t->dtype)); /* rounded away from the first element */
-    *high = whole_bytes((*high + 1) * item_bits(t->dtype));
+    *low = -round_to_bytes(-*low * item_bits(t->dtype));
+    *high = round_to_bytes((*high + 1) * item_bits(t->dtype));
   }
 }
 
@@ -188,7 +187,7 @@ void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides) {
   int64_t step = 1;
   for (int32_t i = ndim - 1; i >= 0; i--) {
     int64_t below = step;
-    /* Beyond an empty dimension strides mean nothing; never let them overflow. */
+    /* Outside an empty dimension strides have no meaning, but must not overflow. */
     if (shape[i] > 1 && __builtin_mul_overflow(below, shape[i], &step)) below = step = 1;
     strides[i] = below;
   }
@@ -200,7 +199,7 @@ uint32_t dlx_layout(const DLTensor* t) {
   int64_t steps[DLX_MAX_NDIM], extents[DLX_MAX_NDIM];
   int32_t n = 0;
   uint32_t features = 0;
-  for (int32_t i = t->ndim - 1; i >= 0; i--) { /* innermost first */
+  for (int32_t i = t->ndim - 1; i >= 0; i--) {
     int64_t step = t->strides[i];
     if (t->shape[i] == 1) continue;
     if (step == 0) {
@@ -211,7 +210,7 @@ uint32_t dlx_layout(const DLTensor* t) {
       features |= DLX_LAYOUT_NEGATIVE;
       step = -step;
     }
-    /* insertion sort by step: ranks are small and mostly sorted already */
+    /* Insertion sort by step: few dimensions, mostly sorted. */
     int32_t at = n++;
     for (; at > 0 && steps[at - 1] > step; at--) {
       steps[at] = steps[at - 1];
@@ -235,12 +234,12 @@ const char* dlx_compiler(void) {
 #elif defined(__GNUC__)
   return "gcc " __VERSION__;
 #else
-  return "a compiler that dlx does not know";
+  return "an unknown compiler";
 #endif
 }
 
 const char* dlx_compile_flags(void) {
-#ifdef DLX_COMPILE_FLAGS /* given by build_ffi.py */
+#ifdef DLX_COMPILE_FLAGS
   return DLX_COMPILE_FLAGS;
 #else
   return "";
@@ -260,21 +259,21 @@ const char* dlx_status_text(int status) {
       [-DLX_E_FLAGS] = "it has unknown flags on a dtype below one byte",
       [-DLX_E_NULL] = "it has elements but no memory (null data)",
       [-DLX_E_DEVICE] = "its memory cannot be read by the host",
-      [-DLX_E_PACKED] = "elements packed below one byte cannot be copied one by one",
+      [-DLX_E_PACKED] = "elements packed below a byte are only copied if they are contiguous",
       [-DLX_E_MISMATCH] = "source and destination differ in shape or dtype",
       [-DLX_E_CAPSULE] = "it is not a DLPack capsule",
       [-DLX_E_CONSUMED] = "this DLPack capsule was already consumed",
       [-DLX_E_READONLY] = "it is read-only",
       [-DLX_E_STREAM] = "host memory has no stream",
-      [-DLX_E_COPY] = "it cannot be had without a copy",
-      [-DLX_E_NO_DRIVER] = "there is no CUDA driver",
+      [-DLX_E_COPY] = "it cannot be shared without a copy",
+      [-DLX_E_NO_DRIVER] = "no CUDA driver was found",
       [-DLX_E_FORKED] = "the CUDA driver cannot be used in a forked child",
-      [-DLX_E_DRIVER] = "a call of the CUDA driver failed",
+      [-DLX_E_DRIVER] = "a CUDA driver call failed",
       [-DLX_E_CAPTURE] =
-          "one of the two streams is capturing a graph, and a dependency between them would break "
-          "the capture",
+          "a stream is capturing a graph, and a dependency on the other stream would break the "
+          "capture",
       [-DLX_E_SCATTERED] = "its elements are too scattered for the copies of the CUDA driver",
-      [-DLX_E_ARROW] = "its Arrow data contradicts itself",
+      [-DLX_E_ARROW] = "its Arrow data is inconsistent",
   };
   enum { KNOWN = sizeof texts / sizeof *texts };
   return status <= 0 && status > -KNOWN ? texts[-status] : "unknown status";

@@ -1,5 +1,5 @@
-/* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. An imported one is
- * wrapped; an exported one is a thin shell around one of our managed tensors. */
+/* The only file that accesses DLManagedTensor, the struct from before DLPack 1.0. Imported ones are
+ * wrapped; exported ones are thin shells around a managed tensor of dlx. */
 
 #include "allocate.h"
 

@@ -1,30 +1,30 @@
-/* Managed tensors that dlx makes: one allocation for the struct, shape and strides; a count of
- * holders; an owner that is released once, with the last holder. All foreign memory is wrapped in
- * one, so that a producer's metadata is never read after the hand-over. */
+/* Managed tensors of dlx: one allocation holds the struct, shape and strides, a count of holders,
+ * and an owner that is released with the last holder. Foreign memory is always wrapped in one, so
+ * dlx never reads a producer's metadata after the hand-over. */
 
 #include "allocate.h"
 #include "copy.h"
 #include "thread_state.h"
 
 typedef struct {
-  DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
+  DLManagedTensorVersioned managed; /* first member: both pointers are equal */
   void* owner;                      /* keeps the memory alive */
-  dlx_release release;              /* how to release it; NULL = nothing to do */
-  atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
+  dlx_release release;              /* releases the owner; NULL = nothing to do */
+  atomic_int_least32_t holders;     /* the consumer, and tensors that share the memory */
   int64_t numbers[];                /* shape, then strides */
-} made_tensor;
+} dlx_tensor;
 
-/* With the 8 bytes that glibc adds, one of one dimension is among its fastest sizes. */
-_Static_assert(sizeof(made_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "made_tensor has grown");
+/* With glibc's 8 bytes, a tensor of rank 1 fits its fastest size class. */
+_Static_assert(sizeof(dlx_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "dlx_tensor is too large");
 
-enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
+enum { MAX_DEPTH = 50 }; /* nested releases on one thread */
 
-static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
+static atomic_int_least64_t stateless; /* live tensors of threads without a state (no memory) */
 
-/* Count what is live in a number for each thread, without a locked operation. */
-static void count(dlx_thread_state* own, int change) {
+/* Change the number of live tensors. Each thread has a counter: no locked operation. */
+static void count_live(dlx_thread_state* own, int change) {
   if (own == NULL) {
-    atomic_fetch_add(&uncounted, change);
+    atomic_fetch_add(&stateless, change);
     return;
   }
   int64_t before = atomic_load_explicit(&own->count, memory_order_relaxed);
@@ -32,56 +32,56 @@ static void count(dlx_thread_state* own, int change) {
 }
 
 int64_t dlx_live(void) {
-  int64_t sum = atomic_load(&uncounted);
+  int64_t sum = atomic_load(&stateless);
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next)
     sum += atomic_load_explicit(&each->count, memory_order_acquire);
   return sum;
 }
 
-static void finish(made_tensor* self, dlx_thread_state* own) {
+static void finish(dlx_tensor* self, dlx_thread_state* own) {
   if (self->release) self->release(self->owner);
   free(self);
-  count(own, -1);
+  count_live(own, -1);
 }
 
 static void drop(DLManagedTensorVersioned* managed) {
-  made_tensor* self = (made_tensor*)managed;
-  /* Only a holder can add holders, so the last one needs no locked operation. */
+  dlx_tensor* self = (dlx_tensor*)managed;
+  /* Only a holder can add holders, so the last holder needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
       atomic_fetch_sub(&self->holders, 1) != 1)
     return;
-  /* An owner may own further tensors of ours: a long chain must not eat the stack. */
+  /* The owner may own further tensors: a long chain must not overflow the stack. */
   dlx_thread_state* own = dlx_state_of_thread();
-  if (own == NULL) { /* no memory for that */
+  if (own == NULL) { /* no memory for the state */
     finish(self, own);
     return;
   }
   if (own->depth >= MAX_DEPTH) {
-    managed->manager_ctx = own->waiting; /* nobody reads this any more */
+    managed->manager_ctx = own->waiting; /* no longer read */
     own->waiting = managed;
     return;
   }
   own->depth++;
   finish(self, own);
   while (own->depth == 1 && own->waiting) {
-    self = (made_tensor*)own->waiting;
+    self = (dlx_tensor*)own->waiting;
     own->waiting = self->managed.manager_ctx;
     finish(self, own);
   }
   own->depth--;
 }
 
-/* Make one of a valid tensor, with `bytes` bytes of memory in the same allocation. Owns: as
- * dlx_managed_new. Errors: DLX_E_MEMORY. */
-static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                       size_t bytes, DLManagedTensorVersioned** out) {
-  size_t rank = (size_t)like->ndim, size = sizeof(made_tensor) + 2 * rank * sizeof(int64_t);
-  made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
+/* Create a managed tensor like a valid one, with `bytes` bytes of memory in the same allocation.
+ * Owns: as dlx_managed_new. Errors: DLX_E_MEMORY. */
+static inline int new_tensor(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                             size_t bytes, DLManagedTensorVersioned** out) {
+  size_t rank = (size_t)like->ndim, size = sizeof(dlx_tensor) + 2 * rank * sizeof(int64_t);
+  dlx_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
-  /* Field by field: compilers clear a whole struct first, which takes longer than all the rest. */
+  /* Field by field: an initializer would clear the whole struct first, which takes longer. */
   DLManagedTensorVersioned* m = &self->managed;
   m->version = (DLPackVersion){DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR};
-  m->manager_ctx = self; /* unused here, but paddle calls no deleter where it is NULL */
+  m->manager_ctx = self; /* unused, but paddle calls no deleter if it is NULL */
   m->deleter = drop;
   m->flags = flags;
   self->owner = owner;
@@ -95,7 +95,7 @@ static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_re
   t->shape = self->numbers;
   t->strides = self->numbers + rank;
   t->byte_offset = like->byte_offset;
-  for (size_t i = 0; i < rank; i++) t->shape[i] = like->shape[i]; /* few: no call is worth it */
+  for (size_t i = 0; i < rank; i++) t->shape[i] = like->shape[i]; /* few: faster than memcpy */
   if (like->strides) {
     for (size_t i = 0; i < rank; i++) t->strides[i] = like->strides[i];
   } else {
@@ -108,14 +108,14 @@ static inline int make(const DLTensor* like, uint64_t flags, void* owner, dlx_re
     if (t->data) t->data = (char*)t->data + t->byte_offset;
     t->byte_offset = 0;
   }
-  count(dlx_state_of_thread(), 1);
+  count_live(dlx_state_of_thread(), 1);
   *out = &self->managed;
   return DLX_OK;
 }
 
 int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                       DLManagedTensorVersioned** out) {
-  return make(like, flags, owner, release, 0, out);
+  return new_tensor(like, flags, owner, release, 0, out);
 }
 
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
@@ -128,13 +128,13 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
     normal.strides = strides;
     dlx_normalize_strides(like, strides);
   }
-  return make(&normal, flags, owner, release, 0, out);
+  return new_tensor(&normal, flags, owner, release, 0, out);
 }
 
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
   if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
   uint64_t flags = foreign->flags;
-  /* Whole bytes are never padded, and whoever passes the tensor on would have to say so again. */
+  /* The flag means nothing for whole bytes, and consumers may reject it. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   const DLTensor* t = &foreign->dl_tensor;
@@ -146,7 +146,7 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out) {
   int status = like ? dlx_managed_new(like, flags, made, dlx_managed_release, out)
-                    : make(&made->dl_tensor, flags, made, dlx_managed_release, 0, out);
+                    : new_tensor(&made->dl_tensor, flags, made, dlx_managed_release, 0, out);
   if (status == DLX_OK) dlx_managed_hold(made);
   return status;
 }
@@ -171,9 +171,9 @@ void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
   }
 }
 
-int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
-              DLTensor* out) {
-  *out = (DLTensor){.data = (void*)(uintptr_t)DLX_ALIGNMENT, /* any address, for the check */
+int dlx_describe_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* strides,
+                       DLTensor* out) {
+  *out = (DLTensor){.data = (void*)(uintptr_t)DLX_ALIGNMENT, /* any address passes the check */
                     .device = {kDLCPU, 0},
                     .ndim = like->ndim,
                     .dtype = like->dtype,
@@ -187,63 +187,64 @@ int dlx_fresh(const DLTensor* like, uint64_t flags, int keep_order, int64_t* str
 
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out) {
-  enum { FEW = 1 << 12 /* bytes: an allocation would cost more than they do */ };
+  enum { FEW = 1 << 12 /* bytes: too few for a separate allocation */ };
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
-  int status = dlx_fresh(like, flags, keep_order, strides, &fresh);
+  int status = dlx_describe_fresh(like, flags, keep_order, strides, &fresh);
   if (status != DLX_OK) return status;
   size_t bytes = (size_t)dlx_nbytes(&fresh, flags);
-  if (bytes <= FEW) return make(&fresh, flags, NULL, NULL, bytes, out);
+  if (bytes <= FEW) return new_tensor(&fresh, flags, NULL, NULL, bytes, out);
   bytes = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
   fresh.data = dlx_allocate_aligned(bytes);
   if (fresh.data == NULL) return DLX_E_MEMORY;
   dlx_use_huge_pages(fresh.data, bytes);
-  status = make(&fresh, flags, fresh.data, free, 0, out);
+  status = new_tensor(&fresh, flags, fresh.data, free, 0, out);
   if (status != DLX_OK) free(fresh.data);
   return status;
 }
 
 void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
-  ((made_tensor*)made)->owner = owner;
-  ((made_tensor*)made)->release = release;
+  ((dlx_tensor*)made)->owner = owner;
+  ((dlx_tensor*)made)->release = release;
 }
 
 void* dlx_managed_owner(const DLManagedTensorVersioned* made, dlx_release release) {
-  const made_tensor* self = (const made_tensor*)made;
+  const dlx_tensor* self = (const dlx_tensor*)made;
   return release == NULL || self->release == release ? self->owner : NULL;
 }
 
 int dlx_managed_is_sole(const DLManagedTensorVersioned* managed) {
-  const made_tensor* self = (const made_tensor*)managed;
+  const dlx_tensor* self = (const dlx_tensor*)managed;
   return managed->deleter == drop &&
          atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
 }
 
 int dlx_managed_hold_sole(DLManagedTensorVersioned* made) {
   if (!dlx_managed_is_sole(made)) return 0;
-  atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
+  atomic_store_explicit(&((dlx_tensor*)made)->holders, 2, memory_order_relaxed);
   return 1;
 }
 
 void dlx_managed_hold(DLManagedTensorVersioned* made) {
-  atomic_fetch_add_explicit(&((made_tensor*)made)->holders, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&((dlx_tensor*)made)->holders, 1, memory_order_relaxed);
 }
 
-/* The release of an abandoned tensor, which is counted as released already. */
-static void uncount(void* unused) {
+/* Release function of an abandoned tensor, which is no longer counted as live. */
+static void release_abandoned(void* unused) {
   (void)unused;
-  count(dlx_state_of_thread(), 1); /* finish takes it off again */
+  count_live(dlx_state_of_thread(), 1); /* finish subtracts it */
 }
 
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
-  made_tensor* self = (made_tensor*)made;
-  /* 1 = the consumer has released its count. Else it may do so on another thread, later or never:
-   * the last one finds no owner any more, and frees the struct. The count orders these writes. */
+  dlx_tensor* self = (dlx_tensor*)made;
+  /* 1 = the consumer has released its tensor. Otherwise it may do so later, on any thread, or
+   * never: the last holder then finds no owner and frees the struct. The count orders these writes.
+   */
   if (atomic_load(&self->holders) != 1) {
     dlx_release release = self->release;
-    self->release = uncount;
+    self->release = release_abandoned;
     if (release) release(self->owner);
-    count(dlx_state_of_thread(), -1);
+    count_live(dlx_state_of_thread(), -1);
   }
   drop(made);
 }

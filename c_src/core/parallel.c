@@ -1,4 +1,4 @@
-/* A copy in several threads at once. */
+/* Copying with several threads. */
 
 #include "copy.h"
 #include "workers.h"
@@ -18,24 +18,24 @@ typedef struct {
   int64_t item;
 } part;
 
-static void* run(void* argument) {
+static void* run_part(void* argument) {
   part* p = argument;
   p->copy(p->to, p->from, p->axes, p->n, p->item);
   return NULL;
 }
 
-static int threads_for(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
+static int choose_threads(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
   int is_run = n > 0 && axes[n - 1].from == item && axes[n - 1].to == item;
   if (n == 0 || nbytes < (is_run ? MIN_RUN : MIN_STRIDED)) return 1;
-  int cores = dlx_cores(), most = cores < MAX_THREADS ? cores : MAX_THREADS;
+  int cores = dlx_count_cores(), most = cores < MAX_THREADS ? cores : MAX_THREADS;
   return axes[0].extent < most ? (int)axes[0].extent : most;
 }
 
 void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,
                        int64_t nbytes, int64_t item) {
-  int threads = threads_for(axes, n, nbytes, item), started = 0;
+  int threads = choose_threads(axes, n, nbytes, item), started = 0;
   part parts[MAX_THREADS];
-  int64_t done = 0; /* of the outermost axis */
+  int64_t done = 0;
   for (; started < threads - 1; started++) {
     part* p = &parts[started];
     *p = (part){.to = to + done * axes[0].to, .from = from + done * axes[0].from, .n = n};
@@ -43,8 +43,8 @@ void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* ax
     p->item = item;
     memcpy(p->axes, axes, (size_t)n * sizeof *axes);
     int64_t extent = (axes[0].extent - done) / (threads - started);
-    p->axes[0].extent = extent; /* the thread's own once it runs: it may order its axes anew */
-    if (dlx_thread_start(&p->thread, run, p) != 0) break; /* the rest is copied here */
+    p->axes[0].extent = extent; /* before it runs: it may reorder its axes */
+    if (dlx_start_thread(&p->thread, run_part, p) != 0) break; /* copy the rest here */
     done += extent;
   }
   if (n) axes[0].extent -= done;

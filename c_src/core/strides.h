@@ -3,10 +3,10 @@
 
 #include <stdint.h>
 
-/* Write byte strides in elements of `item` bytes, a power of two, since a division would take
- * longer. Errors: 0 = some are not whole elements (but at an extent of 1). */
-static inline int dlx_whole_strides(int ndim, const int64_t* shape, const int64_t* bytes,
-                                    int64_t item, int64_t* strides) {
+/* Convert byte strides to elements of `item` bytes, a power of two, because a division would take
+ * longer. Errors: 0 = not a multiple, at an extent above 1. */
+static inline int dlx_convert_strides(int ndim, const int64_t* shape, const int64_t* bytes,
+                                      int64_t item, int64_t* strides) {
   int shift = __builtin_ctzll((uint64_t)item);
   for (int i = 0; i < ndim; i++) {
     strides[i] = bytes[i] >> shift;

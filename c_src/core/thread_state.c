@@ -1,4 +1,4 @@
-/* The states of threads: taken when a thread first needs one, left when it ends. */
+/* The states of threads: a thread takes one when it first needs it, and leaves it when it ends. */
 
 #include "thread_state.h"
 #include "allocate.h"
@@ -11,7 +11,7 @@ FEW_WORDS dlx_thread_state* dlx_own_state;
 static pthread_key_t leaving;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A thread may end inside a release, while it reads maps or takes the GIL. */
+/* A thread can end inside a release, while it reads maps or takes the GIL. */
 static void leave(dlx_thread_state* state) {
   state->depth = state->nested = 0;
   state->message[0] = '\0';
@@ -25,7 +25,7 @@ static void leave_own(void* state) {
   leave(state);
 }
 
-/* The other threads are not in the child. What one of them was about to keep or release is lost. */
+/* Only the forking thread exists in the child. Tensors that others were about to release leak. */
 static void after_fork(void) {
   for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
     if (each == dlx_own_state) continue;
@@ -51,6 +51,6 @@ dlx_thread_state* dlx_take_state(void) {
     while (!atomic_compare_exchange_weak(&dlx_thread_states, &found->next, found)) continue;
   }
   pthread_once(&once, watch_threads);
-  pthread_setspecific(leaving, found); /* if it fails, the state is not used again: no harm */
+  pthread_setspecific(leaving, found); /* on failure, the state is never reused: harmless */
   return dlx_own_state = found;
 }

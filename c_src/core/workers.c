@@ -1,7 +1,6 @@
-/* How dlx starts threads; see workers.h. */
-
+/* Starting threads; see workers.h. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE
 #endif
 #include "workers.h"
 
@@ -10,12 +9,12 @@
 
 enum { STACK = 256 << 10 };
 
-int dlx_cores(void) {
+int dlx_count_cores(void) {
   cpu_set_t cores;
   return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-int dlx_thread_start(pthread_t* thread, void* (*function)(void*), void* argument) {
+int dlx_start_thread(pthread_t* thread, void* (*function)(void*), void* argument) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
   sigset_t all, before;
   pthread_attr_t attributes;

@@ -1,7 +1,7 @@
-/* Files in memory: what dlx.share writes and maps, and dlx.attach maps. Huge pages of 16 MB or more
- * take 0.5 to 0.9 of the time of pwritev alone, and a third to an eighth to read first. */
+/* Mapped files: dlx.share writes and maps them, dlx.attach maps them. From 16 MB on, filling huge
+ * pages takes 0.5 to 0.9 of the time of pwritev, and the first read a third to an eighth. */
 
-#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise, pwritev and process_vm_readv are beyond ISO C */
+#define _GNU_SOURCE
 
 #include "dlx.h"
 #include "workers.h"
@@ -13,12 +13,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Numbers of Linux, which headers older than the kernel do not have. */
+/* Linux's numbers, for older headers. */
 enum { POPULATE_WRITE = 23, COLLAPSE = 25 };
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20 };
 
-/* An address that is free, or was, where a huge page may begin. Errors: NULL, any will do. */
-static void* aligned_place(size_t size) {
+/* Find an aligned address that was free just now. Errors: NULL = use any address. */
+static void* find_aligned_address(size_t size) {
   char* found =
       mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return NULL;
@@ -29,7 +29,7 @@ static void* aligned_place(size_t size) {
 void* dlx_map(int fd, int64_t size, int mode) {
   int protection = PROT_READ | (mode == DLX_MAP_READ ? 0 : PROT_WRITE);
   int flags = mode == DLX_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
-  void* place = size < HUGE_PAGE ? NULL : aligned_place((size_t)size);
+  void* place = size < HUGE_PAGE ? NULL : find_aligned_address((size_t)size);
   void* made = mmap(place, (size_t)size, protection, flags, fd, 0);
   return made == MAP_FAILED ? NULL : made;
 }
@@ -45,19 +45,18 @@ void dlx_unmap(void* address, int64_t size) {
 
 typedef struct {
   int fd;
-  char* mapping; /* of the file, or NULL */
-  int64_t size;  /* of the mapping */
+  char* mapping;
+  int64_t size;
   const dlx_run* runs;
   int64_t count;
-  _Atomic int64_t next; /* the first offset that no thread has begun with */
+  _Atomic int64_t next;
   _Atomic int failed;   /* errno */
-  _Atomic int is_short; /* of huge pages */
-} writing;
+  _Atomic int is_short; /* memory for huge pages has run out */
+} write_job;
 
-enum { MOST = 1024 }; /* parts at once, as many as the kernel takes */
+enum { MAX_PARTS = 1024 }; /* iovecs per call, the kernel's limit */
 
-/* The number of the first run that ends behind an offset of the file. */
-static int64_t first_behind(const writing* w, int64_t offset) {
+static int64_t find_first_after(const write_job* w, int64_t offset) {
   int64_t low = 0, high = w->count;
   while (low < high) {
     int64_t middle = low + (high - low) / 2;
@@ -69,8 +68,7 @@ static int64_t first_behind(const writing* w, int64_t offset) {
   return low;
 }
 
-/* The part of a run that lies between two offsets of the file. */
-static dlx_run part_of(dlx_run run, int64_t low, int64_t high) {
+static dlx_run clip_run(dlx_run run, int64_t low, int64_t high) {
   int64_t first = run.to < low ? low : run.to;
   int64_t end = run.to + run.size > high ? high : run.to + run.size;
   return (dlx_run){run.from + (first - run.to), first, end - first};
@@ -89,15 +87,15 @@ static int write_all(int fd, struct iovec* parts, int n, int64_t at) {
   return 0;
 }
 
-/* Write what belongs between two offsets of the file. Errors: -1 with errno. */
-static int write_between(const writing* w, int64_t low, int64_t high) {
+/* Write the runs in a range of the file. Errors: -1 with errno. */
+static int write_between(const write_job* w, int64_t low, int64_t high) {
   static char zeros[DLX_ALIGNMENT];
-  struct iovec parts[MOST];
-  for (int64_t i = first_behind(w, low); i < w->count && w->runs[i].to < high;) {
+  struct iovec parts[MAX_PARTS];
+  for (int64_t i = find_first_after(w, low); i < w->count && w->runs[i].to < high;) {
     int n = 0;
-    int64_t first = part_of(w->runs[i], low, high).to, at = first;
-    for (; i < w->count && w->runs[i].to < high && n + 2 <= MOST; i++) {
-      dlx_run part = part_of(w->runs[i], low, high);
+    int64_t first = clip_run(w->runs[i], low, high).to, at = first;
+    for (; i < w->count && w->runs[i].to < high && n + 2 <= MAX_PARTS; i++) {
+      dlx_run part = clip_run(w->runs[i], low, high);
       size_t gap = (size_t)(part.to - at);
       if (gap > sizeof zeros) break;
       if (gap) parts[n++] = (struct iovec){zeros, gap};
@@ -109,17 +107,17 @@ static int write_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* The same into the mapping, by the kernel: memory that cannot be read is an error, -1. */
-static int copy_between(const writing* w, int64_t low, int64_t high) {
-  enum { LEAST = 16 << 10 }; /* bytes of a run that are worth a look at the page tables */
-  struct iovec from[MOST], to[MOST];
-  int64_t i = first_behind(w, low), last = first_behind(w, high - 1);
+/* Copy the runs in a range to the mapping, by the kernel. Errors: -1, e.g. unreadable memory. */
+static int copy_between(const write_job* w, int64_t low, int64_t high) {
+  enum { LEAST = 16 << 10 }; /* average bytes of a run, below which pwritev is faster */
+  struct iovec from[MAX_PARTS], to[MAX_PARTS];
+  int64_t i = find_first_after(w, low), last = find_first_after(w, high - 1);
   if ((last - i) * LEAST > high - low) return -1;
   while (i < w->count && w->runs[i].to < high) {
     unsigned long n = 0;
     ssize_t bytes = 0;
-    for (; n < MOST && i < w->count && w->runs[i].to < high; i++, n++) {
-      dlx_run part = part_of(w->runs[i], low, high);
+    for (; n < MAX_PARTS && i < w->count && w->runs[i].to < high; i++, n++) {
+      dlx_run part = clip_run(w->runs[i], low, high);
       from[n] = (struct iovec){(void*)part.from, (size_t)part.size};
       to[n] = (struct iovec){w->mapping + part.to, (size_t)part.size};
       bytes += part.size;
@@ -129,39 +127,39 @@ static int copy_between(const writing* w, int64_t low, int64_t high) {
   return 0;
 }
 
-/* Make huge pages, each around a page that must exist. Errors: -1 = the kernel makes none. */
-static int make_huge(writing* w, int64_t low, int64_t high) {
+/* Create huge pages, each from an existing page. Errors: -1 = not supported. */
+static int create_huge_pages(write_job* w, int64_t low, int64_t high) {
   if (w->is_short || low == high) return -1;
   for (int64_t at = low; at < high; at += HUGE_PAGE) {
     if (madvise(w->mapping + at, PAGE, POPULATE_WRITE) != 0) return -1;
   }
   if (madvise(w->mapping + low, (size_t)(high - low), COLLAPSE) == 0) return 0;
-  if (errno == ENOMEM) w->is_short = 1; /* it has looked for one, and moved other memory */
+  if (errno == ENOMEM) w->is_short = 1; /* a failed search moves other memory: try only once */
   return -1;
 }
 
-/* Write piece by piece, until another thread has begun with the last one. Each call that makes huge
- * pages waits for all processors: a piece is a few of them. */
+/* Write pieces until none is left. Each call that creates huge pages waits for all processors, so a
+ * piece is a few of them. */
 static void* write_pieces(void* argument) {
   enum { PIECE = 4 * HUGE_PAGE };
-  writing* w = argument;
+  write_job* w = argument;
   for (;;) {
     int64_t low = atomic_fetch_add(&w->next, PIECE);
     if (low >= w->size || w->failed) return NULL;
     int64_t high = w->size - low < PIECE ? w->size : low + PIECE;
     int64_t huge = high - high % HUGE_PAGE;
-    if (make_huge(w, low, huge) == 0 && copy_between(w, low, huge) == 0) low = huge;
+    if (create_huge_pages(w, low, huge) == 0 && copy_between(w, low, huge) == 0) low = huge;
     if (low < high && write_between(w, low, high) != 0) w->failed = errno;
   }
 }
 
 int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int64_t count) {
   enum { MIN_THREADED = 8 * HUGE_PAGE };
-  writing w = {.fd = fd, .mapping = mapping, .size = size, .runs = runs, .count = count};
+  write_job w = {.fd = fd, .mapping = mapping, .size = size, .runs = runs, .count = count};
   if (mapping == NULL) return write_between(&w, 0, size);
   pthread_t helper;
-  int is_helped =
-      size >= MIN_THREADED && dlx_cores() > 1 && dlx_thread_start(&helper, write_pieces, &w) == 0;
+  int is_helped = size >= MIN_THREADED && dlx_count_cores() > 1 &&
+                  dlx_start_thread(&helper, write_pieces, &w) == 0;
   write_pieces(&w);
   if (is_helped) pthread_join(helper, NULL);
   errno = w.failed;

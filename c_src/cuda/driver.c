@@ -1,4 +1,4 @@
-/* The CUDA driver: found with dlopen when it is first needed, its devices, contexts and errors. */
+/* The CUDA driver: loading it on first use, its devices, contexts and errors. */
 
 #include "driver.h"
 #include "core/allocate.h"
@@ -15,20 +15,20 @@ static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static atomic_int initialised; /* the table is filled and cuInit went well */
-static atomic_int forked;      /* this is a child of a process that had initialised */
-static atomic_int ending;      /* exit handlers run: the driver may be gone at any time */
+static atomic_int initialised;
+static atomic_int forked;
+static atomic_int ending; /* exit handlers run: the driver may disappear at any time */
 static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 
-/* ---- errors: a sentence for each thread ------------------------------------------------------ */
+/* ---- errors: a message for each thread ------------------------------------------------------- */
 
 const char* dlx_cuda_message(void) {
   const dlx_thread_state* own = dlx_state_of_thread();
   return own && own->message[0] ? own->message
-                                : "the CUDA driver failed, and there was no memory to say how";
+                                : "the CUDA driver failed, without memory for its message";
 }
 
-__attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
+__attribute__((format(printf, 1, 2))) static void report(const char* format, ...) {
   dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) return;
   va_list values;
@@ -37,22 +37,23 @@ __attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
   va_end(values);
 }
 
-int cuda_failed(const char* operation, int code) {
+int cuda_fail(const char* operation, int code) {
   const char *name = NULL, *text = NULL;
   if (cu.GetErrorName && cu.GetErrorName(code, &name) != CU_OK) name = NULL;
   if (cu.GetErrorString && cu.GetErrorString(code, &text) != CU_OK) text = NULL;
-  say("%s failed with %s (%d)%s%s", operation, name ? name : "an unknown error", code,
-      text ? ": " : "", text ? text : "");
+  report("%s failed with %s (%d)%s%s", operation, name ? name : "an unknown error", code,
+         text ? ": " : "", text ? text : "");
   return DLX_E_DRIVER;
 }
 
-static int no_driver(const char* why) {
-  say("there is no CUDA driver here: %s", why);
+static int report_no_driver(const char* why) {
+  report("there is no CUDA driver here: %s", why);
   return DLX_E_NO_DRIVER;
 }
 
-static int in_child(void) {
-  say("CUDA was in use before this process was forked, and a forked child cannot use it: start "
+static int report_forked(void) {
+  report(
+      "CUDA was in use before this process was forked, and a forked child cannot use it: start "
       "the worker with the 'spawn' method");
   return DLX_E_FORKED;
 }
@@ -67,40 +68,40 @@ int cuda_is_child(void) {
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
-static _Atomic(pthread_t) making; /* the thread that holds cuda_once_lock, where is_making */
-static atomic_int is_making;
+static _Atomic(pthread_t) once_owner; /* the thread that holds cuda_once_lock, if is_once_locked */
+static atomic_int is_once_locked;
 
 void cuda_once_begin(void) {
   pthread_mutex_lock(&cuda_once_lock);
-  atomic_store(&making, pthread_self());
-  atomic_store(&is_making, 1);
+  atomic_store(&once_owner, pthread_self());
+  atomic_store(&is_once_locked, 1);
 }
 
 void cuda_once_end(void) {
-  atomic_store(&is_making, 0);
+  atomic_store(&is_once_locked, 0);
   pthread_mutex_unlock(&cuda_once_lock);
 }
 
-/* Whether this thread holds cuda_once_lock: a driver may fork while it starts. */
-static int is_making_here(void) {
-  return atomic_load(&is_making) && pthread_equal(atomic_load(&making), pthread_self());
+/* Return 1 if this thread holds cuda_once_lock: a driver may fork during its start. */
+static int holds_once_lock(void) {
+  return atomic_load(&is_once_locked) && pthread_equal(atomic_load(&once_owner), pthread_self());
 }
 
-static void before_fork(void) {
-  if (!is_making_here()) pthread_mutex_lock(&cuda_once_lock);
+static void take_locks(void) {
+  if (!holds_once_lock()) pthread_mutex_lock(&cuda_once_lock);
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
 }
 
-static void in_parent(void) {
+static void release_locks(void) {
   pthread_mutex_unlock(&cuda_event_lock);
   pthread_mutex_unlock(&cuda_lock);
-  if (!is_making_here()) pthread_mutex_unlock(&cuda_once_lock);
+  if (!holds_once_lock()) pthread_mutex_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
   if (atomic_load(&initialised)) atomic_store(&forked, 1);
-  in_parent();
+  release_locks();
 }
 
 static void at_exit(void) {
@@ -122,13 +123,13 @@ static const struct {
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
-/* Fill the table, or leave it empty. cuda_once_lock is held. Errors: DLX_E_NO_DRIVER. */
+/* Fill the table or leave it empty. The caller holds cuda_once_lock. Errors: DLX_E_NO_DRIVER. */
 static int fill_table(void) {
-  const char* asked = getenv("DLX_CUDA_DRIVER");
-  void* library = dlopen(asked && *asked ? asked : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  const char* chosen = getenv("DLX_CUDA_DRIVER");
+  void* library = dlopen(chosen && *chosen ? chosen : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) {
     const char* why = dlerror();
-    return no_driver(why ? why : "it does not load");
+    return report_no_driver(why ? why : "it does not load");
   }
   cu_table found;
   memset(&found, 0, sizeof found);
@@ -138,13 +139,13 @@ static int fill_table(void) {
     if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
     if (symbol == NULL && entries[i].kind == NEEDED) {
       char why[120];
-      snprintf(why, sizeof why, "the one that was found is too old, it has no %s", entries[i].name);
+      snprintf(why, sizeof why, "the installed driver is too old, it lacks %s", entries[i].name);
       dlclose(library);
-      return no_driver(why);
+      return report_no_driver(why);
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
-  if (!has_pools) found.MemPoolCreate = NULL; /* all or none */
+  if (!has_pools) found.MemPoolCreate = NULL;
   cu = found;
   return DLX_OK;
 }
@@ -154,12 +155,12 @@ int cuda_can_share(void) {
     void* function;
     memcpy(&function, (char*)&cu + entries[i].offset, sizeof function);
     if (entries[i].kind == SHARING && function == NULL)
-      return cuda_failed(entries[i].name, CU_NOT_FOUND);
+      return cuda_fail(entries[i].name, CU_NOT_FOUND);
   }
   return DLX_OK;
 }
 
-/* cuda_once_lock is held. */
+/* The caller holds cuda_once_lock. */
 static int initialise(void) {
   static int watched;
   if (cu.Init == NULL) {
@@ -167,23 +168,23 @@ static int initialise(void) {
     if (status != DLX_OK) return status;
   }
   int code = cu.Init(0);
-  if (code == CU_NOT_INITIALIZED) return in_child(); /* other code initialised it before the fork */
-  if (code == CU_NO_DEVICE) return no_driver("the driver sees no device");
-  if (code != CU_OK) return cuda_failed("cuInit", code);
-  if (!watched++) atexit(at_exit); /* the driver's own exit handlers are older, so they run later */
+  if (code == CU_NOT_INITIALIZED) return report_forked(); /* another library used CUDA */
+  if (code == CU_NO_DEVICE) return report_no_driver("the driver sees no device");
+  if (code != CU_OK) return cuda_fail("cuInit", code);
+  if (!watched++) atexit(at_exit); /* runs before the driver's exit handlers, which are older */
   atomic_store(&initialised, 1);
   return DLX_OK;
 }
 
 static void watch_forks(void) {
-  pthread_atfork(before_fork, in_parent, after_fork);
+  pthread_atfork(take_locks, release_locks, after_fork);
 }
 
 int dlx_cuda_load(void) {
-  /* Before the first lock, so that no child inherits one that a thread of its parent held. */
+  /* Before the first lock, so that no child inherits a lock that another thread held. */
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  if (atomic_load(&forked)) return in_child();
-  if (atomic_load(&ending)) return no_driver("the process is ending");
+  if (atomic_load(&forked)) return report_forked();
+  if (atomic_load(&ending)) return report_no_driver("the process is ending");
   if (atomic_load(&initialised)) return DLX_OK;
   pthread_once(&once, watch_forks);
   cuda_once_begin();
@@ -201,37 +202,36 @@ int dlx_cuda_count(int32_t* count) {
   return status;
 }
 
-/* The driver's own number of a device. */
-static int device_of(int32_t device_id, int* device) {
+static int find_device(int32_t device_id, int* device) {
   int32_t count = 0;
   int status = dlx_cuda_count(&count);
   if (status != DLX_OK) return status;
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
-    say("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
-        count);
+    report("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
+           count);
     return DLX_E_DRIVER;
   }
   return CUDA(DeviceGet, device, device_id);
 }
 
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
-  int device = 0, status = device_of(device_id, &device);
+  int device = 0, status = find_device(device_id, &device);
   return status == DLX_OK ? CUDA(DeviceGetName, name, room, device) : status;
 }
 
-int cuda_primary(int32_t device_id, cu_context* context) {
+int cuda_get_primary(int32_t device_id, cu_context* context) {
   int device = 0, status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load(&primaries[device_id]);
     if (*context) return DLX_OK;
   }
-  status = device_of(device_id, &device);
+  status = find_device(device_id, &device);
   if (status != DLX_OK) return status;
-  int before = cuda_relax(); /* it may allocate */
+  int before = cuda_relax(); /* this may allocate */
   status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(before);
-  /* Two threads at once retain twice, which does no harm: it is kept for good. */
+  /* Two threads may both retain it, which is harmless: it is never released. */
   if (status == DLX_OK) atomic_store(&primaries[device_id], *context);
   return status;
 }
@@ -243,7 +243,7 @@ int dlx_cuda_entered(int32_t device_id) {
 
 int dlx_cuda_push(int32_t device_id) {
   cu_context context = NULL;
-  int status = cuda_primary(device_id, &context);
+  int status = cuda_get_primary(device_id, &context);
   return status == DLX_OK ? CUDA(CtxPushCurrent, context) : status;
 }
 
@@ -252,7 +252,7 @@ void dlx_cuda_pop(void) {
   if (dlx_cuda_loaded()) cu.CtxPopCurrent(&popped);
 }
 
-int cuda_attribute(int32_t device_id, int attribute, int* value) {
+int cuda_get_attribute(int32_t device_id, int attribute, int* value) {
   int device = 0, status = CUDA(DeviceGet, &device, device_id);
   return status == DLX_OK ? CUDA(DeviceGetAttribute, value, attribute, device) : status;
 }
@@ -278,7 +278,7 @@ void cuda_leave(int before) {
 }
 
 /* Errors: the driver's code. */
-static int look_at(cu_address address, int* type, int* managed, int* ordinal) {
+static int query_pointer(cu_address address, int* type, int* managed, int* ordinal) {
   int code = cu.PointerGetAttribute(type, CU_ATTRIBUTE_MEMORY_TYPE, address);
   if (code == CU_OK) code = cu.PointerGetAttribute(managed, CU_ATTRIBUTE_MANAGED, address);
   if (code == CU_OK) code = cu.PointerGetAttribute(ordinal, CU_ATTRIBUTE_ORDINAL, address);
@@ -289,18 +289,18 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
   if (status != DLX_OK) return status;
   cu_address at = (cu_address)(uintptr_t)address;
-  int code = look_at(at, &type, &managed, &ordinal);
-  if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
+  int code = query_pointer(at, &type, &managed, &ordinal);
+  if (code == CU_INVALID_CONTEXT) {
     status = dlx_cuda_push(0);
     if (status != DLX_OK) return status;
-    code = look_at(at, &type, &managed, &ordinal);
+    code = query_pointer(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }
-  if (code == CU_INVALID_VALUE) { /* the driver does not know the address: plain host memory */
+  if (code == CU_INVALID_VALUE) { /* unknown to the driver: plain host memory */
     *device = (DLDevice){kDLCPU, 0};
     return DLX_OK;
   }
-  if (code != CU_OK) return cuda_failed("cuPointerGetAttribute", code);
+  if (code != CU_OK) return cuda_fail("cuPointerGetAttribute", code);
   int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
   *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
   return DLX_OK;

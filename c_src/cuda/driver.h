@@ -1,8 +1,8 @@
 #ifndef DLX_CUDA_DRIVER_H_
 #define DLX_CUDA_DRIVER_H_
 
-/* Our own declarations of the driver's interface, as far as it is used. No function needs the GIL;
- * without another word, what fails returns DLX_E_DRIVER. */
+/* dlx's declarations of the driver functions that it uses. No function needs the GIL. Errors:
+ * DLX_E_DRIVER, unless a function says otherwise. */
 
 #include "dlx_cuda.h"
 
@@ -17,22 +17,22 @@ typedef unsigned long long cu_address;
 
 enum {
   CU_OK = 0,
-  CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
+  CU_INVALID_VALUE = 1,   /* also: an address unknown to the driver */
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
   CU_DEINITIALIZED = 4,
   CU_NO_DEVICE = 100,
-  CU_OF_CONTEXTS = 200, /* errors from here to 299 */
+  CU_OF_CONTEXTS = 200, /* and errors to 299 */
   CU_INVALID_CONTEXT = 201,
   CU_INVALID_HANDLE = 400,
   CU_NOT_FOUND = 500, /* a symbol */
   CU_NOT_READY = 600,
-  CU_LOST = 700, /* errors from here to 799: the process's work on devices is over */
+  CU_LOST = 700, /* and errors to 799: the process cannot use its devices any more */
   CU_NOT_PERMITTED = 800,
   CU_NOT_SUPPORTED = 801,
   CU_CAPTURE_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for captures */
 };
 enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
-enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_RELAXED = 2 /* a mode */ };
+enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_RELAXED = 2 /* mode */ };
 enum { CU_ATTRIBUTE_MEMORY_TYPE = 2, CU_ATTRIBUTE_MANAGED = 8, CU_ATTRIBUTE_ORDINAL = 9 };
 enum { CU_MEMORY_HOST = 1, CU_MEMORY_UNIFIED = 4 };
 enum { CU_DEVICE_HAS_POOLS = 115, CU_POOL_RELEASE_THRESHOLD = 4 };
@@ -54,7 +54,7 @@ typedef struct {
   int access;
 } cu_pool_access;
 
-typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to anywhere */
+typedef struct { /* a box of `height` rows of `width` bytes */
   size_t from_x, from_y;
   int from_type;
   const void* from_host;
@@ -71,10 +71,10 @@ typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to an
 } cu_box;
 
 enum {
-  CU_ATTRIBUTE_IPC = 10, /* of memory: cuIpcGetMemHandle takes it */
+  CU_ATTRIBUTE_IPC = 10, /* of memory: supports cuIpcGetMemHandle */
   CU_ATTRIBUTE_START = 11,
   CU_ATTRIBUTE_SIZE = 12,
-  CU_ATTRIBUTE_HANDLES = 14 /* a mask of CU_DESCRIPTOR and its like */
+  CU_ATTRIBUTE_HANDLES = 14 /* a mask, including CU_DESCRIPTOR */
 };
 enum { CU_DEVICE_HAS_DESCRIPTORS = 103, CU_DEVICE_HAS_IPC = 125 };
 enum { CU_EVENT_BETWEEN_PROCESSES = 4, CU_IPC_PEERS = 1, CU_DESCRIPTOR = 1, CU_MINIMUM = 0 };
@@ -98,9 +98,9 @@ typedef struct {
   unsigned char reserved[4];
 } cu_allocation_properties;
 
-/* Every function that is called. A driver without it is refused (NEEDED: CUDA 10.1 is the oldest),
- * does without pools or the number of a capture (POOLS, of 11.2; WANTED), or shares no memory
- * between processes (SHARING). A symbol is "cu", a name and a version. */
+/* All driver functions that dlx calls. A driver without a NEEDED one is rejected (the oldest is
+ * CUDA 10.1); POOLS (11.2) and WANTED (capture ids) are optional; sharing between processes needs
+ * all of SHARING. A symbol is "cu", a name and a version. */
 #define CU_CALLS(CALL)                                                                           \
   CALL(NEEDED, Init, , (unsigned flags))                                                         \
   CALL(NEEDED, GetErrorName, , (int code, const char** name))                                    \
@@ -174,51 +174,48 @@ typedef struct {
   CU_CALLS(CU_MEMBER)
 } cu_table;
 
-/* Filled by dlx_cuda_load. */
 extern cu_table cu;
 
-/* 1 in a child of a process that had initialised the driver. */
+/* Return 1 in a child of a process that had initialised the driver. */
 int cuda_is_child(void);
 
-/* DLX_OK if the loaded driver has all functions for memory of several processes. */
+/* Check that the driver can share memory between processes. */
 int cuda_can_share(void);
 
-/* Note a failed call for dlx_cuda_message. */
-int cuda_failed(const char* operation, int code);
+/* Describe a failed call for dlx_cuda_message. */
+int cuda_fail(const char* operation, int code);
 
-static inline int cuda_checked(const char* operation, int code) {
-  return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
+static inline int cuda_check(const char* operation, int code) {
+  return code == CU_OK ? DLX_OK : cuda_fail(operation, code);
 }
 
-/* Call a function of the driver. */
-#define CUDA(name, ...) cuda_checked("cu" #name, cu.name(__VA_ARGS__))
+#define CUDA(name, ...) cuda_check("cu" #name, cu.name(__VA_ARGS__))
 
-/* The primary context of a device, retained for good. Errors: as dlx_cuda_load. */
-int cuda_primary(int32_t device_id, cu_context* context);
+/* Get a device's primary context, which is never released. Errors: as dlx_cuda_load. */
+int cuda_get_primary(int32_t device_id, cu_context* context);
 
-/* An attribute of a device. */
-int cuda_attribute(int32_t device_id, int attribute, int* value);
+int cuda_get_attribute(int32_t device_id, int attribute, int* value);
 
-/* As dlx_cuda_capturing; DLX_OK if the host may wait for a stream, else DLX_E_CAPTURE, too. The
- * stream's device must be current. */
+/* Like dlx_cuda_capturing; check that the host may wait for a stream. The stream's device must be
+ * current. Errors: cuda_can_wait also DLX_E_CAPTURE. */
 int cuda_is_capturing(uint64_t stream, int* yes);
 int cuda_can_wait(uint64_t stream);
 
-/* As dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
+/* Like dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
  * dlx_cuda_release_pending releases it. */
-int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
-                     void** out);
+int cuda_new_waiting_use(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
+                         void** out);
 
-/* Parts of dlx_cuda_forget: the table and contexts; streams and events. */
+/* Parts of dlx_cuda_forget. */
 void cuda_forget_driver(void);
 void cuda_forget_streams(void);
 
-/* Relax the capture mode of this thread, and set it back to what that returned: while a thread
- * captures in the strictest mode, others may not even ask for an event's state otherwise. */
+/* Relax the capture mode of this thread; restore the previous mode. While a thread captures in the
+ * strictest mode, other threads may not even query an event without this. */
 int cuda_relax(void);
 void cuda_unrelax(int before);
 
-/* dlx_cuda_push and cuda_relax, and undo both; after a failure there is nothing to undo. */
+/* dlx_cuda_push and cuda_relax; undo both. After a failure there is nothing to undo. */
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
 
@@ -226,10 +223,10 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* The lock under which the table, dlx's streams and pools are made, which may take long; no release
- * of memory takes it. In cuda/order.c cuda_lock guards the queue and cuda_event_lock, which may be
- * taken under it, the events. All are held over a fork, so that a child finds everything whole, and
- * none while an owner is released. */
+/* The lock for creating the table, dlx's streams and pools, which may take long; releases do not
+ * take it. In cuda/order.c, cuda_lock guards the queues and cuda_event_lock, the inner lock, guards
+ * the events. All are held during a fork, so that a child sees complete data; none is held while an
+ * owner is released. */
 void cuda_once_begin(void);
 void cuda_once_end(void);
 extern pthread_mutex_t cuda_lock, cuda_event_lock;

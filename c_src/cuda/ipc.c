@@ -1,4 +1,4 @@
-/* Device memory of several processes, by the driver's IPC handles or by descriptors. */
+/* Sharing device memory between processes, by the driver's IPC handles or by descriptors. */
 
 #define _GNU_SOURCE
 
@@ -9,14 +9,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef SYS_pidfd_open /* the same numbers on every machine */
+#ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
 #ifndef SYS_pidfd_getfd
 #define SYS_pidfd_getfd 438
 #endif
 
-/* cuda_enter, if the driver can share memory. */
+/* Like cuda_enter, for a driver that can share memory. */
 static int enter(int32_t device_id, int* before) {
   int status = dlx_cuda_load();
   if (status == DLX_OK) status = cuda_can_share();
@@ -35,7 +35,7 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
   return status;
 }
 
-/* ---- one allocation: made here, or opened ---------------------------------------------------- */
+/* ---- an allocation --------------------------------------------------------------------------- */
 
 typedef struct {
   int32_t device;
@@ -59,7 +59,7 @@ void dlx_ipc_release(void* owner) {
   free(self);
 }
 
-/* Map an allocation, whose mapping keeps it. Owns: takes the allocation, also on failure. */
+/* Map an allocation; the mapping keeps it alive. Owns: takes the allocation, also on failure. */
 static int map(memory* self, cu_allocation allocation) {
   cu_pool_access access = {{CU_LOCATION_DEVICE, self->device}, CU_ACCESS_READ_WRITE};
   int mapped = 0, status = CUDA(MemAddressReserve, &self->address, self->size, 0, 0, 0);
@@ -75,7 +75,6 @@ static int map(memory* self, cu_allocation allocation) {
   return status;
 }
 
-/* Make memory with a descriptor. */
 static int create(memory* self) {
   cu_allocation_properties properties = {.kind = CU_ALLOCATION_PINNED,
                                          .handles = CU_DESCRIPTOR,
@@ -90,35 +89,34 @@ static int create(memory* self) {
 }
 
 static int allocate(memory* self) {
-  int yes = 0, status = cuda_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
+  int yes = 0, status = cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
   if (status != DLX_OK) return status;
-  if (yes) return CUDA(MemAlloc, &self->address, self->size); /* plain memory: DLX_IPC_NONE */
-  status = cuda_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
+  if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
+  status = cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
   if (status != DLX_OK) return status;
   self->kind = DLX_IPC_DESCRIPTOR;
-  return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
+  return yes ? create(self) : cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
 }
 
-/* Open the memory that another process has exported. */
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
   cu_allocation made = 0;
   if (self->kind != DLX_IPC_HANDLE) {
     int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
     return status == DLX_OK ? map(self, made) : status;
   }
-  cu_ipc given;
-  memcpy(given.bytes, handle, sizeof given.bytes);
-  int status = CUDA(IpcOpenMemHandle, &self->address, given, CU_IPC_PEERS);
+  cu_ipc exported;
+  memcpy(exported.bytes, handle, sizeof exported.bytes);
+  int status = CUDA(IpcOpenMemHandle, &self->address, exported, CU_IPC_PEERS);
   if (status != DLX_OK) return status;
-  /* The giver of a handle may say any size: the driver knows it. */
+  /* Do not trust the exporter's size: ask the driver. */
   status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
   if (status != DLX_OK) cu.IpcCloseMemHandle(self->address);
   return status;
 }
 
-/* Open memory by a handle, or make some without one. Owns, Errors: as dlx_ipc_open. */
-static int make(memory like, const unsigned char* handle, int fd, void** owner,
-                uintptr_t* address) {
+/* Open memory by a handle, or allocate it without one. Owns, Errors: as dlx_ipc_open. */
+static int new_memory(memory like, const unsigned char* handle, int fd, void** owner,
+                      uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = like;
@@ -137,24 +135,24 @@ static int make(memory like, const unsigned char* handle, int fd, void** owner,
 
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  return make(like, NULL, -1, owner, address);
+  return new_memory(like, NULL, -1, owner, address);
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address) {
   memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
-  int status = make(like, handle, fd, owner, address);
+  int status = new_memory(like, handle, fd, owner, address);
   if (status == DLX_OK) *size = (int64_t)((memory*)*owner)->size;
   return status;
 }
 
-/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver exports an allocation so. */
+/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver can export the allocation as one. */
 static int find_descriptor(cu_address start, int* kind) {
-  cu_allocation found = 0; /* none if the memory is of a pool */
+  cu_allocation found = 0; /* fails for memory of a pool */
   int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
   if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
     return DLX_OK;
-  if (code != CU_OK) return cuda_failed("cuMemRetainAllocationHandle", code);
+  if (code != CU_OK) return cuda_fail("cuMemRetainAllocationHandle", code);
   *kind = DLX_IPC_DESCRIPTOR;
   cu.MemRelease(found);
   return DLX_OK;
@@ -165,7 +163,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   cu_address at = (cu_address)(uintptr_t)address, start = 0;
   unsigned long long handles = 0;
   size_t length = 0;
-  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
+  char legacy[8] = {0}; /* a bool, of the driver's size */
   int by_handle = 0;
   int before, status = enter(device_id, &before);
   if (status != DLX_OK) return status;
@@ -174,7 +172,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
   if (status == DLX_OK && legacy[0])
-    status = cuda_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
+    status = cuda_get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
   *base = (uintptr_t)start;
   *size = (int64_t)length;
   *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
@@ -214,17 +212,17 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
 
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;
-  cu_ipc given;
+  cu_ipc exported;
   int before, status = enter(device_id, &before);
   if (status != DLX_OK) return status;
   status = CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING);
   if (status == DLX_OK) {
     status = CUDA(EventRecord, made, cuda_stream(stream));
-    if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &given, made);
+    if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &exported, made);
     if (status != DLX_OK) cu.EventDestroy(made);
   }
   if (status == DLX_OK) {
-    memcpy(handle, given.bytes, sizeof given.bytes);
+    memcpy(handle, exported.bytes, sizeof exported.bytes);
     *event = made;
   }
   cuda_leave(before);
@@ -240,13 +238,13 @@ void dlx_ipc_event_drop(int32_t device_id, void* event) {
 
 int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
-  cu_ipc given;
-  memcpy(given.bytes, handle, sizeof given.bytes);
+  cu_ipc exported;
+  memcpy(exported.bytes, handle, sizeof exported.bytes);
   int before, status = enter(device_id, &before);
   if (status != DLX_OK) return status;
-  status = CUDA(IpcOpenEventHandle, &event, given);
+  status = CUDA(IpcOpenEventHandle, &event, exported);
   if (status == DLX_OK) {
-    status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
+    status = dlx_cuda_wait_event(device_id, event); /* keeps the event's current state */
     cu.EventDestroy(event);
   }
   cuda_leave(before);

@@ -1,13 +1,13 @@
-/* Stream synchronization, readiness events, and memory released behind a stream. An event is free
- * once a stream waits for it, since the wait keeps its state: a small pool serves. */
+/* Stream synchronization, readiness events, and releasing memory behind a stream. A stream that
+ * waits for an event keeps its state, so events are reused soon: a small pool is enough. */
 
 #include "driver.h"
 #include "core/allocate.h"
 
-/* ---- events, by the device whose context they belong to -------------------------------------- */
+/* ---- events, pooled by device ---------------------------------------------------------------- */
 
 enum { SPARE = 32 };
-static cu_event spare[DLX_MAX_DEVICES][SPARE]; /* guarded by cuda_event_lock */
+static cu_event spare[DLX_MAX_DEVICES][SPARE];
 static int n_spare[DLX_MAX_DEVICES];
 
 static int take_event(int32_t device, cu_event* event) {
@@ -57,7 +57,7 @@ static int ask_capturing(uint64_t stream, int* yes) {
 
 int cuda_is_capturing(uint64_t stream, int* yes) {
   int code = ask_capturing(stream, yes);
-  return cuda_checked("cuStreamIsCapturing", code);
+  return cuda_check("cuStreamIsCapturing", code);
 }
 
 int cuda_can_wait(uint64_t stream) {
@@ -65,8 +65,7 @@ int cuda_can_wait(uint64_t stream) {
   return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
 }
 
-/* The capture that a stream takes part in; 0 = unknown. */
-static uint64_t capture_of(uint64_t stream) {
+static uint64_t get_capture(uint64_t stream) {
   int state = CU_CAPTURE_NONE;
   uint64_t id = 0;
   if (cu.StreamGetCaptureInfo == NULL ||
@@ -76,7 +75,7 @@ static uint64_t capture_of(uint64_t stream) {
   return id;
 }
 
-static int64_t release_done(int may_wait);
+static int64_t release_finished(int may_wait);
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
@@ -85,19 +84,20 @@ static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
-/* As dlx_cuda_order, between two streams, the first of whose devices is current. */
+/* Like dlx_cuda_order, for different streams; `from_device` is current. */
 static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   int here = 0, there = 0, hop = from_device != to_device;
   cu_event event;
   int status = cuda_is_capturing(from, &here);
-  uint64_t capture = here ? capture_of(from) : 0;
+  uint64_t capture = here ? get_capture(from) : 0;
   if (status == DLX_OK) status = take_event(from_device, &event);
   if (status != DLX_OK) return status;
   if (hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
     status = cuda_is_capturing(to, &there);
-    /* Within one capture a dependency is a plain edge of the graph. */
-    if (status == DLX_OK && (here || there) && (!here || capture == 0 || capture_of(to) != capture))
+    /* Within one capture, a dependency is an edge of the graph. */
+    if (status == DLX_OK && (here || there) &&
+        (!here || capture == 0 || get_capture(to) != capture))
       status = DLX_E_CAPTURE;
     if (hop) dlx_cuda_pop();
   }
@@ -112,7 +112,7 @@ static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t
 }
 
 int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  release_done(0);
+  release_finished(0);
   if (from == to && from_device == to_device) return DLX_OK;
   int status = dlx_cuda_push(from_device);
   if (status != DLX_OK) return status;
@@ -140,13 +140,12 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
 
 static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
 
-/* dlx's own stream of a device; 0 = not made yet. */
-static uint64_t own_stream(int32_t device_id) {
+static uint64_t get_own_stream(int32_t device_id) {
   return device_id >= 0 && device_id < DLX_MAX_DEVICES ? atomic_load(&own_streams[device_id]) : 0;
 }
 
 uint64_t dlx_cuda_known_stream(int32_t device_id) {
-  return dlx_cuda_loaded() ? own_stream(device_id) : 0;
+  return dlx_cuda_loaded() ? get_own_stream(device_id) : 0;
 }
 
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
@@ -178,7 +177,7 @@ int dlx_cuda_wait_event(int32_t device_id, void* event) {
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
-  return stream != 0 && own_stream(device_id) == stream;
+  return stream != 0 && get_own_stream(device_id) == stream;
 }
 
 /* ---- readiness events ------------------------------------------------------------------------ */
@@ -187,12 +186,12 @@ struct dlx_ready {
   atomic_int holders;
   int32_t device;
   uint64_t stream;
-  cu_event event; /* NULL: all that is on the stream when it is waited for */
-  void* keep;     /* keeps the stream alive */
+  cu_event event; /* NULL: wait for all work of the stream */
+  void* keep;
   dlx_release release_keep;
 };
 
-static int make_ready(int32_t device_id, uint64_t stream, dlx_ready** out) {
+static int new_ready(int32_t device_id, uint64_t stream, dlx_ready** out) {
   *out = dlx_allocate(sizeof **out);
   if (*out == NULL) return DLX_E_MEMORY;
   **out = (dlx_ready){.holders = 1, .device = device_id, .stream = stream};
@@ -203,8 +202,8 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
                   dlx_ready** out) {
   int captures;
   dlx_ready* ready;
-  release_done(0);
-  int status = make_ready(device_id, stream, &ready);
+  release_finished(0);
+  int status = new_ready(device_id, stream, &ready);
   if (status != DLX_OK) return status;
   status = dlx_cuda_push(device_id);
   if (status == DLX_OK) {
@@ -228,7 +227,7 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
 int dlx_ready_later(int32_t device_id, dlx_ready** out) {
   uint64_t stream;
   int status = dlx_cuda_work_stream(device_id, &stream);
-  return status == DLX_OK ? make_ready(device_id, stream, out) : status;
+  return status == DLX_OK ? new_ready(device_id, stream, out) : status;
 }
 
 int32_t dlx_ready_own_device(const dlx_ready* ready) {
@@ -247,15 +246,14 @@ void dlx_ready_drop(dlx_ready* ready) {
   free(ready);
 }
 
-/* The driver reuses handles, and 2 is another stream on every thread: a handle only means the same
- * stream while `keep` keeps that alive. */
-static int is_living(const dlx_ready* ready) {
+/* The driver reuses handles of destroyed streams, and 2 means another stream on each thread: a
+ * handle is only valid while `keep` keeps its stream alive. */
+static int is_alive(const dlx_ready* ready) {
   if (ready->stream == DLX_STREAM_PER_THREAD) return 0;
   return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
 }
 
-/* Whether the work that is waited for is done already. */
-static int is_over(const dlx_ready* ready) {
+static int is_finished(const dlx_ready* ready) {
   int mode, code;
   if (cuda_enter(ready->device, &mode) != DLX_OK) return 0;
   code = ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
@@ -264,14 +262,14 @@ static int is_over(const dlx_ready* ready) {
 }
 
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
-  if (ready->device == device_id && ready->stream == stream && is_living(ready)) return DLX_OK;
+  if (ready->device == device_id && ready->stream == stream && is_alive(ready)) return DLX_OK;
   if (ready->event == NULL && dlx_ready_own_device(ready) < 0)
     return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
   status = cuda_is_capturing(stream, &captures);
-  if (status == DLX_OK && captures) /* done: no edge in the graph */
-    status = is_over(ready) ? DLX_OK : DLX_E_CAPTURE;
+  if (status == DLX_OK && captures)
+    status = is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
   else if (status == DLX_OK)
     status = ready->event ? wait_for(ready->event, stream)
                           : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
@@ -280,8 +278,8 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
 }
 
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
-  return is_living(ready) ? dlx_cuda_order(device_id, stream, ready->device, ready->stream)
-                          : dlx_cuda_synchronize(device_id, stream);
+  return is_alive(ready) ? dlx_cuda_order(device_id, stream, ready->device, ready->stream)
+                         : dlx_cuda_synchronize(device_id, stream);
 }
 
 int dlx_ready_synchronize(dlx_ready* ready) {
@@ -295,24 +293,24 @@ int dlx_ready_synchronize(dlx_ready* ready) {
 
 /* ---- deferred release ------------------------------------------------------------------------ */
 
-/* Memory that was released while a stream may still use it is queued, one queue per stream, until
- * an event on that stream is done. Owners for whose release the driver waits have further queues,
- * which only calls without the GIL look at. */
+/* Memory that a stream may still use after its release waits in a queue, one per stream, for an
+ * event on that stream. Owners whose release makes the driver wait have separate queues; only calls
+ * without the GIL process these. */
 typedef struct use {
   void *owner, *keep;
   dlx_release release, release_keep;
   int32_t device;
   uint64_t stream;
-  int stands_in;  /* `stream` is the legacy stream, which waits for the real one */
-  int waits;      /* `release` waits for the device */
-  cu_event event; /* NULL: not recorded yet */
+  int is_substitute; /* `stream` is the legacy stream, which waits for the real one */
+  int waits;         /* `release` waits for the device */
+  cu_event event;
   struct use* next;
 } use;
 
 typedef struct queue { /* of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
-  int waits; /* as in `use` */
+  int waits;
   use *first, *last;
   struct queue* next;
 } queue;
@@ -322,33 +320,33 @@ static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
-  cu_context context = NULL; /* retained now: a release may not wait, nor report an error */
-  int status = cuda_primary(device_id, &context);
+  cu_context context = NULL; /* retain it now: a release must not wait, and cannot report errors */
+  int status = cuda_get_primary(device_id, &context);
   if (status != DLX_OK) return status;
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);
-  /* 2 is another stream on the thread that releases; the legacy stream waits for them all. */
-  int stands_in = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
+  /* 2 would mean the releasing thread's stream; the legacy stream waits for all of them. */
+  int is_substitute = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
   *self = (use){.owner = owner,
                 .keep = keep,
                 .release = release,
                 .release_keep = release_keep,
                 .device = device_id,
-                .stream = stands_in ? DLX_STREAM_LEGACY : stream,
-                .stands_in = stands_in};
+                .stream = is_substitute ? DLX_STREAM_LEGACY : stream,
+                .is_substitute = is_substitute};
   *out = self;
   return DLX_OK;
 }
 
-int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
-                     void** out) {
+int cuda_new_waiting_use(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
+                         void** out) {
   int status = dlx_use_new(device_id, stream, owner, release, NULL, NULL, out);
   if (status == DLX_OK) ((use*)*out)->waits = 1;
   return status;
 }
 
-/* Release the owner; no lock may be held. */
+/* The caller must not hold a lock: a release may run anything. */
 static void finish(use* self) {
   return_event(self->device, self->event);
   if (self->release) self->release(self->owner);
@@ -357,50 +355,49 @@ static void finish(use* self) {
 }
 
 /* Make a device current. Errors: the driver's code. */
-static int push_code(int32_t device_id) {
+static int push_device(int32_t device_id) {
   cu_context context = NULL;
-  return cuda_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
-                                                     : CU_INVALID_CONTEXT;
+  return cuda_get_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
+                                                         : CU_INVALID_CONTEXT;
 }
 
-/* Whether a code says that nothing can use memory any more: the work is done, or its device,
- * context, stream or event is gone. After any other error it may still run. */
-static int is_over_by(int code) {
+/* Return 1 if a code means that nothing uses the memory any more: the work is finished, or its
+ * device, context, stream or event is gone. After other errors the work may still run. */
+static int is_final(int code) {
   return code == CU_OK || code == CU_NOT_INITIALIZED || code == CU_DEINITIALIZED ||
          code / 100 == CU_OF_CONTEXTS / 100 || code == CU_INVALID_HANDLE ||
          code / 100 == CU_LOST / 100;
 }
 
-/* 1 = the device, which is current, is done, or gone; 0 = not yet, or the driver did not say. An
- * event is only recorded on a stream that still works, but always on a stand-in, since a query does
- * not wait for the other streams. */
+/* Return 1 if the current device has finished or is gone; 0 = not yet, or unknown. An event is
+ * recorded if the stream works, and always on a substitute, whose query ignores other streams. */
 static int is_done(use* self) {
   if (self->event == NULL) {
     int captures, code = ask_capturing(self->stream, &captures);
-    if (code != CU_OK) return is_over_by(code);
+    if (code != CU_OK) return is_final(code);
     if (captures) return 0;
-    if (!self->stands_in) {
+    if (!self->is_substitute) {
       int before = cuda_relax();
       code = cu.StreamQuery(cuda_stream(self->stream));
       cuda_unrelax(before);
-      if (code != CU_NOT_READY) return is_over_by(code);
+      if (code != CU_NOT_READY) return is_final(code);
     }
     if (take_event(self->device, &self->event) != DLX_OK) return 0;
     code = cu.EventRecord(self->event, cuda_stream(self->stream));
     if (code != CU_OK) {
       reject_event(self->device, self->event);
       self->event = NULL;
-      /* An invalid handle may be the event's; a stream that is gone answers the next query. */
-      return code != CU_INVALID_HANDLE && is_over_by(code);
+      /* The event's handle may be invalid; the next query detects a destroyed stream. */
+      return code != CU_INVALID_HANDLE && is_final(code);
     }
-    if (!self->stands_in) return 0;
+    if (!self->is_substitute) return 0;
   }
   int before = cuda_relax(), code = cu.EventQuery(self->event);
   cuda_unrelax(before);
-  return is_over_by(code);
+  return is_final(code);
 }
 
-/* cuda_lock is held. Errors: 0 = no memory. */
+/* The caller holds cuda_lock. Errors: 0 = no memory. */
 static int append(use* self) {
   queue* at = queues;
   while (at &&
@@ -426,14 +423,14 @@ static int append(use* self) {
 
 void dlx_use_release(void* object) {
   use* self = object;
-  if (cuda_is_child()) { /* its driver cannot be called here */
+  if (cuda_is_child()) {
     free(self);
     return;
   }
-  release_done(0);
+  release_finished(0);
   int is_loaded = dlx_cuda_loaded(), mode;
-  int code = is_loaded ? push_code(self->device) : CU_DEINITIALIZED;
-  int done = code != CU_OK && is_over_by(code);
+  int code = is_loaded ? push_device(self->device) : CU_DEINITIALIZED;
+  int done = code != CU_OK && is_final(code);
   if (code == CU_OK) {
     done = !self->waits && is_done(self);
     dlx_cuda_pop();
@@ -443,20 +440,20 @@ void dlx_use_release(void* object) {
     int is_queued = append(self);
     pthread_mutex_unlock(&cuda_lock);
     if (is_queued) return;
-    if (!self->waits) { /* no memory: wait here, or else never release it */
+    if (!self->waits) { /* no memory: wait, or leak the owner */
       if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
       code = cu.EventSynchronize(self->event);
       cuda_leave(mode);
-      if (!is_over_by(code)) return;
+      if (!is_final(code)) return;
     }
   }
   finish(self);
 }
 
-/* Move finished owners from a queue to a list. cuda_lock is held. */
-static void take_done(queue* at, use** done) {
-  int code = push_code(at->device);
-  if (!is_over_by(code)) return;
+/* The caller holds cuda_lock. */
+static void take_finished(queue* at, use** done) {
+  int code = push_device(at->device);
+  if (!is_final(code)) return;
   while (at->first && (code != CU_OK || is_done(at->first))) {
     use* self = at->first;
     at->first = self->next;
@@ -468,14 +465,14 @@ static void take_done(queue* at, use** done) {
   if (code == CU_OK) dlx_cuda_pop();
 }
 
-/* Release finished owners; with `may_wait` also those for which the driver waits. */
-static int64_t release_done(int may_wait) {
+/* With `may_wait`, also release owners for which the driver waits. */
+static int64_t release_finished(int may_wait) {
   if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
   use* done = NULL;
   pthread_mutex_lock(&cuda_lock);
   for (queue** at = &queues; *at;) {
     queue* here = *at;
-    if (may_wait || !here->waits) take_done(here, &done);
+    if (may_wait || !here->waits) take_finished(here, &done);
     if (here->first) {
       at = &here->next;
     } else {
@@ -484,7 +481,7 @@ static int64_t release_done(int may_wait) {
     }
   }
   pthread_mutex_unlock(&cuda_lock);
-  while (done) { /* an owner may run anything, this function too */
+  while (done) {
     use* self = done;
     done = self->next;
     finish(self);
@@ -493,7 +490,7 @@ static int64_t release_done(int may_wait) {
 }
 
 int64_t dlx_cuda_release_pending(void) {
-  return release_done(1);
+  return release_finished(1);
 }
 
 void cuda_forget_streams(void) {

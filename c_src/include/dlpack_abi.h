@@ -4,20 +4,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Our own declarations of the DLPack 1.3 binary interface, under the names of the upstream's
- * dlpack.h.
+/* dlx's declarations of the DLPack 1.3 binary interface, with the names of the upstream dlpack.h.
  *
- * One file may include this and any dlpack.h (the upstream's, torch's, tvm-ffi's ...), in any
- * order: the first declares, the others see its guard. This header completes an older one that
- * comes first, but for kDLMAIA and kDLTrn, which some of 1.0 and 1.1 have: include it first if you
+ * A file can include this and any dlpack.h (upstream's, torch's, tvm-ffi's ...), in any order: the
+ * first one declares, the others see its guard. This header completes an older one that comes
+ * first, except for kDLMAIA and kDLTrn, which some of 1.0 and 1.1 declare: include it first if you
  * need them.
  *
- * cffi reads this file too, with every #ifdef false and every #if and #ifndef true; it takes
+ * cffi parses this file, too, with every #ifdef false and every #if and #ifndef true; it takes
  * integer macros as constants. */
 
 enum { DLX_DLPACK_MAJOR = 1, DLX_DLPACK_MINOR = 3 };
 
-/* The version that is declared already; 0 = none. Before 1.0 they are alike. */
+/* The version that is already declared; 0 = no header, 99 = before 1.0. */
 #ifndef DLPACK_DLPACK_H_
 #define DLPACK_DLPACK_H_
 #define DLX_DLPACK_BEFORE 0
@@ -28,9 +27,9 @@ enum { DLX_DLPACK_MAJOR = 1, DLX_DLPACK_MINOR = 3 };
 #endif
 
 #if DLX_DLPACK_BEFORE >= 200
-#error "dlx describes DLPack 1, and the dlpack.h that was included is of another major version"
+#error "dlx declares DLPack 1, but the included dlpack.h has another major version"
 #elif DLX_DLPACK_BEFORE == 99 && DLPACK_VERSION < 050
-#error "the dlpack.h that was included is older than 0.5: include dlpack_abi.h first"
+#error "the included dlpack.h is older than 0.5: include dlpack_abi.h first"
 #elif DLX_DLPACK_BEFORE && DLX_DLPACK_BEFORE < 101
 #define DLX_DLPACK_NO_FLOAT8
 #endif
@@ -58,8 +57,9 @@ extern "C" {
 #define DLPACK_MAJOR_VERSION 1
 #define DLPACK_MINOR_VERSION 3
 
-/* The host can read CPU, CUDA_HOST (pinned) and ROCM_HOST at once, CUDA_MANAGED once the device is
- * done. In C a device type is an int32_t: a peer may send one that is not named here. */
+/* The host can read CPU, CUDA_HOST (pinned) and ROCM_HOST directly, CUDA_MANAGED after
+ * synchronizing the device. In C, a device type is an int32_t: peers may send values that are not
+ * listed here. */
 #ifdef __cplusplus
 enum DLDeviceType : int32_t {
 #else
@@ -84,7 +84,7 @@ enum {
   kDLTrn = 18
 };
 
-/* What an element is; `bits` says how wide. */
+/* The kind of an element; `bits` is its width. */
 typedef enum {
   kDLInt = 0,
   kDLUInt = 1,
@@ -112,31 +112,31 @@ typedef struct {
 } DLDevice;
 
 typedef struct {
-  uint8_t code;   /* kDL..., by number */
-  uint8_t bits;   /* of one lane */
+  uint8_t code;   /* kDL... */
+  uint8_t bits;   /* of each lane */
   uint16_t lanes; /* 1 = scalar */
 } DLDataType;
 
 typedef struct {
-  void* data; /* may be NULL when there is no element; an opaque handle on some devices */
+  void* data; /* may be NULL without elements; an opaque handle on some devices */
   DLDevice device;
   int32_t ndim;
   DLDataType dtype;
-  int64_t* shape;       /* ndim numbers; may be NULL when ndim is 0 */
-  int64_t* strides;     /* ndim numbers, in elements; NULL = compact row-major (before 1.2) */
+  int64_t* shape;       /* ndim extents; may be NULL if ndim is 0 */
+  int64_t* strides;     /* in elements; NULL = compact row-major (before 1.2) */
   uint64_t byte_offset; /* bytes from data to the first element */
 } DLTensor;
 
-/* Before 1.0: no version, no flags. Only legacy.c looks inside. */
+/* Before 1.0: no version, no flags. Only legacy.c accesses it. */
 typedef struct DLManagedTensor {
   DLTensor dl_tensor;
-  void* manager_ctx;                             /* the producer's own */
-  void (*deleter)(struct DLManagedTensor* self); /* may be NULL; any thread, no lock held */
+  void* manager_ctx; /* for the producer only */
+  void (*deleter)(
+      struct DLManagedTensor* self); /* may be NULL; called on any thread, without locks */
 } DLManagedTensor;
 
 #endif /* !DLX_DLPACK_BEFORE */
 
-/* Before 1.1. */
 #ifdef DLX_DLPACK_NO_FLOAT8
 enum {
   kDLFloat8_e3m4 = 7,
@@ -157,22 +157,22 @@ enum {
 #ifndef DLPACK_FLAG_BITMASK_READ_ONLY /* writing is undefined behaviour */
 #define DLPACK_FLAG_BITMASK_READ_ONLY 1UL
 #endif
-#ifndef DLPACK_FLAG_BITMASK_IS_COPIED /* the producer made this memory for the request */
+#ifndef DLPACK_FLAG_BITMASK_IS_COPIED /* the producer copied for this request */
 #define DLPACK_FLAG_BITMASK_IS_COPIED 2UL
 #endif
-#ifndef DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED /* a byte for each element below 8 bits */
+#ifndef DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED /* elements below 8 bits have a byte each */
 #define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4UL
 #endif
 
 #if DLX_DLPACK_BEFORE < 100
 typedef struct {
-  uint32_t major; /* differs: only version, manager_ctx, deleter and flags may be touched */
+  uint32_t major; /* differs: only version, manager_ctx, deleter and flags may be accessed */
   uint32_t minor; /* differs: readable, but enum values may be unknown */
 } DLPackVersion;
 
 struct DLManagedTensorVersioned {
   DLPackVersion version;
-  void* manager_ctx;                                      /* the producer's own */
+  void* manager_ctx;                                      /* for the producer only */
   void (*deleter)(struct DLManagedTensorVersioned* self); /* as in DLManagedTensor */
   uint64_t flags;                                         /* DLPACK_FLAG_BITMASK_... */
   DLTensor dl_tensor;
@@ -182,8 +182,8 @@ struct DLManagedTensorVersioned {
 #if DLX_DLPACK_BEFORE < 102
 typedef struct DLManagedTensorVersioned DLManagedTensorVersioned;
 
-/* The exchange API: a table that a type may carry as `__dlpack_c_exchange_api__`. Slots return 0,
- * or -1 with a Python exception set (the allocator tells through SetError instead). */
+/* The exchange API: a table that a type can have as `__dlpack_c_exchange_api__`. Slots return 0, or
+ * -1 with a Python exception (the allocator reports errors through SetError). */
 typedef int (*DLPackManagedTensorAllocator)(DLTensor* prototype, DLManagedTensorVersioned** out,
                                             void* error_ctx,
                                             void (*SetError)(void* error_ctx, const char* kind,

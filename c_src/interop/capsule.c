@@ -1,5 +1,5 @@
-/* The four states of a DLPack capsule, and the claim as one step. A capsule under a fresh name owns
- * its managed tensor; whoever renames it takes that over. Names must outlive every capsule. */
+/* DLPack capsules: state, claim, restore. A capsule with a fresh name owns its managed tensor; the
+ * consumer takes ownership by renaming it. Names must outlive every capsule. */
 
 #include "interop.h"
 #include "base/threads.h"
@@ -8,13 +8,12 @@ enum { VERSIONED, LEGACY };
 static const char* const fresh_name[] = {"dltensor_versioned", "dltensor"};
 static const char* const used_name[] = {"used_dltensor_versioned", "used_dltensor"};
 
-/* Whether an object is a capsule under a name of one of these pairs; `legacy` says which. */
 static int is_named(PyObject* obj, const char* const names[2], int* legacy) {
   *legacy = PyCapsule_IsValid(obj, names[LEGACY]);
   return *legacy || PyCapsule_IsValid(obj, names[VERSIONED]);
 }
 
-/* The destructors run with the GIL, perhaps with the exception of a consumer that rejects. */
+/* Destructors may run while an exception is pending. */
 static void destroy_versioned(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, fresh_name[VERSIONED]))
     py_managed_release(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]));
@@ -42,7 +41,7 @@ PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
   return capsule;
 }
 
-PY_DOC(capsule_state, "Return 'versioned', 'legacy', 'used', or None if obj is no DLPack capsule.");
+PY_DOC(capsule_state, "Return 'versioned', 'legacy', 'used', or None for other objects.");
 static PyObject* capsule_state(PyObject* module, PyObject* obj) {
   int legacy;
   if (is_named(obj, fresh_name, &legacy))
@@ -51,8 +50,8 @@ static PyObject* capsule_state(PyObject* module, PyObject* obj) {
   Py_RETURN_NONE;
 }
 
-/* Errors: 0 with an exception that says what the object is instead. */
-static int is_fresh(PyObject* obj, int* legacy) {
+/* Errors: 0 with an exception. */
+static int check_fresh(PyObject* obj, int* legacy) {
   if (is_named(obj, fresh_name, legacy)) return 1;
   if (is_named(obj, used_name, legacy)) {
     py_raise(DLX_E_CONSUMED, NULL);
@@ -65,24 +64,24 @@ static int is_fresh(PyObject* obj, int* legacy) {
   return 0;
 }
 
-/* Owns: `out` owes the capsule's managed tensor its deleter. Errors: a status. */
-static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
+/* Owns: *out owes the deleter of the capsule's managed tensor. Errors: a status. */
+static int wrap_content(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
   return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, fresh_name[LEGACY]), out)
                 : dlx_managed_adopt(PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]), out);
 }
 
-static PyObject* refuse(int status, PyObject* capsule, int legacy) {
+static PyObject* raise_refused(int status, PyObject* capsule, int legacy) {
   if (status == DLX_E_VERSION && !legacy) {
     const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]);
-    return py_raise(status, "the capsule speaks DLPack %u.%u, dlx reads 1.x", m->version.major,
+    return py_raise(status, "the capsule has DLPack %u.%u, dlx reads 1.x", m->version.major,
                     m->version.minor);
   }
   return py_raise(status, NULL);
 }
 
-/* Take what a capsule of ours holds without a wrapper, unless it is shared: else a capsule that is
- * claimed and restored again and again would hold a longer chain each time. Owns: the caller gets
- * the capsule's count. Errors: NULL = it must be wrapped. */
+/* Take the tensor of a capsule of ours without another wrapper, unless it is shared: repeated
+ * claims and restores must not build a chain. Owns: the caller gets the capsule's count. Errors:
+ * NULL = it must be wrapped. */
 static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
   if (PyCapsule_GetDestructor(capsule) != destroy[legacy]) return NULL;
   void* content = PyCapsule_GetPointer(capsule, fresh_name[legacy]);
@@ -95,30 +94,30 @@ static DLManagedTensorVersioned* unwrap(PyObject* capsule, int legacy) {
   return made;
 }
 
-/* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
- * between taking the pointer and the new name there is C only. */
+/* Everything that can fail or run Python comes first (an allocation may start the collector):
+ * no Python may run between taking the pointer and renaming the capsule. */
 PY_DOC(
     capsule_claim,
     "capsule_claim(capsule, tensor=None, /)\n--\n\n"
-    "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
-    "The given dlx.Tensor, or a new one, becomes the owner and is returned; its holder can undo\n"
-    "this at any time. A refused capsule keeps its name, and its own destructor frees it.");
+    "Take ownership of a capsule's managed tensor and mark the capsule as used.\n\n"
+    "Return the new owner: `tensor`, or a new dlx.Tensor. `capsule_restore` undoes this. If the\n"
+    "claim fails, the capsule is unchanged and its destructor frees the tensor.");
 static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("capsule_claim", nargs, 1, 2)) return NULL;
+  if (!py_check_args("capsule_claim", nargs, 1, 2)) return NULL;
   PyObject *capsule = args[0], *owner = nargs == 2 && args[1] != Py_None ? args[1] : NULL;
   if (owner && py_tensor_managed(owner) == NULL) return NULL;
   TensorObject* tensor = owner ? (TensorObject*)Py_NewRef(owner) : py_tensor_alloc();
   if (tensor == NULL) return NULL;
   DLManagedTensorVersioned *before = tensor->managed, *claimed = NULL;
   int legacy;
-  PY_LOCKED(capsule) /* of several threads one claims it */
-  if (is_fresh(capsule, &legacy)) {
+  PY_LOCKED(capsule) /* only one thread claims it */
+  if (check_fresh(capsule, &legacy)) {
     claimed = unwrap(capsule, legacy);
-    int status = claimed ? DLX_OK : adopt(capsule, legacy, &claimed);
+    int status = claimed ? DLX_OK : wrap_content(capsule, legacy, &claimed);
     if (status == DLX_OK)
       PyCapsule_SetName(capsule, used_name[legacy]);
     else
-      refuse(status, capsule, legacy);
+      raise_refused(status, capsule, legacy);
   }
   PY_UNLOCKED()
   if (claimed) {
@@ -137,7 +136,7 @@ DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
   DLManagedTensorVersioned* made = NULL;
   int legacy;
   PY_LOCKED(capsule)
-  if (is_named(capsule, fresh_name, &legacy) && adopt(capsule, legacy, &made) == DLX_OK)
+  if (is_named(capsule, fresh_name, &legacy) && wrap_content(capsule, legacy, &made) == DLX_OK)
     PyCapsule_SetName(capsule, used_name[legacy]);
   PY_UNLOCKED()
   return made;
@@ -167,23 +166,22 @@ int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
   return *out ? 0 : -1;
 }
 
-PY_DOC(capsule_peek,
-       "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
+PY_DOC(capsule_peek, "Return a dlx.Tensor of a capsule's tensor, without consuming the capsule.");
 static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) return NULL;
   int legacy;
   DLManagedTensorVersioned *checked = NULL, *borrowed = NULL;
   PY_LOCKED(capsule)
-  if (is_fresh(capsule, &legacy)) {
-    int status = adopt(capsule, legacy, &checked);
+  if (check_fresh(capsule, &legacy)) {
+    int status = wrap_content(capsule, legacy, &checked);
     if (status == DLX_OK) {
-      /* The same checks and metadata, but with the capsule as owner. */
+      /* Only the checks were needed: the capsule stays the owner. */
       dlx_managed_own(checked, NULL, NULL);
       status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
                                &borrowed);
     }
-    if (status != DLX_OK) refuse(status, capsule, legacy);
+    if (status != DLX_OK) raise_refused(status, capsule, legacy);
   }
   PY_UNLOCKED()
   if (checked) dlx_managed_release(checked);
@@ -196,15 +194,15 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   return NULL;
 }
 
-/* Other threads may read the tensor, so it goes on owning what the producer made, and the capsule
- * gets a count on it. The producer's destructor might take the pointer for its own kind: ours
- * replaces it, and it runs now, as for any used capsule. It may run Python that claims it. */
+/* Other threads may read the tensor: it stays the owner, and the capsule gets a count on it. The
+ * producer's destructor cannot free that, so ours replaces it. The producer's runs now, as for any
+ * used capsule, and may run Python. */
 PY_DOC(capsule_restore,
-       "Undo capsule_claim: give the capsule its name back, and a count on the tensor. Return "
-       "whether that was possible.");
+       "Undo capsule_claim: restore the capsule's name and content. Return whether that was "
+       "possible.");
 static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   DLManagedTensorVersioned* made =
-      py_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
+      py_check_args("capsule_restore", nargs, 2, 2) ? py_tensor_managed(args[1]) : NULL;
   if (made == NULL) return NULL;
   PyObject* capsule = args[0];
   int legacy, is_back = 0;

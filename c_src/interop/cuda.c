@@ -1,11 +1,11 @@
-/* dlx.Tensor over device memory: when it may be read, and until when it is used. */
+/* Stream order of dlx.Tensor on CUDA devices: when memory is ready, and when it can be released. */
 
 #include "interop.h"
 #include "base/threads.h"
 
 #define UNORDERED UINT64_MAX
 
-/* Read __dlpack__'s stream; None is the legacy stream, as the array API standard says. */
+/* Read the stream argument of __dlpack__; None is the legacy stream (array API standard). */
 static int read_stream(PyObject* value, uint64_t* stream) {
   *stream = DLX_STREAM_LEGACY;
   if (value == Py_None) return 0;
@@ -23,7 +23,7 @@ static int read_stream(PyObject* value, uint64_t* stream) {
   return 0;
 }
 
-/* Make a stream wait for a tensor's memory, or the host: stream 0. */
+/* Make a stream, or the host (stream 0), wait for a tensor's memory. */
 static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) {
   dlx_ready* ready = py_tensor_ready(tensor);
   if (ready == NULL) return 0;
@@ -42,11 +42,11 @@ int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   return py_check(status);
 }
 
-DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
-                                             uint64_t stream, PyObject* keep) {
+DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                                 uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
-  /* The first time makes the context. */
+  /* The first use of a device creates its context. */
   PyThreadState* state = dlx_cuda_entered(device_id) ? NULL : PyEval_SaveThread();
   int status =
       dlx_use_new(device_id, stream, made, dlx_managed_release, keep, py_release_object, &use);
@@ -69,8 +69,8 @@ int py_cuda_can_order(void) {
   return status == DLX_OK;
 }
 
-/* Find the object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1
- * with an exception that py_error_forget leaves. */
+/* Find the object that keeps a stream alive, or NULL. Owns: *out is a new reference. Errors: -1
+ * with an exception if py_error_forget does not clear it. */
 static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
   *out = NULL;
   if (py_hooks.stream_keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
@@ -97,10 +97,10 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
   if (value == Py_None && device.device_type == kDLCUDAManaged &&
       wait_ready(tensor, device.device_id, 0) < 0)
     goto failed;
-  if (!py_cuda_can_order()) return made; /* memory from a raw entry point */
+  if (!py_cuda_can_order()) return made; /* no driver: the address came from the user */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
-  return py_cuda_put_behind(made, device.device_id, stream, keep);
+  return py_cuda_release_behind(made, device.device_id, stream, keep);
 failed:
   dlx_managed_release(made);
   return NULL;
@@ -113,13 +113,13 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   int32_t device_id = from->dl_tensor.device.device_id;
   if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
     return NULL;
-  from = py_tensor_managed((PyObject*)tensor); /* it may be another one: the GIL was released */
+  from = py_tensor_managed((PyObject*)tensor); /* the GIL was released: it may have changed */
   return from ? py_managed_copy(from, 1, stream) : NULL;
 }
 
-/* Put a further count of a tensor's memory behind dlx's own stream, whose kernels may outlive the
- * tensor. Owns: the caller owns *used, which keeps *before, into which earlier borrows point.
- * Errors: -1 with an exception; 1 = the tensor is on the stream already. */
+/* Share a tensor's memory with dlx's stream, whose kernels may outlive the tensor. Owns: the caller
+ * owns *used, which keeps *before alive for pointers that were borrowed earlier. Errors: -1 with an
+ * exception; 1 = the tensor is already on the stream. */
 static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream,
                         DLManagedTensorVersioned** before, DLManagedTensorVersioned** used) {
   DLManagedTensorVersioned* share = NULL;
@@ -132,14 +132,14 @@ static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream
   if (is_moved) return 1;
   if (share == NULL)
     return status == DLX_OK ? py_tensor_managed((PyObject*)tensor), -1 : py_check(status);
-  *used = py_cuda_put_behind(share, device_id, stream, NULL);
+  *used = py_cuda_release_behind(share, device_id, stream, NULL);
   return *used ? 0 : -1;
 }
 
-/* Swap the memory inside a tensor, whose readers wait for `later` from now on. Owns: takes `used`
- * and `later`. Errors: 0 = another thread was first; nothing has changed. */
-static int swap(TensorObject* tensor, DLManagedTensorVersioned* before,
-                DLManagedTensorVersioned* used, dlx_ready* later) {
+/* Replace the memory in a tensor; readers wait for `later`. Owns: takes `used` and `later`. Errors:
+ * 0 = another thread was first; nothing has changed. */
+static int swap_memory(TensorObject* tensor, DLManagedTensorVersioned* before,
+                       DLManagedTensorVersioned* used, dlx_ready* later) {
   dlx_ready* ready = later;
   int is_first;
   PY_LOCKED(tensor)
@@ -179,12 +179,12 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
       dlx_managed_release(used);
       return -1;
     }
-    if (swap(tensor, before, used, later)) return 0;
+    if (swap_memory(tensor, before, used, later)) return 0;
   }
 }
 
-int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
-  if (!py_cuda_can_order()) return 0; /* nor can anything be on our stream */
+int py_cuda_set_ready(TensorObject* tensor, int32_t device_id) {
+  if (!py_cuda_can_order()) return 0; /* no driver, no stream */
   uint64_t stream;
   dlx_ready* later;
   if (py_cuda_work_stream(device_id, &stream) < 0 ||
@@ -197,7 +197,7 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
 
 /* ---- builtins -------------------------------------------------------------------------------- */
 
-static TensorObject* same_memory(PyObject* tensor) {
+static TensorObject* share_memory(PyObject* tensor) {
   DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
   if (base == NULL) return NULL;
   int status = dlx_managed_share(base, NULL, base->flags, &made);
@@ -205,61 +205,63 @@ static TensorObject* same_memory(PyObject* tensor) {
 }
 
 PY_DOC(ready_new,
-       "Return the address of a dlx_ready for what is on a stream now, which `keep` (or None) "
-       "keeps alive; the caller owes it dlx_ready_drop.");
+       "Return the address of a dlx_ready for the work that is on a stream now. `keep` (or None) "
+       "keeps the stream alive; the caller owes dlx_ready_drop.");
 static PyObject* ready_new(PyObject* module, PyObject* args) {
   PyObject* keep;
   int device_id, status;
   unsigned long long stream;
   dlx_ready* ready = NULL;
   if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
-  PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready));
+  PyObject* keeper = keep == Py_None ? NULL : Py_NewRef(keep);
+  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, keeper, py_release_object, &ready));
   if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
-  Py_XDECREF(kept);
+  Py_XDECREF(keeper);
   return py_raise(status, NULL);
 }
 
 PY_DOC(tensor_when,
-       "Make a further dlx.Tensor that is ready with the dlx_ready at an address, 0 = now.");
+       "Return a dlx.Tensor of the same memory that is ready with the dlx_ready at an address "
+       "(0 = now).");
 static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("tensor_when", nargs, 2, 2)) return NULL;
+  if (!py_check_args("tensor_when", nargs, 2, 2)) return NULL;
   dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
   if (ready == NULL && PyErr_Occurred()) return NULL;
-  TensorObject* view = same_memory(args[0]);
+  TensorObject* view = share_memory(args[0]);
   if (view && ready) view->ready = dlx_ready_hold(ready);
   return (PyObject*)view;
 }
 
 PY_DOC(tensor_readiness,
-       "Return the address of a tensor's dlx_ready, to which dlx_ready_drop is owed, or 0.");
+       "Return the address of a tensor's dlx_ready, or 0; the caller owes dlx_ready_drop.");
 static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
   if (py_tensor_managed(tensor) == NULL) return NULL;
   return PyLong_FromVoidPtr(py_tensor_ready((TensorObject*)tensor));
 }
 
-PY_DOC(tensor_behind,
-       "Make a further dlx.Tensor for a consumer whose stream (-1 = none) waits already, and is "
-       "kept alive by `keep` (or None): the memory is released behind that.");
+PY_DOC(
+    tensor_behind,
+    "Return a dlx.Tensor of the same memory for a consumer whose stream (-1 = no stream) already "
+    "waits for it. The memory's release waits for the stream; `keep` (or None) keeps that alive.");
 static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   PyObject *tensor, *keep;
   int device_id;
   long long stream;
   if (!PyArg_ParseTuple(args, "OiLO:tensor_behind", &tensor, &device_id, &stream, &keep))
     return NULL;
-  TensorObject* view = same_memory(tensor);
+  TensorObject* view = share_memory(tensor);
   if (view == NULL) return NULL;
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
-    PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    view->managed = py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    PyObject* keeper = keep == Py_None ? NULL : Py_NewRef(keep);
+    view->managed = py_cuda_release_behind(view->managed, device_id, (uint64_t)stream, keeper);
     if (view->managed == NULL) Py_CLEAR(view);
   }
   return (PyObject*)view;
 }
 
 PY_DOC(tensor_on_device,
-       "Make a dlx.Tensor over fresh device memory like another, ready on dlx's own stream.");
+       "Return a dlx.Tensor of new device memory like another, ready on dlx's stream.");
 static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   PyObject* like;
   int keep_order, device_id;
@@ -272,11 +274,11 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
       status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made));
   py_managed_release(m);
   PyObject* tensor = py_tensor_result(status, made);
-  if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
+  if (tensor && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
   return tensor;
 }
 
-PY_DOC(tensor_transfer, "Copy every element, as dlx_cuda_transfer says.");
+PY_DOC(tensor_transfer, "Copy all elements by dlx_cuda_transfer.");
 static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
   PyObject *source, *target;
   unsigned long long stream;

@@ -1,84 +1,84 @@
 #ifndef DLX_INTEROP_H_
 #define DLX_INTEROP_H_
 
-/* Capsules, tables, addresses, Arrow and CUDA memory of others. Functions of this folder want the
- * GIL, return new references, and fail with NULL or -1 and an exception, unless they say more. */
+/* Exchange with other libraries: capsules, exchange tables, Arrow, addresses, CUDA memory. Unless
+ * noted otherwise, the caller holds the GIL, and functions return new references, or NULL or -1
+ * with an exception. */
 
 #include "object/tensor.h"
 
-extern PyMethodDef py_capsule_functions[], py_make_functions[], py_within_functions[],
+extern PyMethodDef py_capsule_functions[], py_tensor_functions[], py_packed_functions[],
     py_cuda_functions[], py_arrow_functions[], py_exchange_functions[];
 
-/* ---- interop/capsule.c ---------------------------------------------------------------------- */
+/* ---- interop/capsule.c ----------------------------------------------------------------------- */
 
 /* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure. */
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
 
-/* Take ownership of a fresh capsule's tensor and mark the capsule used; nothing runs between. Owns:
- * the result owes the foreign deleter. Errors: NULL without an exception: nothing has changed. */
+/* Take ownership of a fresh capsule's tensor and mark the capsule as used, atomically. Owns: the
+ * result owes the foreign deleter. Errors: NULL without an exception: nothing has changed. */
 DLManagedTensorVersioned* py_capsule_take(PyObject* capsule);
 
-/* Undo that, of a tensor that no other thread has seen, if nothing else holds its memory. Owns: on
- * 1 takes `made`, and the capsule owns its tensor again. Errors: 0 = nothing has changed. */
+/* Undo py_capsule_take if only the caller holds the tensor and its memory. Owns: on 1 takes `made`,
+ * and the capsule owns its tensor again. Errors: 0 = nothing has changed. */
 int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
 
-/* Export what __dlpack__(max_version=...) gives, of a type on the host that has that keyword. Runs
- * Python. Owns: *out owes the foreign deleter. */
+/* Export a host array by __dlpack__(max_version=...), which runs Python. Owns: *out owes the
+ * foreign deleter. */
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
-/* ---- interop/builtins.c --------------------------------------------------------------------- */
+/* ---- interop/tensors.c ----------------------------------------------------------------------- */
 
-/* The flags of a copy: the others describe a hand-over, which sets them, or the source's memory. */
+/* The flags of a copy: without those of the source's memory and hand-over. */
 static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
   return from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
 }
 
-/* A device from a pair of int. */
 int py_read_device(PyObject* pair, DLDevice* out);
 
-/* A writable copy in fresh host memory, the order of dimensions kept if asked; of device memory on
- * a stream, 0 = of host memory. The GIL is released. Owns: the caller owns it. */
+/* Copy to writable host memory: from the host if `stream` is 0, else from the device on that
+ * stream. Releases the GIL. Owns: the caller owns the result. */
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
                                           uint64_t stream);
 
-/* ---- interop/cuda.c ------------------------------------------------------------------------- */
+/* ---- interop/cuda.c -------------------------------------------------------------------------- */
 
-/* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
- * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
- * stream. Owns: takes `made`, also on failure, and returns it or its like. */
+/* Order a managed tensor that shares `tensor`'s memory with the consumer's stream, the argument of
+ * __dlpack__: the stream waits for the memory, the memory's release waits for the stream.
+ * Owns: takes `made`, also on failure, and returns it or a tensor of the same memory. */
 DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
                                          PyObject* stream);
 
-/* Whether a driver can order anything. The GIL is released. */
+/* Whether a CUDA driver is loaded, or can be. Releases the GIL. */
 int py_cuda_can_order(void);
 
-/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
- * takes `made` and `keep` (may be NULL), also on failure. */
-DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
-                                             uint64_t stream, PyObject* keep);
+/* Return a managed tensor of the same memory whose release waits for the stream. Owns: takes `made`
+ * and `keep` (may be NULL), also on failure. */
+DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                                 uint64_t stream, PyObject* keep);
 
-/* A copy of device memory on the host. Owns: the caller owns the result. */
+/* Copy device memory to the host. Owns: the caller owns the result. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
-/* Move the use of a tensor's memory to dlx's own stream of its device, permanently: the stream
- * waits for the memory, and readers of the tensor wait for the stream from now on.
- * py_cuda_ready_here does that for a new tensor; nothing is recorded before a reader waits. */
+/* Move a tensor permanently to dlx's stream of its device: the stream waits for the memory, readers
+ * of the tensor wait for the stream. py_cuda_set_ready is for a tensor that was written on that
+ * stream. No event is recorded before a reader waits. */
 int py_cuda_to_own_stream(TensorObject* tensor);
-int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
+int py_cuda_set_ready(TensorObject* tensor, int32_t device_id);
 
-/* dlx_cuda_work_stream, the first time without the GIL. */
+/* Call dlx_cuda_work_stream; the first call of a device releases the GIL. */
 int py_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
-/* ---- interop/tables.c ----------------------------------------------------------------------- */
+/* ---- interop/tables.c ------------------------------------------------------------------------ */
 
-/* The static table of our major version in a capsule (or a number), or NULL. Errors: none. */
+/* Return the table of DLPack 1.x in a capsule (or at an address), or NULL. Errors: never raises. */
 const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);
 
-/* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
- * borrowed, static. Errors: NULL with an exception that py_error_forget leaves. */
+/* Return the table of an exact type, by its name in DLPack 1.3 or 1.2, or NULL. Owns: the table is
+ * static. Errors: NULL with an exception only if py_error_forget does not clear it. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
-/* Export an array by the managed slot of a table. Owns: *out owes the foreign deleter. */
+/* Export an array by its table. Owns: *out owes the foreign deleter. */
 int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
                         DLManagedTensorVersioned** out);
 

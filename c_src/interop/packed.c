@@ -1,5 +1,5 @@
-/* Arrays over parts of one piece of memory, which numbers describe: dlx.share writes them;
- * dlx.attach and pickles check them and make the arrays. */
+/* Many tensors in one block of memory, described by packed numbers: dlx.share packs, dlx.attach and
+ * pickles check and unpack. */
 
 #include "convert/pairs.h"
 
@@ -8,12 +8,12 @@
 typedef struct {
   uintptr_t address;
   int64_t size;   /* bytes */
-  uint64_t flags; /* added to those of each tensor */
+  uint64_t flags; /* added to each tensor's */
   PyObject* owner;
   Py_buffer numbers;
 } memory;
 
-/* The numbers of one tensor; its shape follows, and its strides unless they are row-major. */
+/* One tensor. Its shape follows, then its strides unless they are row-major. */
 typedef struct {
   int64_t offset; /* bytes */
   uint8_t code, bits;
@@ -21,8 +21,8 @@ typedef struct {
   uint8_t ndim, flags, is_row_major, zero;
 } numbers;
 
-/* Read the first arguments. Owns: the caller releases m->numbers. */
-static int memory_of(PyObject* const* args, memory* m) {
+/* Owns: the caller releases m->numbers. */
+static int read_memory(PyObject* const* args, memory* m) {
   m->address = (uintptr_t)PyLong_AsUnsignedLongLong(args[0]);
   if (!PyErr_Occurred()) m->size = PyLong_AsLongLong(args[1]);
   if (!PyErr_Occurred()) m->flags = PyLong_AsUnsignedLongLong(args[3]);
@@ -36,9 +36,9 @@ static int memory_of(PyObject* const* args, memory* m) {
   return -1;
 }
 
-/* Make the tensor that the first of `left` bytes describe, and count those bytes. */
-static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize_t left,
-                                             Py_ssize_t* used) {
+/* Unpack the first tensor from `left` bytes; *used = the bytes it takes. */
+static DLManagedTensorVersioned* unpack_tensor(const memory* m, char* at, Py_ssize_t left,
+                                               Py_ssize_t* used) {
   numbers n;
   Py_ssize_t row = 0;
   if (left >= (Py_ssize_t)sizeof n) {
@@ -49,7 +49,7 @@ static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize
   if (left < (Py_ssize_t)sizeof n || left < *used || n.ndim > DLX_MAX_NDIM || n.is_row_major > 1 ||
       n.zero || n.code == kDLOpaqueHandle ||
       (n.flags & ~DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n.offset < 0 || n.offset > m->size)
-    return PyErr_Format(PyExc_ValueError, "its numbers describe no tensor"), NULL;
+    return PyErr_Format(PyExc_ValueError, "its numbers do not describe a tensor"), NULL;
   int64_t* shape = (int64_t*)(at + sizeof n);
   DLTensor like = {
       .data = (void*)(m->address + (uintptr_t)n.offset),
@@ -65,7 +65,7 @@ static DLManagedTensorVersioned* made_within(const memory* m, char* at, Py_ssize
   int64_t low, high;
   dlx_extent(&made->dl_tensor, flags, &low, &high);
   if (low < -n.offset || high > m->size - n.offset) {
-    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
+    PyErr_SetString(PyExc_ValueError, "its elements lie outside the memory");
     dlx_managed_own(made, NULL, NULL);
     dlx_managed_release(made);
     return NULL;
@@ -79,7 +79,6 @@ typedef struct {
   Py_ssize_t n;
 } tensors;
 
-/* A pending exception is kept. */
 static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = from; i < all->n; i++) dlx_managed_release(all->made[i]);
@@ -87,14 +86,14 @@ static void drop_all(tensors* all, Py_ssize_t from) {
   py_pending_restore(pending);
 }
 
-/* Owns: the caller drops `all`. */
-static int make_all(const memory* m, tensors* all) {
+/* Owns: the caller calls drop_all. */
+static int unpack_all(const memory* m, tensors* all) {
   char* first = m->numbers.buf;
   Py_ssize_t at = 0, used = 0, bytes = m->numbers.len;
   *all = (tensors){PyMem_Malloc((size_t)bytes / sizeof(numbers) * sizeof *all->made), 0};
   if (all->made == NULL) return PyErr_NoMemory(), -1;
   for (; at < bytes; at += used) {
-    DLManagedTensorVersioned* made = made_within(m, first + at, bytes - at, &used);
+    DLManagedTensorVersioned* made = unpack_tensor(m, first + at, bytes - at, &used);
     if (made == NULL) break;
     all->made[all->n++] = made;
   }
@@ -103,33 +102,33 @@ static int make_all(const memory* m, tensors* all) {
   return -1;
 }
 
-/* Owns: takes both, and returns the list. Errors: NULL, also if `array` is NULL. */
-static PyObject* with(PyObject* list, PyObject* array) {
+/* Owns: takes both, returns the list. Errors: NULL, also if `array` is NULL. */
+static PyObject* append_new(PyObject* list, PyObject* array) {
   if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
   Py_XDECREF(array);
   return list;
 }
 
-PY_DOC(tensors_within,
-       "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive. ValueError "
-       "if `numbers` (a buffer of `numbers` structs) describe no tensor inside.");
-static PyObject* tensors_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
+PY_DOC(tensors_unpack,
+       "Return a list of dlx.Tensor in `size` bytes that `owner` keeps alive, as packed in the "
+       "buffer `numbers`. Raise ValueError for invalid numbers or tensors outside the memory.");
+static PyObject* tensors_unpack(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
-  if (!py_args("tensors_within", n, 5, 5) || memory_of(args, &m) < 0) return NULL;
-  int failed = make_all(&m, &all);
+  if (!py_check_args("tensors_unpack", n, 5, 5) || read_memory(args, &m) < 0) return NULL;
+  int failed = unpack_all(&m, &all);
   PyBuffer_Release(&m.numbers);
   if (failed) return NULL;
   PyObject* list = PyList_New(0);
   Py_ssize_t i = 0;
-  while (list && i < all.n) list = with(list, py_tensor_wrap(all.made[i++]));
+  while (list && i < all.n) list = append_new(list, py_tensor_wrap(all.made[i++]));
   drop_all(&all, i);
   return list;
 }
 
-/* Hand all tensors to a target. Owns: takes those in `all`. Errors: NULL, without an exception if
- * the target does not take them as they are. */
-static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors* all) {
+/* Hand all tensors to a target. Owns: takes the tensors. Errors: NULL, without an exception if the
+ * target cannot share one of them. */
+static PyObject* convert_all(const py_call* call, const py_pair* pair, tensors* all) {
   py_target* target = pair->target;
   py_offer offer = {.state = PY_TAKEN};
   Py_ssize_t i = 0;
@@ -140,26 +139,27 @@ static PyObject* hand_over_all(const py_call* call, const py_pair* pair, tensors
   }
   PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
   i = 0;
-  while (list && i < all->n) list = with(list, target->make(call, target, all->made[i++], Py_None));
+  while (list && i < all->n)
+    list = append_new(list, target->hand_over(call, target, all->made[i++], Py_None));
   drop_all(all, i);
   if (list == NULL && PyErr_Occurred()) py_error_forget();
   return list;
 }
 
-PY_DOC(arrays_within,
-       "Make a list of the target's arrays of what tensors_within takes. None if Python must do "
-       "it, or say what fails.");
-static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize_t n) {
+PY_DOC(arrays_unpack,
+       "Unpack like tensors_unpack, and return a list of the target's arrays. Return None if the "
+       "Python path must convert them or find the error.");
+static PyObject* arrays_unpack(PyObject* module, PyObject* const* args, Py_ssize_t n) {
   memory m;
   tensors all;
-  if (!py_args("arrays_within", n, 7, 7) || memory_of(args, &m) < 0) return NULL;
+  if (!py_check_args("arrays_unpack", n, 7, 7) || read_memory(args, &m) < 0) return NULL;
   PyObject* list = NULL;
   py_call call = {.function = (FastPathObject*)args[5], .to = args[6]};
   py_maps_begin();
   py_pair pair;
-  if (py_pair_of(call.function, &py_tensor_type, call.to, &pair)) {
-    if (pair.what == PY_CONVERTS && make_all(&m, &all) == 0)
-      list = hand_over_all(&call, &pair, &all);
+  if (py_pair_learn(call.function, &py_tensor_type, call.to, &pair)) {
+    if (pair.what == PY_CONVERTS && unpack_all(&m, &all) == 0)
+      list = convert_all(&call, &pair, &all);
     py_pair_release(&pair);
   }
   py_maps_end();
@@ -168,8 +168,8 @@ static PyObject* arrays_within(PyObject* module, PyObject* const* args, Py_ssize
   Py_RETURN_NONE;
 }
 
-/* Owns: borrowed. */
-static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
+/* Owns: the result is borrowed. */
+static const DLManagedTensorVersioned* get_tensor(PyObject* list, Py_ssize_t i) {
   PyObject* tensor = PyList_GET_ITEM(list, i);
   if (Py_IS_TYPE(tensor, &py_tensor_type)) return py_tensor_managed(tensor);
   PyErr_SetString(PyExc_TypeError, "expected a list of dlx.Tensor");
@@ -182,56 +182,57 @@ static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
   if (!PyList_CheckExact(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list");
   PyObject* found = PyList_New(0);
   for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(tensors); i++) {
-    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    const DLManagedTensorVersioned* managed = get_tensor(tensors, i);
     if (managed == NULL) return Py_DECREF(found), NULL;
     const DLTensor* t = &managed->dl_tensor;
     int64_t low, high, address = (int64_t)((uintptr_t)t->data + t->byte_offset);
     dlx_extent(t, managed->flags, &low, &high);
     uint32_t gaps = DLX_LAYOUT_GAPS | DLX_LAYOUT_NEGATIVE | DLX_LAYOUT_ZERO;
     PyObject* dense = dlx_layout(t) & gaps ? Py_False : Py_True;
-    found = with(found, Py_BuildValue("(LLO)", address + low, address + high, dense));
+    found = append_new(found, Py_BuildValue("(LLO)", address + low, address + high, dense));
   }
   return found;
 }
 
-/* Write the strides in a tuple, or a tensor's own for None; return whether they are row-major. */
-static int strides_of(PyObject* said, const DLTensor* t, int64_t* strides) {
+/* Read strides from a tuple, or from the tensor for None. Return whether they are row-major. */
+static int read_strides(PyObject* value, const DLTensor* t, int64_t* strides) {
   int64_t compact[DLX_MAX_NDIM];
   size_t bytes = (size_t)t->ndim * sizeof *strides;
-  if (said == Py_None) {
+  if (value == Py_None) {
     memcpy(strides, t->strides, bytes);
-  } else if (PyTuple_Check(said) && PyTuple_GET_SIZE(said) == t->ndim) {
-    for (int32_t i = 0; i < t->ndim; i++) strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(said, i));
+  } else if (PyTuple_Check(value) && PyTuple_GET_SIZE(value) == t->ndim) {
+    for (int32_t i = 0; i < t->ndim; i++)
+      strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
   } else {
-    PyErr_SetString(PyExc_ValueError, "expected None, or a stride for each dimension");
+    PyErr_SetString(PyExc_ValueError, "expected None or a stride for each dimension");
   }
   if (PyErr_Occurred()) return -1;
   dlx_compact_strides(t->ndim, t->shape, compact);
   return memcmp(strides, compact, bytes) == 0;
 }
 
-PY_DOC(tensors_numbers,
-       "Return the numbers for tensors_within as bytes; strides of None are the tensor's own.");
-static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
+PY_DOC(tensors_pack,
+       "Return bytes for tensors_unpack. An item of `strides` is a tuple, or None: the tensor's.");
+static PyObject* tensors_pack(PyObject* module, PyObject* args) {
   PyObject *tensors, *offsets, *strides;
-  if (!PyArg_ParseTuple(args, "O!O!O!:tensors_numbers", &PyList_Type, &tensors, &PyList_Type,
-                        &offsets, &PyList_Type, &strides))
+  if (!PyArg_ParseTuple(args, "O!O!O!:tensors_pack", &PyList_Type, &tensors, &PyList_Type, &offsets,
+                        &PyList_Type, &strides))
     return NULL;
   Py_ssize_t count = PyList_GET_SIZE(tensors), room = 0, used = 0;
   if (PyList_GET_SIZE(offsets) != count || PyList_GET_SIZE(strides) != count)
     return PyErr_Format(PyExc_ValueError, "expected an offset and strides for each tensor");
   for (Py_ssize_t i = 0; i < count; i++) {
-    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    const DLManagedTensorVersioned* managed = get_tensor(tensors, i);
     if (managed == NULL) return NULL;
     room += (Py_ssize_t)sizeof(numbers) + 2 * managed->dl_tensor.ndim * (Py_ssize_t)sizeof(int64_t);
   }
   PyObject* made = PyBytes_FromStringAndSize(NULL, room);
   for (Py_ssize_t i = 0; made && i < count; i++) {
-    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    const DLManagedTensorVersioned* managed = get_tensor(tensors, i);
     if (managed == NULL) return Py_DECREF(made), NULL;
     const DLTensor* t = &managed->dl_tensor;
     int64_t own[DLX_MAX_NDIM];
-    int is_row_major = strides_of(PyList_GET_ITEM(strides, i), t, own);
+    int is_row_major = read_strides(PyList_GET_ITEM(strides, i), t, own);
     numbers n = {.offset = PyLong_AsLongLong(PyList_GET_ITEM(offsets, i)),
                  .code = t->dtype.code,
                  .bits = t->dtype.bits,
@@ -251,10 +252,10 @@ static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
   return made;
 }
 
-PyMethodDef py_within_functions[] = {
-    PY_FASTCALL(tensors_within),
-    PY_FASTCALL(arrays_within),
+PyMethodDef py_packed_functions[] = {
+    PY_FASTCALL(tensors_unpack),
+    PY_FASTCALL(arrays_unpack),
     PY_ONE(tensors_extents),
-    PY_VARARGS(tensors_numbers),
+    PY_VARARGS(tensors_pack),
     PY_END,
 };

@@ -1,4 +1,4 @@
-/* Exchange tables of others. A missing one is not remembered: it may be added after import. */
+/* Exchange tables of other libraries. A missing table is not cached: it may be added later. */
 
 #include "interop.h"
 
@@ -7,13 +7,13 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
   void* found = NULL;
   if (PyCapsule_IsValid(attribute, name)) {
     found = PyCapsule_GetPointer(attribute, name);
-  } else if (may_be_number && PyLong_CheckExact(attribute)) { /* DLPack 1.2 published an address */
+  } else if (may_be_number && PyLong_CheckExact(attribute)) { /* DLPack 1.2: an address */
     found = PyLong_AsVoidPtr(attribute);
-    if (found == NULL) py_error_forget(); /* a number beyond all addresses */
-    uintptr_t address = (uintptr_t)found; /* small, odd and negative numbers are none */
+    if (found == NULL) py_error_forget(); /* too large for an address */
+    uintptr_t address = (uintptr_t)found; /* ignore other numbers */
     if (address < 4096 || address % sizeof(void*) || address > INTPTR_MAX) found = NULL;
   }
-  return py_exchange_known(found);
+  return py_find_exchange(found);
 }
 
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
@@ -24,7 +24,7 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
       if (py_error_forget() < 0) return NULL;
       continue;
     }
-    /* The table is static, whatever becomes of the attribute. */
+    /* The table is static: it outlives the attribute. */
     const DLPackExchangeAPI* table = py_exchange_read(attribute, i == 1);
     Py_DECREF(attribute);
     if (table) return table;
@@ -32,20 +32,19 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
   return NULL;
 }
 
-/* The table of an object's own type. */
-static const DLPackExchangeAPI* table_of(PyObject* obj) {
+static const DLPackExchangeAPI* find_table(PyObject* obj) {
   const DLPackExchangeAPI* table = py_exchange_find(Py_TYPE(obj));
   if (table == NULL && !PyErr_Occurred())
-    py_raise(DLX_E_VERSION, "%.200s has no exchange table of DLPack 1.x", Py_TYPE(obj)->tp_name);
+    py_raise(DLX_E_VERSION, "%.200s has no DLPack 1.x exchange table", Py_TYPE(obj)->tp_name);
   return table;
 }
 
-/* A slot that reports success and leaves an exception behind has failed as well. Errors: -1 with
- * its exception, or one that says that it set none. */
-static int checked(int status, PyObject* obj, const char* slot) {
+/* A slot that returns 0 with an exception has failed as well. Errors: -1 with its exception, or a
+ * SystemError. */
+static int check_slot(int status, PyObject* obj, const char* slot) {
   if (status == 0 && !PyErr_Occurred()) return 0;
   if (!PyErr_Occurred())
-    PyErr_Format(PyExc_SystemError, "%s of %.200s failed without saying why", slot,
+    PyErr_Format(PyExc_SystemError, "%s of %.200s failed without an exception", slot,
                  Py_TYPE(obj)->tp_name);
   return -1;
 }
@@ -53,10 +52,11 @@ static int checked(int status, PyObject* obj, const char* slot) {
 int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
                         DLManagedTensorVersioned** out) {
   DLManagedTensorVersioned* foreign = NULL;
-  if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
+  if (check_slot(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") <
+      0)
     return -1;
-  if (foreign == NULL) return checked(-1, obj, "the export");
-  if (dlx_managed_is_sole(foreign)) { /* one of ours */
+  if (foreign == NULL) return check_slot(-1, obj, "the export");
+  if (dlx_managed_is_sole(foreign)) { /* dlx's */
     *out = foreign;
     return 0;
   }
@@ -65,28 +65,28 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
   return py_check(status);
 }
 
-PY_DOC(exchange_export, "Export an array by the managed slot of its type's exchange table.");
+PY_DOC(exchange_export, "Export an array by its type's exchange table, as a dlx.Tensor.");
 static PyObject* exchange_export(PyObject* module, PyObject* obj) {
   DLManagedTensorVersioned* made;
-  const DLPackExchangeAPI* table = table_of(obj);
+  const DLPackExchangeAPI* table = find_table(obj);
   if (table == NULL) return NULL;
   if (table->managed_tensor_from_py_object_no_sync == NULL)
-    return py_raise(DLX_E_VERSION, "the exchange table of %.200s does not export",
+    return py_raise(DLX_E_VERSION, "the exchange table of %.200s cannot export",
                     Py_TYPE(obj)->tp_name);
   return py_exchange_managed(table, obj, &made) == 0 ? py_tensor_wrap(made) : NULL;
 }
 
 PY_DOC(exchange_stream,
-       "Return the handle of the current stream that an exchange table names, or 0.");
+       "Return the handle of the current stream from an array's exchange table, or 0.");
 static PyObject* exchange_stream(PyObject* module, PyObject* args) {
   PyObject* obj;
   int type, id;
   void* stream = NULL;
   if (!PyArg_ParseTuple(args, "Oii:exchange_stream", &obj, &type, &id)) return NULL;
-  const DLPackExchangeAPI* table = table_of(obj);
+  const DLPackExchangeAPI* table = find_table(obj);
   if (table == NULL) return NULL;
   if (table->current_work_stream &&
-      checked(table->current_work_stream(type, id, &stream), obj, "the stream") < 0)
+      check_slot(table->current_work_stream(type, id, &stream), obj, "the stream") < 0)
     return NULL;
   return PyLong_FromVoidPtr(stream);
 }

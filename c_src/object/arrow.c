@@ -1,4 +1,4 @@
-/* dlx.Tensor's side of Arrow's PyCapsule interface: __arrow_c_array__ and __arrow_c_schema__. */
+/* dlx.Tensor's Arrow PyCapsule interface: __arrow_c_array__ and __arrow_c_schema__. */
 
 #include "tensor.h"
 
@@ -11,10 +11,10 @@ static const char k_array[] = "arrow_array";
 typedef union {
   struct ArrowSchema schema;
   struct ArrowArray array;
-} given;
+} arrow_struct;
 
-/* Release it, unless a consumer has moved it. Owns: takes `self`. */
-static void drop(given* self, int is_schema) {
+/* Release an exported struct, unless a consumer has moved it. Owns: takes `self`. */
+static void drop(arrow_struct* self, int is_schema) {
   py_pending pending = py_pending_save(); /* a foreign deleter may run */
   if (is_schema && self->schema.release) self->schema.release(&self->schema);
   if (!is_schema && self->array.release) self->array.release(&self->array);
@@ -30,30 +30,30 @@ static void destroy_array(PyObject* capsule) {
   drop(PyCapsule_GetPointer(capsule, k_array), 0);
 }
 
-/* Errors: always returns NULL with an exception. */
-static PyObject* cannot_give(int status, const DLManagedTensorVersioned* made) {
+static PyObject* raise_export_error(int status, const DLManagedTensorVersioned* made) {
   const DLTensor* tensor = &made->dl_tensor;
   if (status == DLX_E_DTYPE)
     return py_raise(status,
-                    "Arrow has no numbers of DLPack type code %d with %d bits and %d lanes "
-                    "that lie as these do",
+                    "cannot export this dlx.Tensor to Arrow: Arrow has no type for DLPack type "
+                    "code %d with %d bits and %d lanes in this layout",
                     tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
   if (status == DLX_E_NDIM)
-    return py_raise(status, "an Arrow array has one dimension or more, found %d", tensor->ndim);
+    return py_raise(status, "cannot export this dlx.Tensor to Arrow: it has 0 dimensions");
   if (status == DLX_E_COPY)
-    return py_raise(status, "Arrow's arrays are row-major, and this dlx.Tensor is not");
+    return py_raise(status,
+                    "cannot export this dlx.Tensor to Arrow: it is not row-major. "
+                    "Call dlx.convert(tensor, to='arrow').");
   return py_raise(status, NULL);
 }
 
-/* Owns: new reference. Errors: NULL with an exception. */
-static PyObject* capsule_of(DLManagedTensorVersioned* made, int is_schema) {
-  given* self = dlx_allocate(sizeof *self);
+static PyObject* new_capsule(DLManagedTensorVersioned* made, int is_schema) {
+  arrow_struct* self = dlx_allocate(sizeof *self);
   if (self == NULL) return PyErr_NoMemory();
-  int status = is_schema ? dlx_arrow_give_schema(&made->dl_tensor, &self->schema)
-                         : dlx_arrow_give_array(made, &self->array);
+  int status = is_schema ? dlx_arrow_export_schema(&made->dl_tensor, &self->schema)
+                         : dlx_arrow_export_array(made, &self->array);
   if (status != DLX_OK) {
     free(self);
-    return cannot_give(status, made);
+    return raise_export_error(status, made);
   }
   PyObject* capsule = is_schema ? PyCapsule_New(self, k_schema, destroy_schema)
                                 : PyCapsule_New(self, k_array, destroy_array);
@@ -63,18 +63,18 @@ static PyObject* capsule_of(DLManagedTensorVersioned* made, int is_schema) {
 
 PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused) {
   DLManagedTensorVersioned* made = py_tensor_managed(tensor);
-  return made ? capsule_of(made, 1) : NULL;
+  return made ? new_capsule(made, 1) : NULL;
 }
 
 PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
                          PyObject* names) {
-  Py_ssize_t given = names ? PyTuple_GET_SIZE(names) : 0;
-  if (nargs + given > 1 || (given && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0),
-                                                                      "requested_schema") != 0))
-    return PyErr_Format(PyExc_TypeError,
-                        "__arrow_c_array__ takes requested_schema and nothing else");
+  Py_ssize_t n_keywords = names ? PyTuple_GET_SIZE(names) : 0;
+  if (nargs + n_keywords > 1 ||
+      (n_keywords &&
+       PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "requested_schema") != 0))
+    return PyErr_Format(PyExc_TypeError, "__arrow_c_array__ takes only requested_schema");
   DLManagedTensorVersioned* made = py_tensor_managed(tensor);
-  PyObject* array = made ? capsule_of(made, 0) : NULL;
+  PyObject* array = made ? new_capsule(made, 0) : NULL;
   PyObject* schema = array ? py_arrow_schema(tensor, NULL) : NULL;
   PyObject* pair = schema ? PyTuple_Pack(2, schema, array) : NULL;
   Py_XDECREF(schema);

@@ -1,9 +1,9 @@
-/* The buffer protocol both ways, in the letters that numpy and struct use: dlx.Tensor's own buffer,
- * and a managed tensor over any object's.
+/* The buffer protocol in both directions, with the formats of numpy and struct: dlx.Tensor's
+ * buffer, and a managed tensor over any object's buffer. Errors: -1 with an exception, unless a
+ * function says otherwise.
  *
- * A view of a dlx.Tensor has a managed tensor of its own, which shares the memory. So the memory,
- * the shape and the strides stay as they are while the view lives, whatever becomes of the
- * dlx.Tensor. */
+ * Each view of a dlx.Tensor has a managed tensor that shares the memory, so memory, shape and
+ * strides stay valid while the view lives, independent of the dlx.Tensor. */
 
 #include "tensor.h"
 
@@ -14,11 +14,10 @@
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "extents are handed on as they are");
 
-static char nothing[16]; /* the address of what has no elements, for those who want one */
+static char no_elements[16];
 
-/* Letters of PEP 3118 and `struct`: those that are written, then others that mean the same. A
- * native 'l' may be marked '<' (ctypes does) without being 4 bytes wide; a union calls itself 'B'
- * without being bytes: so the width has to fit. */
+/* Formats of PEP 3118 and `struct`: those that dlx writes, then aliases. The width must match, too:
+ * ctypes marks a native 'l' with '<' although it is not 4 bytes wide; unions use 'B'. */
 static const struct {
   char letters[3];
   uint8_t code, bits;
@@ -38,8 +37,8 @@ static const struct {
 
 enum { FORMATS = sizeof formats / sizeof *formats, WRITTEN = FORMATS - 10 };
 
-/* GIL: not needed. Errors: NULL where buffers have no letters for the dtype. */
-static const char* format_of(DLDataType dtype) {
+/* GIL: not needed. Errors: NULL = buffers have no format for the dtype. */
+static const char* find_format(DLDataType dtype) {
   for (int i = 0; i < WRITTEN; i++) {
     if (formats[i].code == dtype.code && formats[i].bits == dtype.bits && dtype.lanes == 1)
       return formats[i].letters;
@@ -47,8 +46,8 @@ static const char* format_of(DLDataType dtype) {
   return NULL;
 }
 
-/* GIL: not needed. Errors: -1 where the letters are no number of this many bytes. */
-static int dtype_of(const char* letters, Py_ssize_t itemsize, DLDataType* out) {
+/* GIL: not needed. Errors: -1 = not a number of this many bytes. */
+static int find_dtype(const char* letters, Py_ssize_t itemsize, DLDataType* out) {
   for (int i = 0; i < FORMATS; i++) {
     if (formats[i].letters[0] == *letters && strcmp(formats[i].letters, letters) == 0 &&
         formats[i].bits == 8 * itemsize) {
@@ -59,10 +58,9 @@ static int dtype_of(const char* letters, Py_ssize_t itemsize, DLDataType* out) {
   return -1;
 }
 
-/* Turn strides in elements to bytes, in place. Strides that no element depends on may be any
- * number, too large for bytes even: they are written as in compact memory.
- * Owns: nothing. GIL: not needed. */
-static void to_bytes(DLTensor* t, int64_t itemsize) {
+/* Convert strides from elements to bytes, in place. Strides that no element depends on may
+ * overflow, so they are replaced by compact ones. GIL: not needed. */
+static void scale_strides(DLTensor* t, int64_t itemsize) {
   int64_t step = 1, size = dlx_size(t);
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     if (size == 0 || t->shape[i] == 1) t->strides[i] = step;
@@ -71,33 +69,36 @@ static void to_bytes(DLTensor* t, int64_t itemsize) {
   }
 }
 
-/* GIL: needed. Errors: -1 with an exception that says what stands against a buffer. */
-static int may_view(PyObject* self, const DLManagedTensorVersioned* m, int flags) {
+static int check_view(PyObject* self, const DLManagedTensorVersioned* m, int flags) {
   const DLTensor* t = &m->dl_tensor;
   if (!dlx_host_readable(t->device.device_type)) {
-    py_raise(DLX_E_DEVICE, "a buffer is host memory, and this dlx.Tensor is on device (%d, %d)",
+    py_raise(DLX_E_DEVICE,
+             "cannot export a buffer of this dlx.Tensor: it is on device (%d, %d), not on the host",
              t->device.device_type, t->device.device_id);
-  } else if (format_of(t->dtype) == NULL) {
+  } else if (find_format(t->dtype) == NULL) {
     PyObject* dtype = PyObject_GetAttrString(self, "dtype");
-    if (dtype) py_raise(DLX_E_DTYPE, "a buffer cannot say %S", dtype);
+    if (dtype)
+      py_raise(DLX_E_DTYPE,
+               "cannot export a buffer of this dlx.Tensor: buffers have no format for %S", dtype);
     Py_XDECREF(dtype);
   } else if (t->ndim > PyBUF_MAX_NDIM) {
-    py_raise(DLX_E_NDIM, "a buffer has up to %d dimensions, this dlx.Tensor has %d", PyBUF_MAX_NDIM,
-             t->ndim);
+    py_raise(DLX_E_NDIM,
+             "cannot export a buffer of this dlx.Tensor: it has %d dimensions, buffers at most %d",
+             t->ndim, PyBUF_MAX_NDIM);
   } else if ((flags & PyBUF_WRITABLE) && (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) {
-    py_raise(DLX_E_READONLY, "a writable buffer was asked for, and this dlx.Tensor is read-only");
-  } else if (!(flags & PyBUF_ND)) { /* torch.asarray(x) takes plain bytes for float32 */
-    PyErr_SetString(PyExc_BufferError,
-                    "plain bytes were asked for, and this dlx.Tensor is given with its dtype and "
-                    "shape only: pass memoryview(tensor)");
+    py_raise(DLX_E_READONLY, "cannot export a writable buffer of this dlx.Tensor: it is read-only");
+  } else if (!(flags & PyBUF_ND)) { /* torch.asarray(x) would read plain bytes as float32 */
+    PyErr_SetString(
+        PyExc_BufferError,
+        "cannot export this dlx.Tensor as plain bytes: the consumer would lose its dtype "
+        "and shape. Pass memoryview(tensor).");
   } else {
     return 0;
   }
   return -1;
 }
 
-/* GIL: needed. Errors: -1 with an exception where the view is not contiguous in the way asked. */
-static int is_as_asked(const Py_buffer* view, int flags) {
+static int check_order(const Py_buffer* view, int flags) {
   const char* order = NULL;
   if ((flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS ||
       (flags & PyBUF_STRIDES) != PyBUF_STRIDES) {
@@ -109,31 +110,31 @@ static int is_as_asked(const Py_buffer* view, int flags) {
   }
   if (order == NULL) return 0;
   PyErr_Format(PyExc_BufferError,
-               "%s memory was asked for, and this dlx.Tensor has gaps or another order", order);
+               "cannot export a %s buffer of this dlx.Tensor: it has gaps or another order", order);
   return -1;
 }
 
 int py_buffer_get(PyObject* self, Py_buffer* view, int flags) {
-  DLManagedTensorVersioned *made = py_tensor_managed(self), *held;
+  DLManagedTensorVersioned *made = py_tensor_managed(self), *shared;
   view->obj = NULL;
-  if (made == NULL || may_view(self, made, flags) < 0) return -1;
-  if (py_check(dlx_managed_share(made, NULL, made->flags, &held)) < 0) return -1;
-  DLTensor* t = &held->dl_tensor;
-  int64_t itemsize = dlx_itemsize(t->dtype, held->flags);
-  to_bytes(t, itemsize);
+  if (made == NULL || check_view(self, made, flags) < 0) return -1;
+  if (py_check(dlx_managed_share(made, NULL, made->flags, &shared)) < 0) return -1;
+  DLTensor* t = &shared->dl_tensor;
+  int64_t itemsize = dlx_itemsize(t->dtype, shared->flags);
+  scale_strides(t, itemsize);
   *view = (Py_buffer){
-      .buf = t->data ? t->data : nothing,
-      .len = dlx_nbytes(t, held->flags),
+      .buf = t->data ? t->data : no_elements,
+      .len = dlx_nbytes(t, shared->flags),
       .itemsize = itemsize,
-      .readonly = (held->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0,
+      .readonly = (shared->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0,
       .ndim = t->ndim,
-      .format = (char*)format_of(t->dtype),
+      .format = (char*)find_format(t->dtype),
       .shape = t->ndim ? (Py_ssize_t*)t->shape : NULL,
       .strides = t->ndim ? (Py_ssize_t*)t->strides : NULL,
-      .internal = held,
+      .internal = shared,
   };
-  if (is_as_asked(view, flags) < 0) {
-    dlx_managed_release(held);
+  if (check_order(view, flags) < 0) {
+    dlx_managed_release(shared);
     return -1;
   }
   if (!(flags & PyBUF_FORMAT)) view->format = NULL;
@@ -147,12 +148,11 @@ void py_buffer_release(PyObject* self, Py_buffer* view) {
   py_managed_release(view->internal);
 }
 
-/* ---- of any object --------------------------------------------------------------------------- */
+/* ---- buffers of any object ------------------------------------------------------------------- */
 
-/* How a format marks the other byte order. */
 enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
 
-/* Errors: -1, none set: its elements are no numbers in this machine's byte order. */
+/* Errors: -1 without an exception: not numbers in native byte order. */
 static int read_dtype(const Py_buffer* b, DLDataType* out) {
   const char* letters = b->format ? b->format : "B";
   if (*letters == '@' || *letters == '=' || *letters == '<' || *letters == '>' || *letters == '!') {
@@ -160,15 +160,15 @@ static int read_dtype(const Py_buffer* b, DLDataType* out) {
     if (is_swapped && b->itemsize > 1) return -1;
     letters++;
   }
-  return dtype_of(letters, b->itemsize, out);
+  return find_dtype(letters, b->itemsize, out);
 }
 
-/* What a buffer is; strides in elements go to `strides`. Errors: -1, none set: it is not one number
- * per element, at whole strides. */
+/* Describe a buffer as a DLTensor, with strides in elements. Errors: -1 without an exception: not
+ * one number per element, or strides between elements. */
 static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
   DLDataType dtype;
   if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || read_dtype(b, &dtype) < 0) return -1;
-  if (!dlx_whole_strides(b->ndim, (int64_t*)b->shape, (int64_t*)b->strides, b->itemsize, strides))
+  if (!dlx_convert_strides(b->ndim, (int64_t*)b->shape, (int64_t*)b->strides, b->itemsize, strides))
     return -1;
   *out = (DLTensor){.data = b->buf,
                     .device = {kDLCPU, 0},
@@ -179,8 +179,8 @@ static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
   return 0;
 }
 
-/* Export any object's buffer, which is held until the tensor is released. Owns: the caller owns
- * *out. GIL: needed; may run Python. Errors: -1 with an exception. */
+/* Export any object's buffer; it is held until the tensor is released. Owns: the caller owns *out.
+ * GIL: needed; may run Python. */
 static int export(void* object, DLManagedTensorVersioned** out) {
   int64_t strides[PyBUF_MAX_NDIM];
   DLTensor t;
@@ -215,8 +215,7 @@ const DLPackExchangeAPI py_buffer_table = {
 
 PyDoc_STRVAR(buffer_exchange_doc,
              "buffer_exchange()\n--\n\n"
-             "Return an exchange table that exports the buffer of any object, and does nothing "
-             "else.");
+             "Return an exchange table that exports the buffer of any object, and nothing else.");
 
 static PyObject* buffer_exchange(PyObject* module, PyObject* unused) {
   return PyCapsule_New((void*)&py_buffer_table, "dlpack_exchange_api", NULL);
@@ -224,8 +223,8 @@ static PyObject* buffer_exchange(PyObject* module, PyObject* unused) {
 
 PyDoc_STRVAR(letters_dtype_doc,
              "letters_dtype(letters, itemsize, /)\n--\n\n"
-             "Return (code, bits, lanes) for the letters of a buffer's format, without byte order; "
-             "None where they are\nno number of that many bytes.");
+             "Return (code, bits, lanes) of a buffer's format without byte order; None if it isn't "
+             "a number of\nthat many bytes.");
 
 static PyObject* letters_dtype(PyObject* module, PyObject* args) {
   PyObject* text;
@@ -235,7 +234,7 @@ static PyObject* letters_dtype(PyObject* module, PyObject* args) {
   const char* letters = PyUnicode_AsUTF8AndSize(text, &length);
   if (letters == NULL && py_error_forget() < 0) return NULL;
   if (letters == NULL || strlen(letters) != (size_t)length ||
-      dtype_of(letters, itemsize, &dtype) < 0)
+      find_dtype(letters, itemsize, &dtype) < 0)
     Py_RETURN_NONE;
   return Py_BuildValue("(iii)", dtype.code, dtype.bits, dtype.lanes);
 }

@@ -1,6 +1,5 @@
-/* dlx.Tensor: what hands capsules to any consumer. It holds one count on a managed tensor made by
- * dlx, whose shape and strides are our own copies; nothing of the producer's metadata is read
- * again. */
+/* dlx.Tensor, the object that exports capsules to any consumer: one holder of a managed tensor of
+ * dlx, which has copies of the producer's shape and strides. */
 
 #include "tensor.h"
 #include "base/gil.h"
@@ -9,25 +8,25 @@
 #include <stddef.h>
 
 #ifdef Py_GIL_DISABLED
-static int release_later(void* object) {
+static int release_in_main(void* object) {
   Py_DECREF((PyObject*)object);
   return 0;
 }
 #endif
 
 void py_release_object(void* object) {
-  int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+  int held = py_holds_gil(); /* the usual case, and much cheaper than taking it */
 #ifdef Py_GIL_DISABLED
-  /* Another interpreter cannot run what frees it. If there is no room for the call, it leaks. */
+  /* Another interpreter cannot run the destructor. Without room for the call, the object leaks. */
   if (held && PyInterpreterState_Get() != PyInterpreterState_Main()) {
-    Py_AddPendingCall(release_later, object);
+    Py_AddPendingCall(release_in_main, object);
     return;
   }
 #endif
   PyGILState_STATE state = PyGILState_LOCKED;
-  /* The object's memory is gone or going: leaking is the only safe answer. */
+  /* Without a running interpreter, leaking is the only safe option. */
   if (held ? !Py_IsInitialized() : !py_gil_take(&state)) return;
-  if (py_is_held(object)) /* nothing is freed, so nothing runs */
+  if (py_is_held(object)) /* frees nothing, so it runs no Python */
     Py_DECREF((PyObject*)object);
   else
     py_drop(object);
@@ -54,21 +53,20 @@ TensorObject* py_tensor_alloc(void) {
   return tensor;
 }
 
-/* The Python object that this tensor alone keeps alive, or NULL: where others share the memory, the
- * collector cannot see who they are. Owns: borrowed. */
-static inline PyObject* sole_owner(const TensorObject* tensor) {
+/* Return the Python object that only this tensor keeps alive. If other tensors share the memory,
+ * the collector cannot see them: NULL. Owns: borrowed. */
+static inline PyObject* find_sole_owner(const TensorObject* tensor) {
   const DLManagedTensorVersioned* made = tensor->managed;
   return made && dlx_managed_is_sole(made) ? dlx_managed_owner(made, py_release_object) : NULL;
 }
 
-/* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
+/* GIL: held, so no holder can be added; a concurrent release is harmless. */
 int py_tensor_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(sole_owner((TensorObject*)self));
+  Py_VISIT(find_sole_owner((TensorObject*)self));
   return 0;
 }
 
-/* Called for an unreachable cycle. What is left of the cycle may still ask the object: it says so.
- */
+/* Called for an unreachable cycle, whose objects may still use this one and get an error. */
 int py_tensor_clear(PyObject* self) {
   DLManagedTensorVersioned* made = ((TensorObject*)self)->managed;
   ((TensorObject*)self)->managed = NULL;
@@ -92,8 +90,8 @@ void py_tensor_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
-    PyObject* owner = sole_owner(tensor);
-    if (owner && py_is_held(owner)) { /* the usual case: nothing of it is freed, so nothing runs */
+    PyObject* owner = find_sole_owner(tensor);
+    if (owner && py_is_held(owner)) {
       dlx_managed_own(tensor->managed, NULL, NULL);
       dlx_managed_release(tensor->managed);
       Py_DECREF(owner);
@@ -112,8 +110,8 @@ PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
     return NULL;
   }
   tensor->managed = made;
-  /* Only an owner that the collector knows can be part of a cycle. */
-  PyObject* owner = sole_owner(tensor);
+  /* Only an owner that the collector tracks can be part of a cycle. */
+  PyObject* owner = find_sole_owner(tensor);
   if (owner && PyObject_IS_GC(owner)) PyObject_GC_Track(tensor);
   return (PyObject*)tensor;
 }
@@ -141,7 +139,7 @@ void py_tensor_follow(TensorObject* view, TensorObject* tensor,
   PY_LOCKED(tensor)
   view->ready = tensor->ready ? dlx_ready_hold(tensor->ready) : NULL;
   view->is_ordered = tensor->is_ordered;
-  /* What was there before the tensor moved to our stream does not wait for it when released. */
+  /* Memory exported before the tensor moved to dlx's own stream is not released in its order. */
   view->is_on_own_stream = tensor->is_on_own_stream && tensor->managed == base;
   PY_UNLOCKED()
 }

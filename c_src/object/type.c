@@ -1,39 +1,36 @@
-/* The type dlx.Tensor: its attributes and methods. The classes and texts among them are made in
- * Python, see hooks.h. */
+/* The type dlx.Tensor: attributes and methods. Python registers the classes and functions that they
+ * use, see hooks.h. Functions need the GIL, return new references, and fail with an exception. */
 
 #include "tensor.h"
 #include "base/threads.h"
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
-/* One of the registered classes, which need not look at the numbers again. Made by tuple itself:
- * from Python 3.14 on a tuple has a hash that its own tp_alloc leaves wrong. Owns: a new reference.
- * Errors: NULL with an exception. */
-static PyObject* of_class(PyObject* class, const int64_t* numbers, int32_t n) {
-  PyObject* plain = py_tuple_of(numbers, n);
-  PyObject* args = plain ? PyTuple_Pack(1, plain) : NULL;
+/* Create an instance of a registered class without checking the numbers, by tuple's tp_new: since
+ * Python 3.14 a tuple caches its hash, which tp_alloc leaves uninitialised. */
+static PyObject* new_instance(PyObject* class, const int64_t* numbers, int32_t n) {
+  PyObject* tuple = py_new_tuple(numbers, n);
+  PyObject* args = tuple ? PyTuple_Pack(1, tuple) : NULL;
   PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;
   Py_XDECREF(args);
-  Py_XDECREF(plain);
+  Py_XDECREF(tuple);
   return made;
 }
 
-/* Owns: a new reference. GIL: needed. Errors: NULL with an exception. */
-static PyObject* device_of(DLDevice device) {
+static PyObject* new_device(DLDevice device) {
   if (device.device_type == kDLCPU && device.device_id == 0 && py_hooks.host)
     return Py_NewRef(py_hooks.host);
-  return of_class(py_hooks.device, (int64_t[]){device.device_type, device.device_id}, 2);
+  return new_instance(py_hooks.device, (int64_t[]){device.device_type, device.device_id}, 2);
 }
 
-/* Owns: a new reference. GIL: needed. Errors: NULL with an exception. */
-static PyObject* dtype_of(DLDataType dtype) {
+static PyObject* find_dtype(DLDataType dtype) {
   if (dtype.lanes == 1 && py_hooks.dtypes) {
     PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
     PyObject* known = key ? py_dict_get(py_hooks.dtypes, key) : NULL;
     Py_XDECREF(key);
     if (known || PyErr_Occurred()) return known;
   }
-  return of_class(py_hooks.dtype, (int64_t[]){dtype.code, dtype.bits, dtype.lanes}, 3);
+  return new_instance(py_hooks.dtype, (int64_t[]){dtype.code, dtype.bits, dtype.lanes}, 3);
 }
 
 enum {
@@ -57,9 +54,9 @@ static PyObject* tensor_get(PyObject* self, void* which) {
   const DLTensor* t = &m->dl_tensor;
   switch ((intptr_t)which) {
     case SHAPE:
-      return py_tuple_of(t->shape, t->ndim);
+      return py_new_tuple(t->shape, t->ndim);
     case STRIDES:
-      return py_tuple_of(t->strides, t->ndim);
+      return py_new_tuple(t->strides, t->ndim);
     case NDIM:
       return PyLong_FromLong(t->ndim);
     case NBYTES:
@@ -77,9 +74,9 @@ static PyObject* tensor_get(PyObject* self, void* which) {
     case VERSION:
       return Py_BuildValue("II", m->version.major, m->version.minor);
     case DEVICE:
-      return device_of(t->device);
+      return new_device(t->device);
     default:
-      return dtype_of(t->dtype);
+      return find_dtype(t->dtype);
   }
 }
 
@@ -100,27 +97,24 @@ static PyGetSetDef attributes[] = {
     ATTRIBUTE("strides", STRIDES, "Strides in elements, a tuple (ndim,)."),
     ATTRIBUTE("ndim", NDIM, "Number of dimensions."),
     ATTRIBUTE("dtype", DTYPE, "The dtype as dlx.DType."),
-    ATTRIBUTE("device", DEVICE, "Where the memory is, as dlx.Device."),
-    ATTRIBUTE("is_host", IS_HOST, "Whether it is plain host memory, pinned memory left out."),
-    ATTRIBUTE("nbytes", NBYTES, "Bytes of all elements, gaps not counted."),
-    ATTRIBUTE("readonly", IS_READONLY, "Whether writing to the memory is forbidden."),
+    ATTRIBUTE("device", DEVICE, "Device of the memory, as dlx.Device."),
+    ATTRIBUTE("is_host", IS_HOST, "Whether the memory is plain host memory, not pinned."),
+    ATTRIBUTE("nbytes", NBYTES, "Bytes of all elements, without gaps."),
+    ATTRIBUTE("readonly", IS_READONLY, "Whether the memory is read-only."),
     ATTRIBUTE("data_ptr", DATA_PTR, "Address of the first element; a handle on opaque devices."),
     ATTRIBUTE("byte_offset", BYTE_OFFSET,
-              "Bytes from data_ptr to the first element; 0 where data_ptr is an address."),
+              "Bytes from data_ptr to the first element; 0 if data_ptr is an address."),
     ATTRIBUTE("flags", FLAGS, "The DLPack flags, as an int."),
-    ATTRIBUTE("version", VERSION, "The DLPack version this tensor is exported with."),
+    ATTRIBUTE("version", VERSION, "The DLPack version of exported capsules."),
     {"__array_interface__", interface_get, NULL,
-     "The memory as numpy's array interface says it, where it can: numbers in host memory.", NULL},
+     "numpy's array interface, for numbers in host memory.", NULL},
     {"__cuda_array_interface__", cuda_interface_get, NULL,
-     "The memory as the CUDA array interface says it, where it can: numbers in a CUDA device's "
-     "memory.",
-     NULL},
+     "The CUDA array interface, for numbers in CUDA memory.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 /* ---- methods --------------------------------------------------------------------------------- */
 
-/* Owns: new reference. GIL: needed. Errors: NULL with an exception. */
 static PyObject* tensor_repr(PyObject* self) {
   if (py_tensor_inside((TensorObject*)self) == NULL)
     return PyUnicode_FromString("dlx.Tensor(cleared)");
@@ -128,17 +122,15 @@ static PyObject* tensor_repr(PyObject* self) {
   return hook ? PyObject_CallOneArg(hook, self) : NULL;
 }
 
-/* Owns: new reference. GIL: needed; runs Python. Errors: NULL with an exception. */
 static PyObject* tensor_array(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                               PyObject* names) {
   PyObject *all[3] = {self}, *hook = py_hook(py_hooks.array, "__array__");
-  Py_ssize_t given = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
-  if (hook == NULL || !py_args("__array__", given, 0, 2)) return NULL;
-  for (Py_ssize_t i = 0; i < given; i++) all[i + 1] = args[i];
+  Py_ssize_t n = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
+  if (hook == NULL || !py_check_args("__array__", n, 0, 2)) return NULL;
+  for (Py_ssize_t i = 0; i < n; i++) all[i + 1] = args[i];
   return PyObject_Vectorcall(hook, all, (size_t)nargs + 1, names);
 }
 
-/* Owns, GIL, Errors: as tensor_array. */
 static PyObject* tensor_reduce(PyObject* self, PyObject* protocol) {
   PyObject* hook = py_hook(py_hooks.reduce, "__reduce_ex__");
   return hook ? PyObject_CallFunctionObjArgs(hook, self, protocol, NULL) : NULL;
@@ -147,9 +139,8 @@ static PyObject* tensor_reduce(PyObject* self, PyObject* protocol) {
 PyDoc_STRVAR(
     py_tensor_dlpack_doc,
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "Return a fresh capsule over this memory (a copy where copy=True), versioned where "
-    "max_version\n"
-    "is (1, 0) or more. A read-only tensor is not exported in a legacy capsule.");
+    "Return a new capsule over this memory (a copy if copy=True), versioned if max_version is\n"
+    "(1, 0) or more. Read-only memory cannot be exported in a legacy capsule.");
 
 PyDoc_STRVAR(py_tensor_dlpack_device_doc,
              "__dlpack_device__($self, /)\n--\n\n"
@@ -158,26 +149,23 @@ PyDoc_STRVAR(py_tensor_dlpack_device_doc,
 PyDoc_STRVAR(
     py_arrow_array_doc,
     "__arrow_c_array__($self, /, requested_schema=None)\n--\n\n"
-    "Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory: "
-    "row-major\n"
-    "host memory of numbers, of one dimension or more. Every further dimension is a level of "
-    "fixed-size\n"
-    "lists. Bools are packed into a copy. A schema that is requested is not regarded.");
+    "Return (schema, array) capsules of Arrow's PyCapsule interface over this memory, which must\n"
+    "be row-major host memory of numbers with at least one dimension. Each further dimension\n"
+    "becomes a level of fixed-size lists. Bools are packed into a copy. requested_schema is\n"
+    "ignored.");
 
 PyDoc_STRVAR(py_arrow_schema_doc,
              "__arrow_c_schema__($self, /)\n--\n\n"
-             "Return the type of what __arrow_c_array__ gives, in a capsule.");
+             "Return the schema of __arrow_c_array__ in a capsule.");
 
-PyDoc_STRVAR(
-    tensor_array_doc,
-    "__array__($self, dtype=None, /, *, copy=None)\n--\n\n"
-    "Return a numpy array over this memory, read-only where it is; of another dtype a copy. "
-    "Device\nmemory is refused.");
+PyDoc_STRVAR(tensor_array_doc,
+             "__array__($self, dtype=None, /, *, copy=None)\n--\n\n"
+             "Return a numpy array over this memory, read-only if the tensor is; a copy if dtype "
+             "differs.\nRaise for device memory.");
 
 PyDoc_STRVAR(tensor_reduce_doc,
              "__reduce_ex__($self, protocol, /)\n--\n\n"
-             "Return what pickle and copy make a tensor of the same values from; with protocol 5 "
-             "out of\nband.");
+             "Return the state for pickle and copy; with protocol 5, the values are out of band.");
 
 PyDoc_STRVAR(tobytes_doc,
              "tobytes($self, /)\n--\n\n"
@@ -203,11 +191,9 @@ static PyMethodDef methods[] = {
 PyDoc_STRVAR(
     tensor_doc,
     "A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.\n\n"
-    "It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a\n"
-    "buffer.");
+    "Create one with dlx.convert(obj, to='dlx'). Any DLPack consumer imports it; host memory is\n"
+    "also a buffer.");
 
-/* Publish the exchange table, in the type's dict: the type is immutable from its birth. Errors: -1
- * with an exception. */
 static int publish_table(void) {
   PyObject* capsule = PyCapsule_New((void*)&py_tensor_table, "dlpack_exchange_api", NULL);
   if (capsule == NULL) return -1;

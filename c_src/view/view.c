@@ -1,6 +1,7 @@
-/* The base type of lazy views: a source, and a cache of converted elements. All but the cache and
- * elements that have a pair is in dlx/_views/base.py. Functions need the GIL, may run Python,
- * return new references, and fail with NULL and an exception, unless they say otherwise. */
+/* The base type of lazy views: a source, and a cache of converted elements. dlx/_views/base.py does
+ * everything except caching, and converting elements that have a pair. Functions need the GIL, may
+ * run Python, return new references, and NULL with an exception, unless they say
+ * otherwise. */
 
 #include "view.h"
 #include "convert/pairs.h"
@@ -9,48 +10,46 @@
 #include <structmember.h>
 
 typedef struct {
-  /* Set once, by slots_init, so that reading them needs no new reference: */
-  PyObject_HEAD PyObject* source;   /* the container being viewed */
-  PyObject *handler, *scope, *path; /* of View */
-  PyObject* slots; /* {index or key: (the source's element, its result)}; set last, cleared first */
-  PyObject* fast;  /* View._fast, or NULL */
-  PyObject* me;    /* of View; NULL = None */
-  PyObject* is_tracing; /* Adapter.is_tracing of the target; NULL = None */
-  /* Of a container that an adapter declares, else NULL: */
-  PyObject* fixed;          /* exact type of the keys whose elements never change; NULL = none */
-  PyObject* getter;         /* getter(key): the element, sooner than source[key]; or NULL */
-  PyObject* unchanged;      /* unchanged(key, element): the source still has it there; or NULL */
-  _Atomic(Py_ssize_t) size; /* 1 + that of a source that never changes; 0 = unknown */
+  /* Set once, by slots_init, so readers need no new reference: */
+  PyObject_HEAD PyObject* source;
+  PyObject *handler, *scope, *path; /* see View */
+  PyObject* slots;                  /* {index or key: (element, result)}; set last, cleared first */
+  PyObject* fast;
+  PyObject* me;         /* see View; NULL = None */
+  PyObject* is_tracing; /* the target adapter's is_tracing; NULL = None */
+  /* For containers that an adapter declares; NULL for others: */
+  PyObject* fixed;          /* exact type of the keys whose elements never change */
+  PyObject* getter;         /* getter(key): the element, faster than source[key] */
+  PyObject* unchanged;      /* unchanged(key, element): whether source[key] is still the element */
+  _Atomic(Py_ssize_t) size; /* 1 + size of a source that never changes; 0 = unknown */
 } SlotsObject;
 
 /* View._fast: (fast path, target, scope, its `known`, its `moved`, the container's `identity` or
- * None, a weak reference to the view, whether it is inside another, the scope's `owned` or None,
- * the options of the fast path). */
+ * None, a weak reference to the view, whether it is nested, the scope's `owned` or None, the
+ * options of the fast path). */
 enum { N_FAST = 10 };
 
-/* Whether `getter` and `unchanged` take a key. */
-static int is_plain_key(PyObject* key) {
+static int is_str_or_index(PyObject* key) {
   if (!PyLong_CheckExact(key)) return PyUnicode_CheckExact(key);
   int overflow;
-  return PyLong_AsLongLongAndOverflow(key, &overflow) >= 0; /* not counted from the end */
+  return PyLong_AsLongLongAndOverflow(key, &overflow) >= 0; /* not from the end */
 }
 
-/* Whether results become part of a graph: they are not kept. Errors: 1 with an exception. */
+/* Return 1 if results join a graph and must not be cached. Errors: 1 with an exception. */
 static inline int is_tracing(const SlotsObject* view) {
   PyObject* ask = view->is_tracing;
   if (ask == NULL || ask == Py_None) return 0;
-  int is_quick = PyCFunction_CheckExact(ask) && PyCFunction_GET_FLAGS(ask) == METH_NOARGS;
-  PyObject* answer = is_quick ? PyCFunction_GET_FUNCTION(ask)(PyCFunction_GET_SELF(ask), NULL)
-                              : PyObject_CallNoArgs(ask);
+  int is_builtin = PyCFunction_CheckExact(ask) && PyCFunction_GET_FLAGS(ask) == METH_NOARGS;
+  PyObject* answer = is_builtin ? PyCFunction_GET_FUNCTION(ask)(PyCFunction_GET_SELF(ask), NULL)
+                                : PyObject_CallNoArgs(ask);
   Py_XDECREF(answer);
   return answer != Py_False;
 }
 
-/* The source's element at an index or key. */
-static PyObject* element_at(PyObject* source, PyObject* key) {
+static PyObject* get_element(PyObject* source, PyObject* key) {
   PyObject* element = NULL;
   if (PyList_CheckExact(source) && PyLong_CheckExact(key)) {
-    Py_ssize_t i = PyNumber_AsSsize_t(key, NULL), n = PyList_GET_SIZE(source); /* clipped */
+    Py_ssize_t i = PyNumber_AsSsize_t(key, NULL), n = PyList_GET_SIZE(source);
     if (i < 0) i += n;
     if (i >= 0) element = py_list_get(source, i);
   } else if (PyDict_CheckExact(source)) {
@@ -60,23 +59,23 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
   return PyObject_GetItem(source, key);
 }
 
-/* The result in a slot, which the caller holds, if the source still has the slot's element there.
- * Errors: NULL = Python looks; an exception may be set. */
-static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
+/* Return the result of a slot if the source still has the slot's element. The caller holds the
+ * slot. Errors: NULL = Python must check; an exception may be set. */
+static PyObject* find_result(SlotsObject* view, PyObject* slot, PyObject* key) {
   PyObject *old = PyTuple_GET_ITEM(slot, 0), *result = PyTuple_GET_ITEM(slot, 1);
   if (view->fixed == (PyObject*)Py_TYPE(key)) return Py_NewRef(result);
   int is_same;
   if (view->unchanged) {
-    if (!is_plain_key(key)) return NULL;
+    if (!is_str_or_index(key)) return NULL;
     PyObject *unchanged = Py_NewRef(view->unchanged), *args[] = {key, old};
     PyObject* answer = PyObject_Vectorcall(unchanged, args, 2, NULL);
     Py_DECREF(unchanged);
     Py_XDECREF(answer);
     is_same = answer == Py_True;
   } else {
-    PyObject* element = element_at(view->source, key);
+    PyObject* element = get_element(view->source, key);
     Py_XDECREF(element);
-    is_same = element == old; /* which the slot holds */
+    is_same = element == old; /* compared only: the slot holds it */
   }
   return is_same ? Py_NewRef(result) : NULL;
 }
@@ -98,8 +97,8 @@ PyObject* py_view_name(PyObject* element, PyObject* identity) {
   return name;
 }
 
-/* The result of an element that is wrapped again on each access, or NULL. */
-static PyObject* owned_result(PyObject* fast, PyObject* name) {
+/* Return the result of an element that gets a new wrapper on each access, or NULL. */
+static PyObject* find_owned(PyObject* fast, PyObject* name) {
   PyObject* owned = PyTuple_GET_ITEM(fast, 8);
   PyObject* ref = PyDict_CheckExact(owned) ? py_dict_get(owned, name) : NULL;
   PyObject* result = ref ? py_weak_get(ref) : NULL;
@@ -107,9 +106,9 @@ static PyObject* owned_result(PyObject* fast, PyObject* name) {
   return result;
 }
 
-/* Note a result in its slot, and the slot under a name. Errors: 0, also if another thread did. */
-static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, PyObject* element,
-                PyObject* result) {
+/* Store a result in its slot, and the slot under a name. Errors: 0, also if another thread did. */
+static int store(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, PyObject* element,
+                 PyObject* result) {
   PyObject *slot = PyTuple_Pack(2, element, result), *where = NULL;
   int is_noted = slot && PyDict_SetDefault(slots, key, slot) == slot;
   if (is_noted) {
@@ -122,8 +121,7 @@ static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, 
   return is_noted;
 }
 
-/* View._fast, or NULL without an exception. */
-static PyObject* fast_of(SlotsObject* view) {
+static PyObject* get_fast(SlotsObject* view) {
   PyObject* fast;
   PY_LOCKED(view)
   fast = Py_XNewRef(view->fast);
@@ -131,11 +129,11 @@ static PyObject* fast_of(SlotsObject* view) {
   return fast;
 }
 
-/* Convert an element without a slot by its pair, and note it. Errors: NULL = Python must do it: the
- * element is known already, has no pair, fails, or another thread was here. */
+/* Convert an element without a slot by its pair, and store it. Errors: NULL = Python must do it:
+ * the element is already known, has no pair or fails, or another thread stored it. */
 static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
   if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
-  if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
+  if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* removes old slots */
   PyObject *callable = PyTuple_GET_ITEM(fast, 0), *to = PyTuple_GET_ITEM(fast, 1);
   PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), py_name_back);
   Py_XDECREF(back);
@@ -144,27 +142,28 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   PyObject *known = PyTuple_GET_ITEM(fast, 3), *moved = PyTuple_GET_ITEM(fast, 4);
   int is_known = name ? PyDict_Contains(known, name) : -1;
   if (is_known == 0 && PyDict_GET_SIZE(moved)) is_known = PyDict_Contains(moved, name);
-  if (is_known == 0) result = owned_result(fast, name);
+  if (is_known == 0) result = find_owned(fast, name);
   py_call call = {.function = (FastPathObject*)callable,
                   .to = to,
                   .options = (unsigned)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(fast, 9))};
   py_pair pair;
   py_maps_begin();
   if (is_known == 0 && result == NULL && !PyErr_Occurred() &&
-      py_pair_of(call.function, Py_TYPE(element), to, &pair)) {
-    if (pair.what == PY_CONVERTS && !pair.at_root) result = py_convert_one(&call, &pair, element);
+      py_pair_learn(call.function, Py_TYPE(element), to, &pair)) {
+    if (pair.what == PY_CONVERTS && !pair.at_root) result = py_convert_array(&call, &pair, element);
     py_pair_release(&pair);
   }
   py_maps_end();
-  if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
+  if (result && !store(slots, fast, name, key, element, result)) Py_CLEAR(result);
   Py_XDECREF(name);
   return result;
 }
 
-PY_DOC(convert_slot,
-       "Convert an element of a lazy view, and note it, by View._fast. None: Python must do it.");
+PY_DOC(
+    convert_slot,
+    "Convert and cache an element of a lazy view by View._fast; return None if Python must do it.");
 static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_args("convert_slot", nargs, 4, 4)) return NULL;
+  if (!py_check_args("convert_slot", nargs, 4, 4)) return NULL;
   if (!PyDict_CheckExact(args[0])) return PyErr_Format(PyExc_TypeError, "the slots are a dict");
   PyObject* result = convert_new(args[0], args[1], args[2], args[3]);
   if (result || PyErr_Occurred()) return result;
@@ -173,9 +172,8 @@ static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_
 
 PyMethodDef py_view_functions[] = {PY_FASTCALL(convert_slot), PY_END};
 
-/* Convert the source's element at a key that has no slot. Errors: as convert_new. */
 static PyObject* convert_at(SlotsObject* view, PyObject* key) {
-  PyObject *fast = is_plain_key(key) ? fast_of(view) : NULL, *element = NULL;
+  PyObject *fast = is_str_or_index(key) ? get_fast(view) : NULL, *element = NULL;
   if (fast == NULL) return NULL;
   if (view->getter) {
     PyObject* getter = Py_NewRef(view->getter);
@@ -183,39 +181,38 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
     Py_DECREF(getter);
   } else if (PyList_CheckExact(view->source) || PyTuple_CheckExact(view->source) ||
              PyDict_CheckExact(view->source)) {
-    element = element_at(view->source, key);
-  } /* else asking twice might not be harmless */
+    element = get_element(view->source, key);
+  } /* reading other sources twice may have side effects */
   PyObject* result = element ? convert_new(view->slots, fast, key, element) : NULL;
   Py_XDECREF(element);
   Py_DECREF(fast);
   return result;
 }
 
-/* self[key]: the result of before, if the source still has the same element there; else convert it
- * now, here or by self._missed(key). */
+/* self[key]: return the cached result if the source still has the same element; otherwise convert
+ * it here, or by self._convert_at(key). */
 static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
   if (!PySlice_Check(key) && view->slots && !is_tracing(view)) {
     PyObject *slot = py_dict_get(view->slots, key), *result = NULL;
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
-      result = result_in(view, slot, key); /* the source may run Python as well */
+      result = find_result(view, slot, key);
     } else if (slot == NULL && !PyErr_Occurred()) {
       result = convert_at(view, key);
       if (result == NULL && py_error_forget() < 0) return NULL;
     }
     Py_XDECREF(slot);
     if (result) return result;
-    if (PyErr_Occurred()) { /* of the source, or of the key */
+    if (PyErr_Occurred()) {
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
         return NULL;
       PyErr_Clear(); /* handled or raised again below */
     }
   }
-  if (PyErr_Occurred() && py_error_forget() < 0) return NULL; /* of is_tracing: said again by: */
-  return PyObject_CallMethodOneArg(self, py_name_missed, key);
+  if (PyErr_Occurred() && py_error_forget() < 0) return NULL; /* _convert_at raises it again */
+  return PyObject_CallMethodOneArg(self, py_name_convert_at, key);
 }
 
-/* The same by number, so that C takes a view for a sequence. */
 static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   PyObject* key = PyLong_FromSsize_t(i);
   PyObject* result = key ? slots_get(self, key) : NULL;
@@ -223,7 +220,6 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   return result;
 }
 
-/* len(self). */
 static Py_ssize_t slots_size(PyObject* self) {
   SlotsObject* view = (SlotsObject*)self;
   Py_ssize_t size = atomic_load_explicit(&view->size, memory_order_relaxed) - 1;
@@ -239,22 +235,21 @@ static Py_ssize_t slots_size(PyObject* self) {
 
 /* ---- iteration ------------------------------------------------------------------------------- */
 
-/* The results of a view of a sequence, in order. Elements of a list, a tuple or a `getter` are read
- * by index, since they may be cached already; others come from the source's iterator. */
+/* Iterator over the results of a sequence view. Elements of lists, tuples and `getter`s are read by
+ * index, since they may be cached; others come from the source's iterator. */
 typedef struct {
-  PyObject_HEAD SlotsObject* view; /* strong; NULL at the end */
-  PyObject* elements;              /* the source's iterator; strong, or NULL */
-  atomic_flag is_advancing;        /* a thread asks it for an element, and counts that */
-  Py_ssize_t next, size;           /* `size` of a source that never changes, else -1 */
+  PyObject_HEAD SlotsObject* view;
+  PyObject* elements;
+  atomic_flag is_advancing;
+  Py_ssize_t next, size; /* size of a source that never changes, else -1 */
 } ResultsObject;
 
 static PyTypeObject results_type;
 
-/* The result of an element of the source's iterator. */
-static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
+static PyObject* touch_element(SlotsObject* view, PyObject* key, PyObject* element) {
   int keeps = !is_tracing(view);
   PyObject* slot = keeps ? py_dict_get(view->slots, key) : NULL;
-  PyObject *fast = !keeps || slot || PyErr_Occurred() ? NULL : fast_of(view), *result = NULL;
+  PyObject *fast = !keeps || slot || PyErr_Occurred() ? NULL : get_fast(view), *result = NULL;
   if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2 &&
       PyTuple_GET_ITEM(slot, 0) == element)
     result = Py_NewRef(PyTuple_GET_ITEM(slot, 1));
@@ -262,18 +257,18 @@ static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) 
   Py_XDECREF(slot);
   Py_XDECREF(fast);
   if (result) return result;
-  if (py_error_forget() < 0) return NULL; /* raised again, with its path, by: */
+  if (py_error_forget() < 0) return NULL; /* raised again, with its path, by _touch */
   return PyObject_CallMethodObjArgs((PyObject*)view, py_name_touch, key, element, NULL);
 }
 
-/* The next element of the source's iterator, and its number. Another thread that asks now would mix
- * up the numbers, and no lock may be held while Python runs: it gets an error, as from generators.
- * Errors: NULL, at the end without an exception. */
+/* Return the source iterator's next element, and its number. A second thread gets an error, as with
+ * generators: it would mix up the numbers, and no lock can be held while Python runs. Errors: NULL,
+ * at the end without an exception. */
 static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
   if (atomic_flag_test_and_set(&self->is_advancing)) {
     PyErr_SetString(PyExc_ValueError,
-                    "this iterator over a view is advanced elsewhere already; "
-                    "give each thread an iterator of its own");
+                    "another thread is already using this iterator over a view; "
+                    "give each thread its own iterator");
     return NULL;
   }
   PyObject* element = PyIter_Next(self->elements);
@@ -296,15 +291,15 @@ static PyObject* results_next(PyObject* object) {
     is_more = (element = advance(self, &next)) != NULL;
   } else if (is_more) {
     size = self->size < 0 ? PyObject_Size(view->source) : self->size;
-    PY_LOCKED(object) /* threads that share it get different numbers */
+    PY_LOCKED(object)
     is_more = self->next < size;
     if (is_more) next = self->next++;
     PY_UNLOCKED()
-    if (is_more && PyList_CheckExact(view->source)) /* which may have become shorter since */
+    if (is_more && PyList_CheckExact(view->source)) /* another thread may shorten it */
       is_more = (element = py_list_get(view->source, next)) != NULL;
   }
   if (is_more && (key = PyLong_FromSsize_t(next)))
-    result = element ? result_of(view, key, element) : slots_get((PyObject*)view, key);
+    result = element ? touch_element(view, key, element) : slots_get((PyObject*)view, key);
   if (!is_more && !PyErr_Occurred()) {
     SlotsObject* last;
     PY_LOCKED(object)
@@ -367,7 +362,7 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   return (PyObject*)self;
 }
 
-/* iter(self): the results of a sequence with a getter; else as Python says. */
+/* iter(self): the results of a sequence with a getter; otherwise View._iterate. */
 static PyObject* slots_iter(PyObject* object) {
   SlotsObject* view = (SlotsObject*)object;
   if (view->getter == NULL || view->getter == Py_None)
@@ -385,7 +380,7 @@ static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
   if (keywords && PyDict_GET_SIZE(keywords))
     return PyErr_SetString(PyExc_TypeError, "a view takes no keyword arguments"), -1;
   if (!PyArg_UnpackTuple(args, "Slots", 4, 4, &source, &handler, &scope, &path)) return -1;
-  if (self->slots) return PyErr_SetString(PyExc_TypeError, "a view is made once"), -1;
+  if (self->slots) return PyErr_SetString(PyExc_TypeError, "a view is initialised only once"), -1;
   PyObject* slots = PyDict_New();
   if (slots == NULL) return -1;
   self->source = Py_NewRef(source);
@@ -396,7 +391,7 @@ static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
   return 0;
 }
 
-/* All that a view holds; `_slots` first, so that it is cleared first. */
+/* All references of a view. `_slots` is first, so that it is cleared first. */
 static PyMemberDef slots_members[] = {
     {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), READONLY, NULL},
     {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), READONLY, NULL},
@@ -412,17 +407,17 @@ static PyMemberDef slots_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyObject** held(PyObject* view, const PyMemberDef* member) {
+static PyObject** field(PyObject* view, const PyMemberDef* member) {
   return (PyObject**)((char*)view + member->offset);
 }
 
 static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
-  for (const PyMemberDef* each = slots_members; each->name; each++) Py_VISIT(*held(object, each));
+  for (const PyMemberDef* each = slots_members; each->name; each++) Py_VISIT(*field(object, each));
   return 0;
 }
 
 static int slots_clear(PyObject* object) {
-  for (const PyMemberDef* each = slots_members; each->name; each++) Py_CLEAR(*held(object, each));
+  for (const PyMemberDef* each = slots_members; each->name; each++) Py_CLEAR(*field(object, each));
   return 0;
 }
 
@@ -461,7 +456,7 @@ static PyTypeObject slots_type = {
 };
 
 int py_view_init(PyObject* module) {
-  slots_type.tp_new = PyBaseObject_Type.tp_new; /* which refuses abstract classes */
+  slots_type.tp_new = PyBaseObject_Type.tp_new; /* rejects abstract classes */
   if (PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0) return -1;
   return PyModule_AddObjectRef(module, "Slots", (PyObject*)&slots_type);
 }

@@ -1,8 +1,6 @@
 #ifndef DLX_VIEW_H_
 #define DLX_VIEW_H_
 
-/* Lazy views. */
-
 #include "base/extension.h"
 
 extern PyMethodDef py_view_functions[];
@@ -10,8 +8,8 @@ extern PyMethodDef py_view_functions[];
 /* Add the type Slots, the base of lazy views, to a module. Errors: -1 with an exception. */
 int py_view_init(PyObject* module);
 
-/* The name of an element in the scope of a view: its address, or the answer of `identity`, if that
- * is not None, as name_of of dlx/_views/base.py has it. Errors: NULL with an exception. */
+/* Return the name of an element in a view's scope: its address, or the result of `identity` unless
+ * that is None, as name_of in dlx/_views/base.py. Errors: NULL with an exception. */
 PyObject* py_view_name(PyObject* element, PyObject* identity);
 
 #endif

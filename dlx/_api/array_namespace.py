@@ -1,4 +1,4 @@
-"""`array_namespace`: the module of functions for arrays of one framework."""
+"""`array_namespace`: the module with a framework's array functions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dlx.errors import AdapterNotFoundError, PluginError
 
 @public
 def array_namespace(*arrays: Any) -> Any:
-    """Return the namespace of arrays of one framework: the module whose functions take them.
+    """Return the namespace of arrays of one framework: the module with their functions.
 
-    It is the one of array-api-compat, which follows the Python array API standard, where that is installed and knows
-    the framework; else what the framework itself has.
+    This is the module of array-api-compat, which follows the Python array API standard, if that is installed and
+    supports the framework. Otherwise it is the framework's module.
 
     Parameters
     ----------
     *arrays
-        Arrays of one framework. None and Python's numbers among them belong to none, and are left out.
+        Arrays of one framework. None and Python's numbers are ignored.
 
     Returns
     -------
     module
-        Of a class of its own where the framework has no module (``__array_namespace__``).
+        Or another object, if the framework's ``__array_namespace__`` returns one.
 
     Raises
     ------
     TypeError
-        If there is no array, or if their frameworks differ: convert them first, with ``like=`` the one that decides.
+        If there is no array, or if the frameworks differ.
     AdapterNotFoundError
-        If something is no array, or its framework has no functions for arrays.
+        If an argument isn't an array, or its framework has no array functions.
     PluginError
         If the adapter names a module that cannot be imported.
 
@@ -45,13 +45,13 @@ def array_namespace(*arrays: Any) -> Any:
     >>> float(xp.sum(xp.ones(3)))
     3.0
     """
-    found: dict[int, tuple[Any, str]] = {}  # by identity: a namespace may be of any class
+    found: dict[int, tuple[Any, str]] = {}  # by id, since a namespace may be unhashable
     for array in arrays:
         if array is not None and type(array) not in (bool, int, float, complex):
             namespace = _namespace(array)
             found.setdefault(id(namespace), (namespace, type_name(type(array))))
     if not found:
-        raise TypeError("array_namespace takes at least one array, found none. Give it an array.")
+        raise TypeError("array_namespace takes at least one array, found 0. Pass an array.")
     if len(found) > 1:
         held = ", ".join(sorted(kind for _, kind in found.values()))
         fix = "Convert them to one of these first: dlx.convert(y, like=x)."
@@ -69,7 +69,7 @@ def _namespace(array: Any) -> Any:
         try:
             if importlib.util.find_spec(name) is not None:
                 return importlib.import_module(name)
-        except ModuleNotFoundError:  # of the package that it is in
+        except ModuleNotFoundError:  # the parent package
             continue
         except Exception as error:
             raise PluginError(f"its namespace {name} cannot be imported: {exception_text(error, 200)}") from error
@@ -80,7 +80,7 @@ def _namespace(array: Any) -> Any:
         except Exception as error:
             raise foreign_error("its __array_namespace__ failed:", error, source=type_name(type(array))) from error
     raise AdapterNotFoundError(
-        "it has no functions for arrays: its adapter names no namespace, and it has no __array_namespace__",
+        "its framework has no array functions: no namespace in its adapter, and no __array_namespace__",
         source=type_name(type(array)),
-        fix="Convert it to a framework that computes, such as dlx.convert(x, to='numpy').",
+        fix="Convert it to a framework with array functions, such as dlx.convert(x, to='numpy').",
     )

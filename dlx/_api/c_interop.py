@@ -31,12 +31,12 @@ from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
 
 def from_dlpack(obj: Any) -> Tensor:
-    """Return any array as a `dlx.Tensor`; the same as ``dlx.convert(obj, to="dlx")`` without options.
+    """Return any array as a `dlx.Tensor`, like ``dlx.convert(obj, to="dlx")`` without options.
 
     Parameters
     ----------
     obj
-        Whatever `dlx.convert` takes: an array of a framework, anything with ``__dlpack__``, a buffer, a capsule.
+        An array as in `dlx.convert`: of a framework, an object with ``__dlpack__``, a buffer, or a capsule.
 
     Raises
     ------
@@ -59,7 +59,7 @@ if not TYPE_CHECKING:
     from_dlpack = public(from_dlpack, fast)
 
 exchange_api: Final = FAST_PATH._exchange_api("dlx", from_dlpack)
-"""DLPack's C exchange table for any array, in a capsule: see the reference of the same name."""
+"""DLPack's C exchange table for arrays of all frameworks, in a capsule; see its reference page."""
 
 
 @public
@@ -75,29 +75,29 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     device
         ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
     shared
-        Whether other processes shall attach the memory, which `dlx.share` then does not copy. On the host it is of
-        zeros, and costs this process a descriptor (two before Python 3.13).
+        Whether other processes can attach the memory; then `dlx.share` does not copy it. Shared host memory is filled
+        with zeros and takes one file descriptor of this process (two before Python 3.13).
 
     Returns
     -------
     Tensor
-        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
-        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
+        Its memory is aligned to 256 bytes; an empty tensor has no memory. Device memory comes from the driver's
+        stream-ordered allocator if the device has one; consumers wait for it automatically.
 
     Raises
     ------
     TypeError, ValueError
-        If the shape is none.
+        If the shape is invalid.
     DTypeError, DeviceError, LayoutError
-        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
+        If the dtype or device does not exist, the size exceeds 63 bits, or the driver cannot allocate it.
     MemoryError
         If there is not enough memory.
     OSError
-        If `shared`, and no further file may be opened.
+        If `shared`, and the process has too many open files.
 
     Notes
     -----
-    256 bytes is what ``dlpack.h`` asks of a producer, though no consumer may rely on it.
+    ``dlpack.h`` recommends an alignment of 256 bytes to producers, but consumers must not rely on it.
 
     Examples
     --------
@@ -107,41 +107,41 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     """
     if not shared:
         return pointer.empty(shape, dtype, device)
-    from dlx._sharing.sharing import shared_empty  # needed by few programs
+    from dlx._sharing.sharing import shared_empty  # most programs do not need it
 
     return shared_empty(extents_of(shape), DType(dtype), Device(device))
 
 
 @public
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
-    """Return any array as a raw DLPack capsule, for a consumer that wants one.
+    """Return any array as a raw DLPack capsule, for a consumer that requires one.
 
     Parameters
     ----------
     obj
-        Whatever `dlx.convert` takes.
+        An array as in `dlx.convert`.
     max_version
-        Highest DLPack version that the consumer reads. None, or major 0: a legacy capsule, named ``"dltensor"``;
-        ``(1, 0)`` and above: a versioned one, named ``"dltensor_versioned"``.
+        Highest DLPack version that the consumer supports. None or major 0: a legacy capsule, named ``"dltensor"``;
+        ``(1, 0)`` and above: a versioned capsule, named ``"dltensor_versioned"``.
 
     Returns
     -------
     PyCapsule
-        To be consumed once. A capsule that is never consumed releases the memory when it is destroyed.
+        It can be consumed once. A capsule that is never consumed releases the memory when it is destroyed.
 
     Raises
     ------
     ReadOnlyError
-        If a legacy capsule was asked for of read-only memory: it could not say so.
+        If the memory is read-only and the capsule is a legacy one, which cannot express that.
     ConversionError, AdapterNotFoundError
         As `dlx.convert`.
     TypeError
-        If `max_version` is no pair.
+        If `max_version` is not a pair.
 
     Notes
     -----
-    Names and versions are those of the Python specification of DLPack; the meaning of `max_version` is that of the
-    array API standard's ``__dlpack__``.
+    Names and versions follow the Python specification of DLPack; `max_version` is as in ``__dlpack__`` of the array API
+    standard.
 
     Examples
     --------
@@ -157,50 +157,49 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
         options["max_version"] = version
         tensor = _tensor(obj)
     else:
-        peeked = _peeked(obj)
+        peeked = _peek(obj)
         if peeked is not None and not peeked.readonly:
-            peeked.__dlpack__()  # what a legacy capsule cannot say is refused before a capsule is consumed
-        reason = "a legacy capsule cannot say that memory is read-only"
-        tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.")
+            peeked.__dlpack__()  # raise what a legacy capsule cannot express before consuming a capsule
+        reason = "it is read-only, which a legacy capsule cannot express"
+        tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or a copy.")
     try:
         return tensor.__dlpack__(**options)
     except BaseException:
-        native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+        native.capsule_restore(obj, tensor)  # if it is a capsule
         raise
 
 
-_EMPTY = ffi.new("DLTensor *")  # made before: leaving a block takes no memory
+_EMPTY = ffi.new("DLTensor *")  # created once: `__exit__` must not allocate
 _EMPTY_STRUCT = _EMPTY[0]
 
 
 @set_module("dlx")
 class borrow:  # noqa: N801
-    """Borrow an array as a ``DLTensor *`` for C code: a context manager, for calls that keep no pointer.
+    """Borrow an array as a ``DLTensor *`` for calls of C code that keep no pointer; a context manager.
 
     Parameters
     ----------
     obj
-        Whatever `dlx.convert` takes. It is converted when the block is entered, and kept alive until it is left.
+        An array as in `dlx.convert`. It is converted on entry and kept alive until the exit.
     readonly
-        Promise that the C code only reads: read-only memory is borrowed too, and what can be borrowed only as a copy
-        (pending conj and neg bits) is copied. Without it memory is always shared, and when the block is left, the
-        array's framework learns that it was written to: torch then refuses gradients that need the old values.
+        Promise that the C code only reads: read-only memory is borrowed, too, and arrays that need a copy (pending conj
+        and neg bits) are copied. Otherwise memory is always shared, and on exit the array's framework is notified of a
+        write: torch then refuses gradients that need the old values.
     stream
-        The stream that the C code works on, as in `dlx.convert`. None: the legacy stream of a CUDA device; host memory
-        has none.
+        The stream of the C code, as in `dlx.convert`. None: the legacy stream of a CUDA device. Not for host memory.
 
     Returns
     -------
     cdata
-        ``DLTensor *`` of `dlx.ffi`, with a shape and strides of its own. After the block it must not be used any more;
-        the cdata is emptied (NULL, no dimension), and a pointer that C kept dangles.
+        ``DLTensor *`` of `dlx.ffi`, with a separate shape and strides. Do not use it after the block: the cdata is
+        emptied (NULL, no dimension), and pointers that C kept dangle.
 
     Raises
     ------
     ReadOnlyError
         If the memory is read-only and `readonly` is False.
     CopyRequiredError
-        If it cannot be shared and `readonly` is False.
+        If the array needs a copy and `readonly` is False.
     ConversionError, AdapterNotFoundError
         As `dlx.convert`.
     RuntimeError
@@ -225,7 +224,7 @@ class borrow:  # noqa: N801
 
     def __enter__(self) -> Any:
         if self._entered:
-            raise RuntimeError("this borrow was entered before. Call dlx.borrow again.")
+            raise RuntimeError("cannot enter this borrow again. Call dlx.borrow again.")
         self._entered = True
         obj, self._obj = self._obj, None
         readonly, stream = self._options
@@ -237,9 +236,9 @@ class borrow:  # noqa: N801
                 tensor = _writable(obj, "DLTensor *", "it is read-only", fix, stream=stream, copy=False)
         except DlxError as error:
             error.action = "borrow"
-            if isinstance(error, CopyRequiredError) and ("copy", None) in error.option:  # it is no option of this call
+            if isinstance(error, CopyRequiredError) and ("copy", None) in error.option:  # not an option here
                 error.option = (("readonly", True),)
-                error.via = "to have a copy read, or give a copy of your own to be written to"
+                error.via = "to read a copy, or pass a copy to write to"
             raise
         written = None if readonly else obj
         try:
@@ -251,7 +250,7 @@ class borrow:  # noqa: N801
             borrowed.shape, borrowed.strides = numbers
             self._held = tensor, borrowed, numbers, written
         except BaseException:
-            native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+            native.capsule_restore(obj, tensor)  # if it is a capsule
             raise
         return borrowed
 
@@ -271,7 +270,7 @@ for _method in (borrow.__init__, borrow.__enter__, borrow.__exit__):
 
 
 def _for_legacy(tensor: Tensor) -> None:
-    """Make the legacy stream wait, which C code works on unless it names another."""
+    """Make the legacy stream, the default of C code, wait for the memory."""
     ready = cuda.readiness_of(tensor)
     if ready is not None:
         cuda.wait(ready, Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY))
@@ -281,7 +280,7 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
     try:
         if lookup.kind(type(obj)).handler is None:
             return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
-        array, source = lookup.source(obj, target="dlx")  # one that stands for an array: a Series, a DataArray
+        array, source = lookup.source(obj, target="dlx")  # a wrapper of one array, such as a Series
         return Batch(request_of("dlx", **options), [array], [source]).run()[0]  # type: ignore[no-any-return]
     except DlxError as error:
         error.complete(via=CONVERTED)
@@ -289,14 +288,14 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
         raise
 
 
-def _peeked(obj: Any) -> Tensor | None:
-    """Return what is in a capsule, which stays as it is; None for anything else."""
+def _peek(obj: Any) -> Tensor | None:
+    """Return the tensor of a capsule without consuming it; None for other objects."""
     return native.capsule_peek(obj) if native.capsule_state(obj) in ("versioned", "legacy") else None
 
 
 def _writable(obj: Any, target: str, reason: str, fix: str, **options: Any) -> Tensor:
-    """Return a writable tensor. A capsule that is known to be read-only is refused before it is consumed."""
-    tensor = _peeked(obj)
+    """Return a writable tensor, or raise; a read-only capsule is not consumed."""
+    tensor = _peek(obj)
     if tensor is None or not tensor.readonly:
         tensor = _tensor(obj, **options)
     if tensor.readonly:

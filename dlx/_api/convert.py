@@ -6,8 +6,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dlx._core.public import public
-from dlx._engine import fast_path as fast_path  # which learns the pairs of FAST_PATH
-from dlx._engine import traced as traced  # torch.compile finds it
+from dlx._engine import fast_path as fast_path  # binds FAST_PATH
+from dlx._engine import traced as traced  # for torch.compile
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
 from dlx._support.late import Late
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlx._engine.plan import Plan
     from dlx._views import factory as views
     from dlx.typing import DeviceLike, Errors, Readonly, Target
-else:  # loaded with the first call that is not answered in C
+else:  # loaded by the first call that C leaves to Python
     batch, executor, plans, preview, requests = map(
         Late, [f"dlx._engine.{name}" for name in ("batch", "executor", "plan", "preview", "request")]
     )
@@ -44,76 +44,77 @@ def convert(
 ) -> Any:
     """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
-    Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what happens.
+    Values, dtype and shape never change. To find out in advance what happens, call `dlx.plan` with the same arguments.
 
     Parameters
     ----------
     obj
-        An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__``, Arrow's
-        PyCapsule interface or the buffer protocol; a raw DLPack capsule, which is used up. Or a container of
-        such: lists, tuples, dicts, their subclasses, dataclasses, models of pydantic, structures of msgspec, mappings,
-        tables and data frames that Arrow's interface gives out (they become dicts of their columns), what adapters
-        declare, and objects with ``__dlx_tree__``, in any nesting.
+        An array of a framework with an adapter; an object with ``__dlpack__``, ``__array_interface__``, Arrow's
+        PyCapsule interface or the buffer protocol; or a raw DLPack capsule, which is consumed. Or a container of
+        arrays, nested to any depth: lists, tuples, dicts, their subclasses, dataclasses, pydantic models, msgspec
+        structs, mappings, tables and data frames with Arrow's interface (they become dicts of columns), containers
+        that adapters declare, and objects with ``__dlx_tree__``.
     to
-        Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`,
-        ``"arrow"`` one that every library takes which speaks Arrow's interface.
+        Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` returns a
+        `dlx.Tensor`, ``"arrow"`` a tensor for all libraries with Arrow's interface.
     like
-        Instead of `to`: an array whose framework and device are the target: everything follows it.
+        Instead of `to`: an array whose framework and device are the target.
     device
-        Where the result shall be: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, `dlx.Device`. None: where it is, if the target
-        can hold it there, else the target's default device. Beats the device of `like`. ``"cpu"`` is any host
-        device of the target, ``"cpu:1"`` its second one, where it has several (jax); one device has any number. The
-        device objects of frameworks (``x.device``) are taken. A jax array is committed to a device that is named here;
-        with None it is uncommitted, on jax's default device, as `jax.numpy.asarray` gives it.
+        Device of the result: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, a `dlx.Device`, or a framework's device object
+        (``x.device``). None: the device of the array if the target supports it, else the target's default device. It
+        takes precedence over the device of `like`. ``"cpu"`` is any host device of the target; ``"cpu:1"`` is its
+        second one if it has several (jax), else the only one. With a device, a jax array is committed to it; with
+        None, it is uncommitted on jax's default device, as from `jax.numpy.asarray`.
     copy
-        None: share if possible, copy if needed. False: share or raise. True: fresh memory, always.
+        None: share if possible, copy if needed. False: share or raise. True: always copy to new memory.
     readonly
         For a read-only source and a target whose arrays are always writable: ``"copy"``, ``"error"``, or ``"share"`` to
-        alias it all the same. Never makes a numpy result writable; does not act inside one framework.
+        share the memory anyway. It never makes a numpy array writable, and has no effect inside one framework.
     detach
-        Whether an array that requires gradients may be converted without them. The result is always graph-free.
+        Whether an array that requires gradients may be converted without them. The result never has a graph.
     stream
         The target's stream, for device memory.
     strict
-        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through, and
-        numbers without any array.
+        For containers: raise for objects that aren't arrays, containers or plain data, instead of passing them
+        through, and for numbers without any array.
     errors
-        Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
+        For containers: ``"raise"`` the first error, or ``"collect"`` all errors in an ExceptionGroup.
     lazy
-        Of containers: return a view of the living container, which converts an element when it is first asked for, and
-        writes through. It has no effect on a single array.
+        For containers: return a live view that converts each element at its first access, and writes through. It has
+        no effect on a single array.
 
     Returns
     -------
     array or container
-        An array of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was
-        asked that changes it. Of a container: a new one of the same type around converted arrays (list or dict, where
-        that type cannot hold them); an array or container that stands in it twice does so in the result.
+        An array of the target framework, with the shape of `obj`; `obj` itself if it is one and no option changes it.
+        For a container: a new container of the same type with the converted arrays (a list or dict, if that type cannot
+        hold them). Repeated arrays and containers stay the same object in the result.
 
     Raises
     ------
     CopyRequiredError, ReadOnlyError
-        If ``copy=False`` (or ``readonly="error"``) forbids the copy that is needed.
+        If the conversion needs a copy that ``copy=False`` or ``readonly="error"`` forbids.
     DTypeError, LayoutError, DeviceError, StreamError, ProtocolError, ConsumedError, ConversionError
-        If this data cannot be converted. The framework's own error, where there is one, is the cause.
+        If this data cannot be converted. The framework's error, if any, is the cause.
     AdapterNotFoundError, FrameworkNotInstalledError, PluginError
-        If nothing knows the object or the target, or the target is not installed. Also for an array of a library that
-        speaks no protocol, and for what holds arrays that dlx cannot take out of it (a model, a data set, an iterator),
-        wherever it is, and for a root that holds no array, unless it is a built-in container.
+        If the object or the target is unknown, or the target is not installed. Also for arrays without any protocol,
+        for objects whose arrays dlx cannot extract (a model, a data set, an iterator), also inside containers, and for
+        a root without arrays, unless it is a built-in container.
     TypeError, ValueError
-        If the call itself is wrong.
+        If the call is invalid.
     ExceptionGroup
-        With ``errors="collect"``: what was raised for each array of a container.
+        With ``errors="collect"``: the errors of all arrays in a container.
 
     Notes
     -----
-    The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
-    writing later to shared memory from both sides: that is what sharing means.
+    The result keeps the source's memory alive; later changes of the source's metadata have no effect. Both sides may
+    write to shared memory, and each sees the other's writes.
 
-    A container is never written to. Attributes of a subclass of list, dict and the like stay as they are, except those
-    that are items as well. Inside a container, buffers and numbers (numpy's too) pass through, as does whatever is no
-    array: `dlx.plan` lists it. So a list of numbers comes back as a list: make an array of it first. An error says
-    where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
+    A container is never written to. Attributes of subclasses of list, dict and similar types are copied unchanged,
+    except for those that are items, too. Inside a container, buffers, numbers (also numpy's) and all other objects that
+    aren't arrays are passed through; `dlx.plan` lists them. So a list of numbers stays a list; make an array of it
+    first. An error has the path of its array, such as ``obj['a'][3].x``; after an error, no capsule is consumed and
+    nothing is converted.
 
     Examples
     --------
@@ -129,11 +130,11 @@ def convert(
     if found.handler is None:
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
         return batch.Batch(request, [obj], [source]).run()[0]
-    # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
+    # Arrays of a tree take the fast path if no option is set.
     named = to if device is None and stream is None and not copy and not detach else None
-    is_plain = named is not None and readonly == "copy" and copy is None
+    has_no_options = named is not None and readonly == "copy" and copy is None
     if lazy:
-        return views.lazy_view(obj, request, to if is_plain else None, strict=strict, collect=errors == "collect")
+        return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, collect=errors == "collect")
     return batch.convert_tree(obj, found.handler, request, strict=strict, collect=errors == "collect", to=named)
 
 
@@ -153,26 +154,25 @@ def plan(
     errors: Errors = "raise",
     probe: bool = True,
 ) -> Plan:
-    """Say what `convert` with the same arguments will do, and why, without doing it.
+    """Return what `convert` with the same arguments will do, and why, without converting.
 
     Parameters
     ----------
     obj, to, like, device, copy, readonly, detach, stream, lazy, strict, errors
         As in `convert`.
     probe
-        Whether a producer may be asked for a capsule, which is dropped, where nothing else can tell what it holds.
-        An object that only has ``__dlpack__`` is of that kind; arrays with an adapter are where it does not say the
-        shape, or the address.
+        Whether to export a capsule, and drop it, if the array cannot be described otherwise. This applies to objects
+        that only have ``__dlpack__``, and to arrays whose adapter does not describe the shape or the address.
 
     Returns
     -------
     Plan
-        Its `error` is what `convert` would raise; a refusal is never raised here.
+        Its `error` is the error that `convert` would raise.
 
     Raises
     ------
     TypeError, ValueError
-        If the call itself is wrong.
+        If the call is invalid.
 
     Examples
     --------
@@ -187,13 +187,13 @@ def plan(
             made = _plan(request, obj, strict, errors, probe)
     except DlxError as error:
         executor.forget_frames(error)
-        made = plans.Plan("", fast_path.described(obj), error.target or str(to), None, "refused", error=error)
+        made = plans.Plan("", fast_path.try_describe(obj), error.target or str(to), None, "refused", error=error)
     if made.error is None:
-        given = (to, like if like is None else _weakly(like))
+        wanted = (to, like if like is None else _weakly(like))
         options = (device, copy, readonly, detach, stream, lazy, strict, errors)
-        made._again = (_run, _weakly(obj), given, options, probe)
+        made._again = (_run, _weakly(obj), wanted, options, probe)
     for refusal in filter(None, (made.error, *(leaf.error for leaf in made.leaves))):
-        name_action(refusal, "convert")  # code of a container may have called another function
+        name_action(refusal, "convert")  # container code may call another function
     return made
 
 
@@ -205,32 +205,32 @@ def _plan(request: requests.Request, obj: Any, strict: bool, errors: str, probe:
 
 
 def _weakly(obj: Any) -> Any:
-    """Return what gives an object, or None once it is gone; it is kept alive where it allows no weak reference."""
+    """Return a weak reference to an object, or a function that keeps it alive if its type allows none."""
     try:
         return weakref.ref(obj)
     except TypeError:
         return lambda: obj
 
 
-def _run(made: Plan, source: Any, given: tuple[Any, Any], values: tuple[Any, ...], probe: bool) -> Any:
-    """Convert what a plan was made of: see `Plan.run`."""
-    obj, (to, like) = source(), given
+def _run(made: Plan, source: Any, wanted: tuple[Any, Any], values: tuple[Any, ...], probe: bool) -> Any:
+    """Run a plan, see `Plan.run`."""
+    obj, (to, like) = source(), wanted
     example = None if like is None else like()
     if obj is None or (like is not None and example is None):
-        gone = "what was planned" if obj is None else "the array passed as like"
-        raise ConversionError(f"{gone} is not alive any more", fix="Keep it, or plan again.")
+        gone = "the planned object" if obj is None else "the array passed as like="
+        raise ConversionError(f"{gone} no longer exists", fix="Keep a reference to it, or plan again.")
     names = ("device", "copy", "readonly", "detach", "stream", "lazy", "strict", "errors")
     options = {"like": example, **dict(zip(names, values, strict=True))}
     now = plan(obj, to, probe=probe, **options)
     if made.differs(now):
         found = repr(now).removeprefix("<dlx.Plan ").partition(">\n")[0]
-        raise ConversionError(f"what was planned has changed: now it is {found}", fix="Plan again, or convert it.")
+        raise ConversionError(f"the planned object has changed, it is now {found}", fix="Plan again, or call convert.")
     return convert(obj, to, **options)
 
 
 def _view(obj: Any, to: Any) -> Any:
-    FAST_PATH._bind(view=views.plain_view)
-    return views.plain_view(obj, to)
+    FAST_PATH._bind(view=views.repeat_view)
+    return views.repeat_view(obj, to)
 
 
 if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`describe`."""
+"""`describe`: the dtype, shape and device of an array."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.public import public
-from dlx._engine.fast_path import exported
+from dlx._engine.fast_path import export_and_describe
 from dlx._engine.sources import array_info
 from dlx._registry import lookup
 
 
 @public
 def describe(obj: Any) -> ArrayInfo:
-    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
+    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not accessed.
 
     Raises
     ------
     AdapterNotFoundError
-        If it is nothing that dlx knows as an array.
+        If dlx does not recognize it as an array.
     ConversionError
-        If it is one that cannot even be described, such as a used capsule.
+        If it cannot be described, such as a used capsule.
 
     Examples
     --------
@@ -28,5 +28,5 @@ def describe(obj: Any) -> ArrayInfo:
     >>> str(dlx.describe(b"abc"))
     'bytes (uint8[3], read-only)'
     """
-    known = exported(obj)
+    known = export_and_describe(obj)
     return array_info(*lookup.source(obj)) if known is None else known[1]

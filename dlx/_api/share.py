@@ -1,4 +1,4 @@
-"""`share` and `attach`: arrays, and trees of them, in memory of several processes."""
+"""`share` and `attach`: arrays, and containers of arrays, in shared memory of several processes."""
 
 from __future__ import annotations
 
@@ -17,66 +17,65 @@ if TYPE_CHECKING:
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
 else:
-    sharing = Late("dlx._sharing.sharing")  # needed by few programs
+    sharing = Late("dlx._sharing.sharing")  # most programs share nothing
 
 
 @public
 def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
-    The arrays are copied once, into one new piece of memory; those that lie in shared memory already (of
-    ``dlx.empty(..., shared=True)``, or attached) stay where they are, and nothing is copied.
+    The arrays are copied once, into one new block of memory. Arrays in shared memory are not copied (attached ones, and
+    those of ``dlx.empty(..., shared=True)``).
 
     Parameters
     ----------
     obj
-        Whatever `convert` takes, in memory of the host or of CUDA devices. Beside arrays a container may hold plain
+        An array or a container as in `convert`, in host or CUDA memory. Besides arrays, a container may hold plain
         data: None, numbers, text and bytes.
     like
-        In the place of `obj`: what is shared is new, of zeros, and the same otherwise: shapes, dtypes, containers.
-        Nothing is copied; attach it with ``writable=True`` to fill it. Broadcasts and slices with gaps get new strides;
-        a transposed array keeps its order.
+        Instead of `obj`: share new arrays of zeros with the same shapes, dtypes and containers. Nothing is copied;
+        attach the handle with ``writable=True`` to fill them. Broadcasts and slices with gaps get new strides; a
+        transposed array keeps its order.
     detach
-        As in `convert`: whether parameters that require gradients may be shared without them. It has no
-        effect with `like`, of which no value is read.
+        As in `convert`: whether parameters that require gradients may be shared without them. It has no effect with
+        `like`, whose values are not read.
 
     Returns
     -------
     Handle
-        A dict of a few builtin values, which goes to another process by any way: pickle, JSON, a file. In this process
-        it holds the memory until it is closed or released; it is a context manager.
+        A dict of a few builtin values. Send it to the other process by pickle, JSON or a file. In this process it
+        keeps the memory until it is closed or released; it is a context manager.
 
     Raises
     ------
     DeviceError
-        If an array is in memory that no other process can open, and cannot be copied to such memory.
+        If other processes cannot open the memory of an array, and dlx cannot copy it to shared memory.
     ConversionError
-        If an array cannot be read, or something in the container is neither array nor plain data, or is nested too
-        deep in a set or a key.
+        If an array cannot be read, an object in the container is neither an array nor plain data, or an object is
+        nested too deep in a set or a key.
     LayoutError
         If packed elements below one byte are not contiguous.
     AdapterNotFoundError
-        If it is no array.
+        If `obj` is not an array.
     TypeError
-        If neither `obj` nor `like` is given, or both are.
+        If the call has neither `obj` nor `like`, or both.
     MemoryError, OSError
-        If there is not enough memory, or this process may open no further file.
+        If there is not enough memory, or the process has too many open files.
 
     Notes
     -----
-    Where several things cannot be shared, the error of one is raised, an array's before that of other things, and its
-    notes have the others.
+    If several objects cannot be shared, one error is raised, preferably of an array; its notes have the others.
 
-    Memory of a device is shared where it lies, if others can open it, and is copied into memory that they can open
-    else. It is not freed before they have closed it, and must be shared by a process that lives as long.
+    Device memory is shared without a copy if other processes can open it; otherwise it is copied to memory that they
+    can open. It is not freed before they close it, so the sharing process must live at least as long.
 
-    The memory has no name. It goes with the last process that holds it, however that one ends. Whoever attaches must do
-    so while the process that shared it holds it: keep the handle until then.
+    The memory has no name. It is freed with its last process, even if that is killed. Other processes can attach it
+    only while the sharing process keeps it, so keep the handle until then.
 
-    List, tuple, dict, OrderedDict, deque, set and frozenset come back as they are, and what stands in them twice does
-    so again. Of other containers no class goes to the other process, since that would be code: subclasses of tuple
-    become tuples, other sequences lists, mappings and records dicts. Arrays over the same memory share it again, but
-    for views with gaps whose whole is not in the container: these are copied one by one.
+    List, tuple, dict, OrderedDict, deque, set and frozenset keep their types, and repeated objects stay the same
+    object. Classes of other containers are not sent, since they would be code: subclasses of tuple become tuples, other
+    sequences lists, mappings and records dicts. Arrays over the same memory share it again, except for views with gaps
+    whose base is not in the container; each of these is copied.
 
     Examples
     --------
@@ -86,8 +85,8 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     ['dlx', 'fd', 'inode', 'pid', 'size', 'token']
     """
     if (obj is None) == (like is None):
-        raise TypeError("share takes either an array, or a container of arrays, or like=")
-    if like is not None:  # no value is read, so that no graph is cut
+        raise TypeError("share takes either an array, or a container of arrays, or like=. Pass one of them.")
+    if like is not None:  # no value is read, so no graph is lost
         return sharing.share_tree(like, request_of("dlx", detach=True), is_copied=False)
     return sharing.share_tree(obj, request_of("dlx", detach=detach))
 
@@ -102,44 +101,45 @@ def attach(
     readonly: Readonly = "copy",
     fd: int | Sequence[int] | None = None,
 ) -> Any:
-    """Return what another process has shared, over the same memory.
+    """Return the arrays of another process over the same memory.
 
     Parameters
     ----------
     handle
-        What `share` returned, or the plain dict that it became on its way.
+        The handle that `share` returned, or the dict received from the other process.
     to, device
         As in `convert`.
     writable
-        Whether this process may write to the memory; what it writes, all see. Otherwise it is mapped read-only, and a
-        write kills the process.
+        Whether this process may write to the memory; all processes see its writes. Otherwise the memory is mapped
+        read-only, and a write kills the process.
     readonly
-        As in `convert`, where not `writable`: what becomes of memory that is read-only for a target whose arrays are
-        always writable. With ``"share"`` they share pages that are private to this call: what is written to them
-        never reaches other processes, or what else was attached.
+        As in `convert`, without `writable`: how a target whose arrays are always writable gets read-only memory. With
+        ``"share"``, its arrays share pages that are private to this call: writes never reach other processes or other
+        attached arrays.
     fd
-        A descriptor of the memory that was sent to this process (``handle.fileno()`` there), or all of them
-        (``handle.filenos()``), where it may not look at the files of the other one. They stay open, and the caller's.
+        A descriptor of the memory that the other process sent (``handle.fileno()`` there), or all descriptors
+        (``handle.filenos()``), if this process may not open the other one's files. They stay open and belong to the
+        caller.
 
     Returns
     -------
     array or container
-        As it was shared; see `share` for containers.
+        As passed to `share`; see there for containers.
 
     Raises
     ------
     HandleError
-        If the handle is forged, damaged or of another version, if the memory is gone, or if this process may not open
-        it. Nothing is given out then.
+        If the handle is forged, damaged or of another version, if the memory no longer exists, or if this process may
+        not open it. Then no array is returned.
     ReadOnlyError, DTypeError, ConversionError, AdapterNotFoundError, FrameworkNotInstalledError
-        As `convert`, if the target cannot hold it.
+        As `convert`, if the target does not support an array.
     MemoryError, OSError
-        If there is not enough memory, or this process may open no further file.
+        If there is not enough memory, or the process has too many open files.
 
     Notes
     -----
-    Every array holds the memory: it stays when the handle is closed and when the process that shared it is gone.
-    Nothing in a handle, or in the memory, is ever run as code.
+    Every array keeps the memory alive, also after the handle is closed or the sharing process ends. Nothing in a handle
+    or in the memory is run as code.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def attach(
     [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
     """
     attach_tree = sharing.attach_tree
-    request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
+    request_of(to, device=device, readonly=readonly)  # before anything is mapped
     mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":
         return attach_tree(handle, mode, fd, functools.partial(convert, to=to, device=device, readonly=readonly))

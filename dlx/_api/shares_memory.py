@@ -1,4 +1,4 @@
-"""`shares_memory`: whether two arrays of any frameworks have a byte in common."""
+"""`shares_memory`: return whether two arrays overlap in memory."""
 
 from __future__ import annotations
 
@@ -9,65 +9,63 @@ from typing import Any, NamedTuple
 from dlx._core.extension import lib
 from dlx._core.public import public
 from dlx._core.types import Device
-from dlx._engine import fast_path as fast_path  # which learns the pairs of FAST_PATH
+from dlx._engine import fast_path as fast_path  # binds FAST_PATH
 from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_call, info_of
+from dlx._engine.sources import abstract_tensor, adapter_call, info_of
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError
 
-CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
-"""How errors of functions that lack an option say where it is (`DlxError.via`)."""
+CONVERTED = "to dlx.convert(obj, to='dlx') and pass its result"
+"""`DlxError.via` for functions without the options of `convert`."""
 
-MAX_STEPS = 20_000  # combinations that are tried before the ranges of addresses alone give the answer
+MAX_STEPS = 20_000  # combinations before the address ranges alone decide
 
-
-_overlap = FAST_PATH._overlap  # answers in C for arrays without gaps
+_overlap = FAST_PATH._overlap  # for arrays without gaps, in C
 
 
 class Extent(NamedTuple):
-    """The bytes of one array: runs of `width` bytes, at the lowest address plus 0 to `most` times each step."""
+    """The bytes of one array: runs of `width` bytes at the start plus 0 to `most` times each step."""
 
     device: Device
     start: int
-    end: int  # behind the highest byte
+    end: int  # after the highest byte
     width: int
     axes: tuple[tuple[int, int], ...]  # (step in bytes > 0, most > 0)
 
 
 @public
 def shares_memory(a: Any, b: Any) -> bool:
-    """Say whether two arrays, of any frameworks, have at least one byte of memory in common.
+    """Return whether two arrays of any frameworks have at least one byte of memory in common.
 
-    Addresses are compared, not values; nothing is read, copied or used up. Strides count: ``x[::2]`` and ``x[1::2]``
-    have nothing in common, though their ranges overlap.
+    Only addresses are compared: nothing is read, copied or consumed. Strides count: ``x[::2]`` and ``x[1::2]`` share no
+    memory, although their ranges overlap.
 
     Parameters
     ----------
     a, b
-        Arrays, as `convert` takes them.
+        Arrays as in `convert`.
 
     Returns
     -------
     bool
-        Exact for arrays without gaps, and for strided ones unless that is too hard a question (deciding it is
-        NP-complete): after 20,000 combinations the answer is whether the ranges of addresses overlap, so that True may
-        be wrong then, and False never is.
+        Exact for arrays without gaps, and for most strided arrays. The general problem is NP-complete: after 20,000
+        combinations, the result is whether the address ranges overlap, so True may be wrong then, but False never is.
 
     Raises
     ------
     AdapterNotFoundError
-        If one of them is no array.
+        If an argument isn't an array.
     ConversionError
-        If one has no plain memory: sparse and fake tensors, used capsules.
+        If an array has no ordinary memory: sparse and fake tensors, used capsules.
 
     Notes
     -----
-    Memory that the same pages map at two addresses (`mmap` of one file twice, CUDA's IPC) is not recognised. An object
-    that only has ``__dlpack__`` is asked for a capsule, which is dropped.
+    Pages mapped at two addresses (`mmap` of one file twice, CUDA's IPC) are not recognized. An object with only
+    ``__dlpack__`` exports a capsule, which is dropped.
 
     Examples
     --------
@@ -77,9 +75,9 @@ def shares_memory(a: Any, b: Any) -> bool:
     >>> dlx.shares_memory(tensor, block), dlx.shares_memory(tensor, bytearray(8))
     (True, False)
     """
-    answer = _overlap(a, b)
-    if answer is not None:
-        return answer
+    overlap = _overlap(a, b)
+    if overlap is not None:
+        return overlap
     one, other = _extent(a), _extent(b)
     if one is None or other is None or not _same_memory(one.device, other.device):
         return False
@@ -89,7 +87,7 @@ def shares_memory(a: Any, b: Any) -> bool:
 
 
 def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
-    """Return the numbers, in ``(*some, *others)``, of an array of `some` and another one that share memory; or None."""
+    """Return the indices in ``(*some, *others)`` of an array of `some` and another array that overlap, or None."""
     extents = []
     for i, array in enumerate((*some, *others)):
         try:
@@ -99,7 +97,7 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
         if extent is not None:
             extents.append((extent, i))
     extents.sort(key=lambda each: (each[0].start, each[1]))
-    near: tuple[list[tuple[Extent, int]], list[tuple[Extent, int]]] = ([], [])  # of some, of others
+    near: tuple[list[tuple[Extent, int]], list[tuple[Extent, int]]] = ([], [])  # in `some`, in `others`
     for extent, i in extents:
         mine = i < len(some)
         for group in near:
@@ -112,13 +110,13 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
 
 
 def _same_memory(a: Device, b: Device) -> bool:
-    """Return whether two devices share one address space, as all kinds of host memory do."""
+    """Return whether two devices share an address space, as all host devices do."""
     host = (lib.kDLCPU, lib.kDLCUDAHost, lib.kDLROCMHost, lib.kDLCUDAManaged)
     return a == b or (a.type in host and b.type in host)
 
 
 def _extent(obj: Any) -> Extent | None:
-    """Return the bytes of an array; None where it has no element, or no memory of its own."""
+    """Return the bytes of an array; None if it has no elements or is copied on export."""
     request = Request(registry.target("dlx"))
     obj, source = lookup.source(obj, target=request.target.name)
     try:
@@ -128,9 +126,9 @@ def _extent(obj: Any) -> Extent | None:
             return _of_interface(obj.__array_interface__, info.address, obj.itemsize)
         tensor = found.tensor
         if tensor is None and not found.needs_export:
-            tensor = abstract(info, obj)
+            tensor = abstract_tensor(info, obj)
     except DlxError:
-        tensor = None  # it cannot be described: the export below raises the reason
+        tensor = None  # the export below raises the reason
     except Exception:
         with adapter_call(source, source=type_name(type(obj))):
             raise
@@ -141,7 +139,7 @@ def _extent(obj: Any) -> Extent | None:
         except DlxError as error:
             error.complete(via=CONVERTED)
             raise
-        if batch.copied(0):  # it is copied on each conversion
+        if batch.is_copied(0):  # new memory for each conversion
             return None
     bits = tensor.dtype.bits * tensor.dtype.lanes
     if bits % 8 and tensor.nbytes * 8 < bits * prod(tensor.shape) + 8:  # packed below a byte, hence contiguous
@@ -165,12 +163,12 @@ def _of_interface(interface: dict[str, Any], address: int, width: int) -> Extent
 
 
 def _runs(device: Device, start: int, width: int, axes: list[tuple[int, int]]) -> Extent | None:
-    """Bring axes of (step in bytes, extent) into the form of `Extent`."""
+    """Return the `Extent` of axes (step in bytes, extent)."""
     if width == 0 or any(extent == 0 for _, extent in axes):
         return None
     start += sum(step * (extent - 1) for step, extent in axes if step < 0)
     steps = sorted((abs(step), extent - 1) for step, extent in axes if step and extent > 1)
-    while steps and steps[0][0] <= width:  # runs that touch are one run
+    while steps and steps[0][0] <= width:  # merge adjacent runs
         step, most = steps.pop(0)
         width += step * most
     end = start + width + sum(step * most for step, most in steps)
@@ -178,21 +176,21 @@ def _runs(device: Device, start: int, width: int, axes: list[tuple[int, int]]) -
 
 
 def _meet(one: Extent, other: Extent) -> bool:
-    """Return whether two sets of runs have a byte in common: whether some sum of steps lies in a short interval.
+    """Return whether two sets of runs overlap: whether some sum of steps lies in a short interval.
 
-    One run covers a byte of the other where the difference of their offsets is between -width and width. The offsets
-    of the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
-    smallest; what the smaller ones can still reach, and their greatest common divisor, cut most of the search away.
+    Two runs overlap if the difference of their offsets is between -width and width. The offsets of `other` are counted
+    from its end, so all steps are positive. The search tries the largest steps first, and prunes by the reach and the
+    greatest common divisor of the smaller steps.
     """
     most: dict[int, int] = {}
     for step, times in (*one.axes, *other.axes):
         most[step] = most.get(step, 0) + times
     steps = sorted(most, reverse=True)
-    reach, divisor = [0], [0]  # of the steps from number i on, read from the end
+    reach, divisor = [0], [0]  # of the last i steps
     for step in reversed(steps):
         reach.append(reach[-1] + step * most[step])
         divisor.append(gcd(divisor[-1], step))
-    last = other.end - other.width  # where the highest run of the second begins
+    last = other.end - other.width  # start of the highest run
     waiting = [(0, last - one.start - one.width + 1, last - one.start + other.width - 1)]
     tried = 0
     while waiting:

@@ -1,6 +1,6 @@
-"""The functions whose types stand in the stub beside this: an editor finds their docstrings here.
+"""The functions with types in the stub of this module; editors find their docstrings here.
 
-Nothing imports it. A stub's own docstring would be a second one.
+Nothing imports this module. Docstrings in the stub would be duplicates.
 """
 
 from dlx._api.convert import convert

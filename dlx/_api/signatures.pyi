@@ -1,12 +1,10 @@
-"""What type checkers see of `convert`, `stack` and `open`; the code of each is in the module of its name beside this.
+"""Types of `convert`, `stack` and `open`, with one overload for each kind of source and target.
 
-One overload for each kind of source and of target.
-
-- They are callable objects, as `convert` is at run time. As functions, pyright in its strict mode would call them
-  partially unknown at each use, where only some of the frameworks are installed.
-- Elements of a container count as arrays if they can be exported by DLPack: buffers and scalars pass through.
-- mypy takes an argument with Any in it (``NDArray[Any]``) for ambiguous if it fits overloads which differ in both the
-  parameter's type and the result. That is why there is no overload for `object`, and why arrays are ``_Array`` in all.
+- They are callable objects, as `convert` is at run time. If they were functions, pyright's strict mode would report
+  them as partially unknown unless all frameworks are installed.
+- Elements of a container count as arrays if they support DLPack: buffers and scalars pass through.
+- mypy treats an argument with Any in its type (``NDArray[Any]``) as ambiguous if it fits overloads that differ in both
+  the parameter's type and the result. So there is no overload for `object`, and all overloads use ``_Array``.
 - Frameworks that are not installed are Any.
 """
 
@@ -33,7 +31,7 @@ _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _K = TypeVar("_K")
 
-# Modules, recognized by the array type that they define: numpy and cupy, torch and tvm_ffi, jax.
+# Modules, recognized by their array type: numpy and cupy, torch and tvm_ffi, jax.
 class _HasNDArray(Protocol[_T_co]):
     @property
     def ndarray(self) -> type[_T_co]: ...
@@ -48,7 +46,7 @@ class _HasArray(Protocol[_T_co]):
 
 _Module: TypeAlias = _HasNDArray[_T] | _HasTensor[_T] | _HasArray[_T]
 
-# numpy's stub declares __dlpack__ for arrays of numbers only, so that arrays are recognized by other attributes.
+# numpy's stub declares __dlpack__ only for arrays of numbers, so this uses other attributes.
 class _NumPyArray(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -80,17 +78,17 @@ class _Attrs(Protocol):
 class _Tree(Protocol):
     def __dlx_tree__(self) -> Any: ...
 
-# What no object is, though mypy takes any object for it once it has erased type arguments. The first overload that
-# takes a wrong argument as this is the one that mypy reports: in one line, instead of printing all of them.
+# No object has this type, but mypy accepts any object for it after it erases type arguments. It then reports the first
+# overload that takes a wrong argument as this type, in one line, instead of all overloads.
 class _NoSuchOption(Protocol[_T_co]):
     def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
 
-class _ArrayOrContainer(_NoSuchOption[_T_co], Protocol[_T_co]): ...  # its name is what mypy says was expected
+class _ArrayOrContainer(_NoSuchOption[_T_co], Protocol[_T_co]): ...  # mypy shows this name
 
 _Wrong: TypeAlias = _NoSuchOption[Never]
 _WrongObject: TypeAlias = _ArrayOrContainer[Never]
 
-# Their type names the type of their arrays, which the conversion changes: the result is Any.
+# Their type contains the type of their arrays, which the conversion changes, so the result is Any.
 _Container: TypeAlias = (
     _Dataclass | _Attrs | _Tree | SimpleNamespace | View | _Sequence[Any] | AbstractSet[Any] | Mapping[Any, Any]
 )
@@ -102,7 +100,7 @@ _Jax: TypeAlias = Literal["jax", "jaxlib"]
 _TVM: TypeAlias = Literal["tvm_ffi"]
 
 class _Free(Options, total=False):
-    lazy: bool  # of no effect
+    lazy: bool  # no effect
 
 class _Eager(Options, total=False):
     lazy: Literal[False]
@@ -125,9 +123,9 @@ class Convert:
     """The type of `dlx.convert`."""
 
     __wrapped__: Callable[..., Any]
-    """The same in Python, without the fast path."""
+    """The Python function, without the fast path."""
 
-    # ---- first: mypy takes a class with __getattr__ to have every attribute, those of an array as well
+    # ---- first, since mypy assumes that a class with __getattr__ has the attributes of an array
 
     @overload
     def __call__(self, obj: _NamedTuple, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
@@ -272,7 +270,7 @@ class Convert:
         **unknown: _Wrong,
     ) -> Any: ...
 
-    # ---- what is neither
+    # ---- other objects
 
     @overload
     def __call__(self, obj: _WrongObject, to: Target, **o: Unpack[_Free]) -> Any: ...

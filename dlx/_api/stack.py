@@ -1,4 +1,4 @@
-"""`stack`: many arrays into one new array, with one allocation."""
+"""`stack`: copy many arrays into one new array, with one allocation."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 
-    Shape, dtype and device of every array are compared before anything is allocated, except for the numbers of host
-    devices; arrays of different frameworks may be mixed.
+    All arrays must have the same shape, dtype and device (host devices may differ in number), which is checked before
+    the allocation. Arrays of different frameworks may be mixed.
 
     Parameters
     ----------
     arrays
-        N arrays of shape ``(...)``; anything that `convert` takes as one array. None of them is changed or used up.
-        Of a data frame, a table or another mapping, its columns in order.
+        N arrays of shape ``(...)``, as in `convert`; none is changed or consumed. For a data frame, a table or another
+        mapping: its columns in order.
     to
         Target, as in `convert`.
     device
-        Where the result shall be, as in `convert`.
+        Device of the result, as in `convert`.
     stream
         The target's stream, for device memory.
 
     Returns
     -------
     array
-        Of the target framework, shape ``(N, ...)``, row-major, in fresh memory.
+        An array of the target framework with shape ``(N, ...)``, row-major, in new memory.
 
     Raises
     ------
     LayoutError, DTypeError, DeviceError
-        If one array differs from the first in shape, dtype or device; the error names it as ``arrays[i]``.
+        If an array differs from the first in shape, dtype or device; the error's path is ``arrays[i]``.
     ConversionError
-        If an array cannot be read, or the target cannot hold the result.
+        If an array cannot be read, or the target does not support the result.
     AdapterNotFoundError
-        If one is no array.
+        If an element isn't an array.
     ValueError
-        If there is no array at all.
+        If there are no arrays.
 
     Notes
     -----
-    Memory is allocated by dlx (aligned to 256 bytes) and handed to the target; the copies run without the GIL.
+    dlx allocates the memory (aligned to 256 bytes) and passes it to the target; the copies run without the GIL.
 
     Examples
     --------
@@ -77,48 +77,48 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     >>> dlx.stack([b"abc", bytearray(b"def")], to="dlx")
     dlx.Tensor(uint8[2, 3], cpu, [[97, 98, 99], [100, 101, 102]])
     """
-    objs, keys = _rows(arrays)
+    objs, keys = _list_arrays(arrays)
     if type(to) is str and objs and device is None and stream is None and not trace.observers:
-        stacked = _in_c(objs, to)
+        stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
     request = request_of(to, device=device, stream=stream)
     if not objs:
-        raise ValueError("stack needs at least one array")
+        raise ValueError("stack takes at least one array, found 0. Pass an array.")
     tensors, readinesses, sync = _tensors(objs, keys, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
-    _can_hold(request, tensors[0], shape)
+    _check_target(request, tensors[0], shape)
     try:
         if cuda.is_cuda(tensors[0].device):
-            whole: Tensor | int | None = _on_device(tensors, readinesses, shape, sync)
+            whole: Tensor | int | None = _stack_on_device(tensors, readinesses, shape, sync)
         else:
             whole = native.tensor_stack(tensors)
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=request.target.name)
         raise
     if isinstance(whole, int):
-        raise _odd(tensors, whole, keys).complete(source=f"{len(objs)} arrays", target=request.target.name)
+        raise _difference_error(tensors, whole, keys).complete(source=f"{len(objs)} arrays", target=request.target.name)
     if trace.observers and whole is not None:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
         trace.record(f"{len(objs)} arrays", request.target.name, "copied", [why], whole.nbytes)
     return convert(whole, to, device=device, stream=stream)
 
 
-def _rows(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
-    """Return the arrays, and the key of each for errors: the columns of a frame, the values of any other mapping."""
+def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
+    """Return the arrays and, for errors, their keys; the arrays of a frame or mapping are its values."""
     inside, handler = lookup.unwrap(arrays)
     if handler is not None and handler.kind == "mapping":
-        with foreign_errors(lookup.NOT_TAKEN_APART, source=type_name(type(arrays))):
+        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
         return objs, keys or range(len(objs))
-    if not hasattr(arrays, "__iter__") and (refused := lookup.kind(type(arrays)).refusal) is not None:
-        raise refused.error()  # a model, a lazy frame
+    if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
+        raise refusal.error()  # such as a model, or a lazy frame
     objs = list(arrays)
     return objs, range(len(objs))
 
 
-def _in_c(objs: list[Any], to: str) -> Tensor | None:
-    """Stack arrays of host memory that are exported at once; None where there is more to do, or something to say."""
+def _stack_in_c(objs: list[Any], to: str) -> Tensor | None:
+    """Stack host arrays of the fast path; None if the Python path is needed."""
     target = registry.target(to)
     if target.varies:
         return None
@@ -127,44 +127,44 @@ def _in_c(objs: list[Any], to: str) -> Tensor | None:
         tensors = tensors or borrow_all(objs, TENSOR.name)
         if tensors is None or not tensors[0].is_host:
             return None
-        if len(tensors) == 1 < len(objs):  # they are stacked already
+        if len(tensors) == 1 < len(objs):  # `_interfaces` has stacked them
             return None if target.check(tensors[0]) else tensors[0]
         whole = native.tensor_stack(tensors, target.address)
     except MemoryError:
         raise
-    except Exception:  # said in full by the Python path
+    except Exception:  # the Python path raises it
         return None
     return whole if isinstance(whole, Tensor) else None
 
 
 def _interfaces(objs: list[Any]) -> list[Tensor]:
-    """Return the tensors of objects with an array interface, each asked once: some write their elements out then."""
+    """Return the tensors of objects with an array interface, read once per object since it may serialize the data."""
     kind = type(objs[0])
     if lookup.adapter_of(objs[0]) is not INTERFACE or any(type(obj) is not kind for obj in objs):
         return []
-    asked = {each: obj.__array_interface__ for each, obj in {id(obj): obj for obj in objs}.items()}
-    said = [asked[id(obj)] for obj in objs]
-    one = memory.array_interface(objs[0], said[0])
-    data = [each.get("data") for each in said]
-    whole = len(objs) > 1 and one.dtype.bits >= 8 and said[0].keys() == {"shape", "typestr", "version", "data"}
-    whole = whole and all({**each, "data": data[0]} == said[0] for each in said)
+    by_id = {each: obj.__array_interface__ for each, obj in {id(obj): obj for obj in objs}.items()}
+    interfaces = [by_id[id(obj)] for obj in objs]
+    one = memory.array_interface(objs[0], interfaces[0])
+    data = [each.get("data") for each in interfaces]
+    whole = len(objs) > 1 and one.dtype.bits >= 8 and interfaces[0].keys() == {"shape", "typestr", "version", "data"}
+    whole = whole and all({**each, "data": data[0]} == interfaces[0] for each in interfaces)
     if whole and all(type(each) is bytes and len(each) == one.nbytes > 0 for each in data):
         flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
         return [native.tensor_new(flat.data_ptr, (len(objs), *one.shape), None, one.dtype, one.device, 0, flat)]
-    return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], said[1:], strict=True))]
+    return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], interfaces[1:], strict=True))]
 
 
-def _on_device(
+def _stack_on_device(
     tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
 ) -> Tensor | int:
-    """Copy tensors of a device into one, on dlx's own stream, or return the index of one that differs."""
+    """Copy CUDA tensors into one on dlx's stream, or return the index of a tensor that differs."""
     first = tensors[0]
     for i, tensor in enumerate(tensors):
         if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
             return i
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
-        raise LayoutError("its elements are packed below one byte, and rows would not begin on a byte")
+        raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
     work = cuda.work_stream(device)
     for _, readiness in readinesses:
         sync.wait(readiness, work)
@@ -174,17 +174,17 @@ def _on_device(
         if first.nbytes:
             address = whole.data_ptr + i * first.nbytes
             row = native.tensor_new(address, first.shape, None, first.dtype, device, flags, whole)
-            # The source is kept until the copy is made.
+            # Keep the source alive until the copy is done.
             native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
     for source, readiness in dict.fromkeys(readinesses):
-        sync.reused(source, readiness, work)
+        sync.delay_writes(source, readiness, work)
     return cuda.when(whole, cuda.ready(work))
 
 
 def _tensors(
     objs: list[Any], keys: Sequence[Any], target: str
 ) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the arrays as tensors, each exported once, with their readiness events; errors name `keys`, `target`."""
+    """Return the tensors, their readiness and the streams; each array is exported once, and errors have its key."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -193,51 +193,51 @@ def _tensors(
     try:
         found = [lookup.source(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
-        failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
+        failures = Failures(TENSOR.name, locate=lambda path: ("arrays", path))
         batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
-        error.complete(via="to dlx.convert(array, to='dlx') and stack what it returns")
+        error.complete(via="to dlx.convert(array, to='dlx') and stack its result")
         raise
     number = {i: n for n, i in enumerate(numbers)}
     readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
     return [tensors[number[first[id(obj)]]] for obj in objs], readinesses, batch.sync()
 
 
-def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse what the target cannot hold before memory is allocated."""
-    device = HOST if host_readable(like.device) else like.device  # of the memory that it will be in
+def _check_target(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise if the target does not support the result, before the allocation."""
+    device = HOST if host_readable(like.device) else like.device  # of the result
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, device, like.flags & ~1, None)
-    plain = request.device is request.stream is None and not request.target.varies and like.is_host
-    if plain and not request.target.check(abstract):
+    has_no_options = request.device is request.stream is None and not request.target.varies and like.is_host
+    if has_no_options and not request.target.check(abstract):
         return
     error = plan_one(request, abstract, TENSOR, probe=False)[0].error
     try:
         if error is not None:
             raise error
     finally:
-        del error  # this frame is in its traceback, and would keep it alive
+        del error  # break the cycle with this frame
 
 
 _ODD: dict[str, tuple[type[DlxError], str]] = {
     "dtype": (DTypeError, "Cast it in its own framework first."),
-    "shape": (LayoutError, "Give arrays of one shape."),
+    "shape": (LayoutError, "Pass arrays of one shape."),
     "device": (DeviceError, "Move it in its own framework first."),
-    "flags": (LayoutError, "Give sub-byte elements that are all packed, or all padded."),
+    "flags": (LayoutError, "Pass arrays whose elements are all packed, or all padded."),
 }
 
 
-def _compared(tensor: Tensor, word: str) -> Any:
-    """Return an attribute as arrays are compared by it: without the number of a device that the host reads."""
+def _comparable(tensor: Tensor, word: str) -> Any:
+    """Return an attribute for comparison; host devices are compared by type."""
     found = getattr(tensor, word)
     return found.type if word == "device" and host_readable(found) else found
 
 
-def _odd(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
+def _difference_error(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
-    word = next(word for word in _ODD if _compared(one, word) != _compared(other, word))
+    word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
     kind, fix = _ODD[word]
-    reason = f"its {word} is {getattr(other, word)}, that of {path_text((keys[0],), 'arrays')} is {getattr(one, word)}"
+    reason = f"its {word} is {getattr(other, word)}, but {path_text((keys[0],), 'arrays')} has {getattr(one, word)}"
     return kind(reason, root="arrays", path=(keys[i],), fix=fix)

@@ -1,4 +1,4 @@
-"""`ArrayInfo`: what can be said about an array without reading its data."""
+"""`ArrayInfo`: the description of an array, made without reading its data."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ class _Fields(NamedTuple):
 
 @set_module("dlx")
 class ArrayInfo(Shown, _Fields):
-    """What an array says about itself; nothing was exported or synchronised to learn it.
+    """The description of an array, obtained without an export or a synchronization.
 
     Attributes
     ----------
     framework
-        Name of the adapter that knows the array: ``"numpy"``, ``"dlpack"`` for a generic producer.
+        Name of the array's adapter: ``"numpy"``; ``"dlpack"`` for a generic producer.
     type_name
         The Python type.
     dtype
-        The dtype of the values, or None where DLPack has none for it.
+        The dtype of the values; None if DLPack lacks it.
     dtype_name
-        The framework's own name for it (``">f4"``).
+        The framework's name of the dtype (``">f4"``).
     shape
-        Extents, ``(ndim,)``; None where only an export could tell.
+        Extents, ``(ndim,)``; None if only an export can determine them.
     strides
-        In elements, ``(ndim,)``; None where there are none, or where they are not whole elements.
+        In elements, ``(ndim,)``; None if unknown or not multiples of the item size.
     device
-        Where the memory is, or None where unknown.
+        Where the memory is; None if unknown.
     nbytes
-        Bytes of all elements, gaps not counted; None where that is not known yet.
+        Bytes of all elements, without gaps; None if unknown.
     readonly
-        Whether writing is forbidden.
+        Whether the memory is read-only.
     address
-        Of the first element; 0 where there is none, None where only an export could tell.
+        Of the first element; 0 without memory, None if only an export can determine it.
     owner
         Type of the object that keeps the memory alive.
     protocols
-        Ways in which the object offers its memory.
+        Protocols that the object supports.
     notes
-        Anything else that decides whether it can be converted (``"requires_grad"``).
+        Other properties that affect conversions (``"requires_grad"``).
     """
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class ArrayInfo(Shown, _Fields):
         protocols: tuple[str, ...] = (),
         dtype_name: str | None = None,
     ) -> ArrayInfo:
-        """Return the description of a tensor, with framework and type (or its name) of the object that it came from."""
+        """Return the description of a tensor; `framework` and `kind` (a type or its name) are those of its source."""
         name, dtype, nbytes = kind if isinstance(kind, str) else type_name(kind), tensor.dtype, tensor.nbytes
         fields = (
             framework,
@@ -96,10 +96,10 @@ class ArrayInfo(Shown, _Fields):
             protocols,
             (),  # no notes
         )
-        return tuple.__new__(cls, fields)  # calling the class would take twice as long
+        return tuple.__new__(cls, fields)  # twice as fast as calling the class
 
     def contiguous(self) -> bool:
-        """Return whether the elements lie in row-major order without gaps, extents of 1 ignored."""
+        """Return whether the elements are in row-major order without gaps, ignoring extents of 1."""
         return self.shape is None or self.strides is None or contiguous(self.shape, self.strides)
 
     def __str__(self) -> str:
@@ -117,17 +117,19 @@ class ArrayInfo(Shown, _Fields):
     def __repr__(self) -> str:
         return f"<dlx.ArrayInfo {one_line(str(self))}>"
 
-    def _told(self) -> list[tuple[str, Any]]:
-        """Return the names and values of all fields that say something."""
+    def _non_defaults(self) -> list[tuple[str, Any]]:
+        """Return the names and values of the fields that differ from their defaults."""
         default = _Fields._field_defaults
         return [(name, value) for name, value in zip(self._fields, self, strict=True) if value != default.get(name)]
 
     def _table(self) -> str:
-        rows = [(name, one_line(value if isinstance(value, str) else _text(value))) for name, value in self._told()]
+        rows = [
+            (name, one_line(value if isinstance(value, str) else _text(value))) for name, value in self._non_defaults()
+        ]
         return table(one_line(str(self)), ("", ""), rows)
 
     def __rich_repr__(self) -> Iterator[Any]:
-        yield from self._told()
+        yield from self._non_defaults()
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What numpy asks of `dlx.Tensor`: ``__array__``, and ``__array_interface__`` for those who read that by themselves."""
+"""``__array__`` and ``__array_interface__`` of `dlx.Tensor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMPY = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 
 
 def typestr(dtype: Any) -> str | None:
-    """Return what numpy's array interface and .npy files call a `DType` (``"<f4"``), None where numpy has none."""
+    """Return the name of a `DType` in numpy's array interface and .npy files (``"<f4"``), or None."""
     if _NUMPY.fullmatch(dtype.name) is None:
         return None
     size = dtype.bits // 8
@@ -24,29 +24,29 @@ def typestr(dtype: Any) -> str | None:
 
 
 def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Return a numpy array over a tensor's memory, as `numpy.asarray` wants it."""
+    """Return a numpy array over a tensor's memory, for `numpy.asarray`."""
     if not lib.dlx_host_readable(tensor.device[0]):
         raise DeviceError(
-            f"it is on {tensor.device}, and __array__ moves nothing",
+            f"it is on {tensor.device}, and __array__ cannot move it",
             source="dlx.Tensor",
             target="numpy",
             fix="Call dlx.convert(tensor, to='numpy'), which copies it to the host.",
         )
     copied = True if copy and dtype is None else False if copy is False else None
-    array = sys.modules["dlx"].convert(tensor, to="numpy", copy=copied)  # which nothing of the core imports
+    array = sys.modules["dlx"].convert(tensor, to="numpy", copy=copied)  # the core imports no public module
     if dtype is None or (array.dtype == dtype and not copy):
         return array
     if copy is False:
-        raise CopyRequiredError(f"its dtype is {array.dtype}, and {dtype} was asked for", option=(("copy", None),))
+        raise CopyRequiredError(f"its dtype is {array.dtype}, not {dtype}", option=(("copy", None),))
     return array.astype(dtype)
 
 
 def as_interface(address_of: Callable[[memoryview], int], tensor: Any) -> dict[str, Any]:
-    """Return a tensor's ``__array_interface__``; strides are always said, so that nobody asks for plain bytes."""
+    """Return a tensor's ``__array_interface__``, always with strides: without them numpy requests flat bytes."""
     try:
         view = memoryview(tensor)
     except BufferError as error:
-        raise AttributeError(f"dlx.Tensor has no __array_interface__ here: {error}") from None
+        raise AttributeError(f"this dlx.Tensor has no __array_interface__: {error}") from None
     return {
         "version": 3,
         "shape": view.shape,

@@ -1,6 +1,6 @@
-"""The CUDA driver as Python sees it: devices, events, waits, and memory that is still in use by a device.
+"""Python interface to the CUDA driver: devices, events, waits, and pending releases of memory.
 
-Nothing here is loaded before it is needed: `import dlx` and conversions on the host never touch the driver.
+The driver is loaded at first use; `import dlx` and conversions on the host never load it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dlx._support.module import set_module
 from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
 
 Ready = Any
-"""cdata ``dlx_ready *``, a readiness event: the point on a stream at which memory is ready."""
+"""A readiness event: cdata ``dlx_ready *``, the point on a stream after which memory is ready."""
 
 _FIX = {
-    lib.DLX_E_NO_DRIVER: "CUDA memory needs an NVIDIA driver; DLX_CUDA_DRIVER may name its libcuda.so.1.",
+    lib.DLX_E_NO_DRIVER: "Install an NVIDIA driver, or set DLX_CUDA_DRIVER to its libcuda.so.1.",
     lib.DLX_E_FORKED: "Use the 'spawn' start method of multiprocessing.",
-    lib.DLX_E_CAPTURE: "Use one stream for both, or convert outside of the capture.",
+    lib.DLX_E_CAPTURE: "Use one stream for both, or convert outside the capture.",
 }
 
 
 def check(status: int) -> None:
-    """Raise what a status of the CUDA core means."""
+    """Raise the exception for a status of the CUDA core."""
     if status == lib.DLX_OK:
         return
     if status == lib.DLX_E_MEMORY:
@@ -42,12 +42,12 @@ def check(status: int) -> None:
 
 
 def is_cuda(device: Device | None) -> bool:
-    """Return whether a device's memory is ordered by CUDA streams, which dlx knows how to order."""
+    """Return whether CUDA streams order the device's memory."""
     return device is not None and device[0] in (lib.kDLCUDA, lib.kDLCUDAManaged)
 
 
 def is_loaded() -> bool:
-    """Return whether the driver has been loaded and may be called. Loads nothing."""
+    """Return whether the driver is loaded and can be called."""
     return bool(lib.dlx_cuda_loaded())
 
 
@@ -58,9 +58,9 @@ def require() -> None:
 
 @set_module("dlx")
 def devices() -> dict[Device, str]:
-    """Return the devices that dlx can move memory to, with their names: the host, and what the CUDA driver sees.
+    """Return the devices that dlx can move memory to, with their names: the host and CUDA devices.
 
-    The CUDA driver is initialised by this, where there is one.
+    This call initializes the CUDA driver, if one is installed.
 
     Examples
     --------
@@ -68,18 +68,18 @@ def devices() -> dict[Device, str]:
     >>> dlx.devices()[dlx.Device("cpu")]
     'host memory'
     """
-    found = {HOST: "host memory"}
+    names = {HOST: "host memory"}
     count = ffi.new("int32_t *")
     if lib.dlx_cuda_count(count) == lib.DLX_OK:
         name = ffi.new("char[]", 256)
         for number in range(count[0]):
             check(lib.dlx_cuda_name(number, name, 256))
-            found[Device(lib.kDLCUDA, number)] = ffi.string(name).decode(errors="replace")
-    return found
+            names[Device(lib.kDLCUDA, number)] = ffi.string(name).decode(errors="replace")
+    return names
 
 
 def where(address: int) -> Device:
-    """Return where an address is: device, pinned or managed memory with the device's number, or plain host memory."""
+    """Return the device of an address: CUDA device, pinned or managed memory with its number, or the host."""
     device = ffi.new("DLDevice *")
     check(lib.dlx_cuda_where(ffi.cast("void *", address), device))
     return Device(device.device_type, device.device_id)
@@ -87,7 +87,7 @@ def where(address: int) -> Device:
 
 @contextlib.contextmanager
 def at(device: Device) -> Iterator[None]:
-    """Make a CUDA device current on this thread for a while; other devices are left alone."""
+    """Make a CUDA device current on this thread within the context; ignore other devices."""
     if not is_cuda(device):
         yield
         return
@@ -99,13 +99,13 @@ def at(device: Device) -> Iterator[None]:
 
 
 def order(before: Stream, after: Stream) -> None:
-    """Make one stream wait for the work on another; nothing is called if they are one, or one is unordered."""
+    """Make stream `after` wait for the work on `before`, unless they are equal or one is unordered."""
     if not before.is_unordered and not after.is_unordered:
         check(lib.dlx_cuda_order(before.device.id, before.handle, after.device.id, after.handle))
 
 
 def ready(stream: Stream) -> Ready:
-    """Return a readiness event for what is on a stream now."""
+    """Return a readiness event after the work that is on a stream now."""
     address = native.ready_new(stream.device.id, stream.handle, stream.keep)
     return ffi.gc(ffi.cast("dlx_ready *", address), lib.dlx_ready_drop)
 
@@ -117,12 +117,12 @@ def wait(point: Ready, stream: Stream) -> None:
 
 
 def follow(point: Ready, stream: Stream) -> None:
-    """Make a readiness event's stream wait for what is on another now; the host waits where that stream may be gone."""
+    """Make an event's stream wait for the work on another stream; the host waits if that stream may be destroyed."""
     check(lib.dlx_ready_follow(point, stream.device.id, stream.handle))
 
 
 def synchronize(what: Stream | Ready) -> None:
-    """Wait on the host for a stream, or for a readiness event."""
+    """Make the host wait for a stream or a readiness event."""
     if isinstance(what, Stream):
         if not what.is_unordered:
             check(lib.dlx_cuda_synchronize(what.device.id, what.handle))
@@ -131,24 +131,24 @@ def synchronize(what: Stream | Ready) -> None:
 
 
 def readiness_of(tensor: Tensor) -> Ready | None:
-    """Return the readiness event of a `dlx.Tensor`, None where it is ready."""
+    """Return the readiness event of a `dlx.Tensor`, or None if it is ready."""
     address = native.tensor_readiness(tensor)
     return ffi.gc(ffi.cast("dlx_ready *", address), lib.dlx_ready_drop) if address else None
 
 
 def identity(point: Ready) -> int:
-    """Return a number of an event; whoever waited for one need not wait for another with the same number."""
+    """Return an event's number: after a wait for one event, others with the same number need no wait."""
     own = int(lib.dlx_ready_own_device(point))
     return -1 - own if own >= 0 else int(ffi.cast("uintptr_t", point))
 
 
 def when(tensor: Tensor, point: Ready) -> Tensor:
-    """Return a further tensor over the same memory with another readiness event."""
-    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` lives until this has returned
+    """Return a new tensor over the same memory with another readiness event."""
+    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` stays alive until the call returns
 
 
 def check_gaps(tensor: Tensor, keep_order: bool) -> None:
-    """Raise a LayoutError if the driver cannot copy device memory to dense memory with few enough calls."""
+    """Raise a LayoutError if a copy of device memory to dense memory needs too many driver calls."""
     struct = ffi.cast("DLTensor *", native.tensor_address(tensor))
     if lib.dlx_cuda_is_scattered(struct, tensor.flags, keep_order):
         reason = ffi.string(lib.dlx_status_text(lib.DLX_E_SCATTERED)).decode()
@@ -156,7 +156,7 @@ def check_gaps(tensor: Tensor, keep_order: bool) -> None:
 
 
 def is_capturing(stream: Stream) -> bool:
-    """Return whether a stream captures a graph, so that the host cannot wait for it."""
+    """Return whether a stream captures a graph; the host cannot wait for it then."""
     yes = ffi.new("int *")
     check(lib.dlx_cuda_capturing(stream.device.id, stream.handle, yes))
     return bool(yes[0])
@@ -170,11 +170,11 @@ def work_stream(device: Device) -> Stream:
 
 
 def as_interface(tensor: Tensor) -> dict[str, Any]:
-    """Return a tensor's ``__cuda_array_interface__``, version 3, whose ``"stream"`` is the one to wait for."""
+    """Return a tensor's ``__cuda_array_interface__``, version 3; consumers wait for its ``"stream"``."""
     dtype, device = tensor.dtype, tensor.device
     name = typestr(dtype)
     if not is_cuda(device) or name is None:
-        raise AttributeError(f"dlx.Tensor has no __cuda_array_interface__ here: it is {dtype} on {device}")
+        raise AttributeError(f"this dlx.Tensor has no __cuda_array_interface__: it is {dtype} on {device}")
     point, stream, size = readiness_of(tensor), None, dtype.bits // 8
     if point is not None and tensor.nbytes:
         work = work_stream(Device(lib.kDLCUDA, device.id))
@@ -194,17 +194,17 @@ def as_interface(tensor: Tensor) -> dict[str, Any]:
 native.register(cuda_interface=as_interface)
 
 pending: list[Callable[[], int]] = []
-"""What else releases memory that is no longer in use, and says how many are; see `release_pending`."""
+"""Further functions for `release_pending`: each releases unused memory and returns how many arrays are in use."""
 
 
 @set_module("dlx")
 def release_pending() -> int:
-    """Release memory whose last use on a device is done; return how many arrays are still in use.
+    """Release memory that devices have finished using; return how many arrays are still in use.
 
-    A converted array that was used on another stream than its producer's is not released before the device is done with
-    it, nor what `share` has given to processes that have it open. dlx checks for such memory in every call that
-    involves CUDA memory; this function checks now. It waits for none of it; memory of dlx's own on a device without
-    memory pools goes back here, for which the driver waits.
+    dlx keeps an array until the device has finished using it on streams other than its producer's, and keeps shared
+    memory while other processes have it open. Every call that involves CUDA memory checks for finished work; this
+    function only checks, without waiting for the device. (On a device without memory pools, the driver waits when dlx
+    frees its own memory.)
 
     Examples
     --------
@@ -212,5 +212,5 @@ def release_pending() -> int:
     >>> dlx.release_pending()
     0
     """
-    shared = sum(release() for release in pending)  # first: what these give up is released by the next line
+    shared = sum(release() for release in pending)  # first: the next line frees what they release
     return shared + int(lib.dlx_cuda_release_pending())

@@ -1,7 +1,7 @@
 """The compiled extension: cffi's `ffi` and `lib`. No other module imports `dlx._ffi`.
 
-`lib` has the C functions that touch no Python object, and the numbers of the headers. Builtins that touch Python
-objects are in `dlx._core.native`.
+`lib` contains the C functions that use no Python objects, and the headers' constants. `dlx._core.native` contains the
+builtins that use Python objects.
 """
 
 import sys

@@ -1,7 +1,6 @@
-"""The C headers: where they are, and what cffi reads of them.
+"""The C headers: their folder, and their declarations for cffi.
 
-Nothing compiled is needed here: `build_ffi.py` runs this file, too. The text that cffi parses is what a C compiler sees
-that has included nothing before.
+`build_ffi.py` runs this file before the extension exists, so it imports no compiled module.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 ABI = "dlpack_abi.h"
-"""The structs and constants of DLPack: for everybody."""
+"""DLPack's structs and constants; for users."""
 
 CORE = "dlx.h"
-"""The functions of dlx's own core, which are not exported from the extension."""
+"""The functions of dlx's core, which the extension does not export."""
 
 CUDA = "dlx_cuda.h"
-"""The same for what goes through the CUDA driver."""
+"""The core's CUDA functions, which the extension does not export."""
 
-# What is for C++, or for a file that has included an older dlpack.h; never nested.
+# Blocks for C++, or for files that include an older dlpack.h; never nested.
 _OTHERS = re.compile(r"^#ifdef\b.*?^#(?:else|endif)\b", re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(r"^#(?!define DLPACK_\w+ \d).*$", re.MULTILINE)
 
@@ -27,8 +26,8 @@ _DIRECTIVE = re.compile(r"^#(?!define DLPACK_\w+ \d).*$", re.MULTILINE)
 def get_include() -> str:
     """Return the folder of dlx's C headers, for a compiler's ``-I``.
 
-    ``#include "dlpack_abi.h"`` gives the structs of DLPack 1.3, `DLTensor` and others, before or after any other
-    ``dlpack.h``. The functions in ``dlx.h`` are the core's own: there is nothing to link them against.
+    ``#include "dlpack_abi.h"`` declares the structs of DLPack 1.3, `DLTensor` and others, before or after any other
+    ``dlpack.h``. The functions in ``dlx.h`` are internal: there is no library to link with.
 
     Examples
     --------
@@ -48,9 +47,9 @@ def declarations(header: str) -> str:
 
 
 def cffi_builder() -> Any:
-    """Return a build-time ``cffi.FFI`` that knows the structs of DLPack, for ``include`` in another project's own.
+    """Return a build-time ``cffi.FFI`` with DLPack's structs, to ``include`` in your project's FFI.
 
-    In the project's build script::
+    In your build script::
 
         ffibuilder = cffi.FFI()
         ffibuilder.include(dlx.cffi_builder())
@@ -59,8 +58,8 @@ def cffi_builder() -> Any:
             "_kernel", '#include "scale.h"', sources=["scale.c"], include_dirs=[".", dlx.get_include()]
         )
 
-    The types are then those of `dlx.ffi`: what `dlx.borrow` gives can be passed on without a cast. The built extension
-    imports dlx when it is loaded. (cffi cannot include an extension that is already compiled, such as `dlx.ffi`.)
+    The types are those of `dlx.ffi`: you can pass the result of `dlx.borrow` without a cast. The built extension
+    imports dlx when it is loaded. (cffi cannot include a compiled extension such as `dlx.ffi`.)
 
     Raises
     ------
@@ -77,7 +76,7 @@ def cffi_builder() -> Any:
 
     builder = FFI()
     builder.cdef(declarations(ABI))
-    # Never compiled: it tells an including FFI which extension has these types when the program runs.
+    # Never compiled: it names the extension that has these types at run time.
     builder.set_source("dlx._ffi", f'#include "{ABI}"\n')
     return builder
 

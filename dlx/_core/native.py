@@ -38,7 +38,7 @@ _CLASSES: dict[str, type[BaseException]] = {
 }
 
 if lib.dlx_bind(id(sys.modules[__name__])) != 0:
-    raise ImportError("dlx._ffi could not bind its builtins; the cause is printed above")
+    raise ImportError("dlx._ffi cannot register its builtins; the cause is printed above")
 globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
 
-        It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a buffer.
+        Create one with dlx.convert(obj, to='dlx'). Any DLPack consumer imports it; host memory is also a buffer.
         """
 
         shape: tuple[int, ...]
@@ -59,41 +59,41 @@ if TYPE_CHECKING:
         dtype: DType
         """The dtype as dlx.DType."""
         device: Device
-        """Where the memory is, as dlx.Device."""
+        """Device of the memory, as dlx.Device."""
         is_host: bool
-        """Whether it is plain host memory, pinned memory left out."""
+        """Whether the memory is plain host memory, not pinned."""
         nbytes: int
-        """Bytes of all elements, gaps not counted."""
+        """Bytes of all elements, without gaps."""
         readonly: bool
-        """Whether writing to the memory is forbidden."""
+        """Whether the memory is read-only."""
         data_ptr: int
         """Address of the first element; a handle on opaque devices."""
         byte_offset: int
-        """Bytes from data_ptr to the first element; 0 where data_ptr is an address."""
+        """Bytes from data_ptr to the first element; 0 if data_ptr is an address."""
         flags: int
         """The DLPack flags, as an int."""
         version: tuple[int, int]
-        """The DLPack version this tensor is exported with."""
+        """The DLPack version of exported capsules."""
         __array_interface__: dict[str, Any]
-        """The memory as numpy's array interface says it, where it can: numbers in host memory."""
+        """numpy's array interface, for numbers in host memory."""
         __cuda_array_interface__: dict[str, Any]
-        """The memory as the CUDA array interface says it, where it can: numbers in a CUDA device's memory."""
+        """The CUDA array interface, for numbers in CUDA memory."""
         __dlpack_c_exchange_api__: ClassVar[object]
 
         def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
-            """Return a numpy array over this memory, read-only where it is; of another dtype a copy.
+            """Return a numpy array over this memory, read-only if the tensor is; a copy if dtype differs.
 
-            Device memory is refused.
+            Raise for device memory.
             """
 
         def tobytes(self) -> bytes:
             """Return the elements as bytes, in row-major order."""
 
         def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
-            """Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory."""
+            """Return (schema, array) capsules of Arrow's PyCapsule interface over this memory."""
 
         def __arrow_c_schema__(self) -> Any:
-            """Return the type of what __arrow_c_array__ gives, in a capsule."""
+            """Return the schema of __arrow_c_array__ in a capsule."""
 
         def __dlpack__(
             self,
@@ -103,13 +103,13 @@ if TYPE_CHECKING:
             dl_device: tuple[int, int] | None = None,
             copy: bool | None = None,
         ) -> Any:
-            """Return a fresh capsule over this memory (a copy where copy=True), versioned where max_version is (1, 0).
+            """Return a new capsule over this memory (a copy if copy=True), versioned if max_version is (1, 0) or more.
 
-            A read-only tensor is not exported in a legacy capsule.
+            Read-only memory cannot be exported in a legacy capsule.
             """
 
         def __reduce_ex__(self, protocol: Any, /) -> Any:
-            """Return what pickle and copy make a tensor of the same values from; with protocol 5 out of band."""
+            """Return the state for pickle and copy; with protocol 5, the values are out of band."""
 
         def __dlpack_device__(self) -> tuple[int, int]:
             """Return (device type, device id) as DLPack numbers."""
@@ -135,14 +135,12 @@ if TYPE_CHECKING:
         flags: int,
         owner: object,
     ) -> Tensor: ...
-    def tensors_within(address: int, size: int, numbers: Any, flags: int, owner: object, /) -> list[Tensor]: ...
-    def arrays_within(
+    def tensors_unpack(address: int, size: int, numbers: Any, flags: int, owner: object, /) -> list[Tensor]: ...
+    def arrays_unpack(
         address: int, size: int, numbers: Any, flags: int, owner: object, fast_path: FastPathFunction, to: Any, /
     ) -> list[Any] | None: ...
     def tensors_extents(tensors: list[Tensor], /) -> list[tuple[int, int, bool]]: ...
-    def tensors_numbers(
-        tensors: list[Tensor], offsets: list[int], strides: list[tuple[int, ...] | None], /
-    ) -> bytes: ...
+    def tensors_pack(tensors: list[Tensor], offsets: list[int], strides: list[tuple[int, ...] | None], /) -> bytes: ...
     def tensor_view(
         tensor: Tensor, dtype: Sequence[int] | None, device: Sequence[int] | None, flags: int | None, owner: object
     ) -> Tensor: ...
@@ -150,10 +148,10 @@ if TYPE_CHECKING:
     def tensor_stack(tensors: list[Tensor], capabilities: int = 0, /) -> Tensor | int | None: ...
     def tensor_repack(tensor: Tensor, /) -> Tensor: ...
     def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
-    def producer_answer(obj: object, /) -> tuple[object, Any, Exception | None] | None: ...
+    def producer_response(obj: object, /) -> tuple[object, Any, Exception | None] | None: ...
 
     class Source:
-        """How arrays of an exact type are taken on the fast path."""
+        """How the fast path reads arrays of one exact type."""
 
         what: str
         adapter: Any
@@ -161,16 +159,16 @@ if TYPE_CHECKING:
         def __init__(self, type: type, /, **members: Any) -> None: ...
 
     class Target:
-        """What a consumer takes on the fast path."""
+        """What a consumer accepts on the fast path."""
 
         consumer: Any
         stated: Any
 
         def __init__(self, **members: Any) -> None: ...
 
-    def source_of(type: type, /) -> Source | None: ...
+    def source_find(type: type, /) -> Source | None: ...
     def source_add(source: Source, like: tuple[str, Any] | bool | None = None, /) -> None: ...
-    def target_of(to: object, /) -> Target | None: ...
+    def target_find(to: object, /) -> Target | None: ...
     def pair_add(to: object, source: Source, target: Target, what: str, at_root: bool = False, /) -> bool: ...
     def routes_clear() -> None: ...
 
@@ -186,7 +184,7 @@ if TYPE_CHECKING:
         def _exchange_api(self, to: str, python_path: Callable[[Any], Tensor], /) -> object: ...
 
     class Slots:
-        """The base type of lazy views: a source and a cache of converted elements."""
+        """Base type of lazy views: a source and a cache of converted elements."""
 
         _source: Any
         _slots: dict[Any, Any]
@@ -221,7 +219,7 @@ if TYPE_CHECKING:
     def arrow_column(data: object, column: int, /) -> tuple[Any, ...]: ...
     def arrow_tensor(data: object, column: int, copies: bool, /) -> Tensor: ...
     def arrow_exchange(by_dlpack: bool = False, /) -> object: ...
-    def arrow_joined(obj: object, /) -> Tensor | None: ...
+    def arrow_join(obj: object, /) -> Tensor | None: ...
     def arrow_columns(method: str, obj: object, joins: bool, /) -> tuple[dict[str, Tensor] | None, Any]: ...
     def managed_adopt(address: int, legacy: bool, borrow: bool, keep: object) -> Tensor: ...
     def tensor_address(tensor: Tensor, /) -> int: ...
@@ -241,5 +239,5 @@ register(
 
 
 def live() -> int:
-    """Return how many managed tensors dlx made or consumed and has not released yet."""
+    """Return the number of managed tensors that dlx has made or consumed and not released."""
     return int(lib.dlx_live())

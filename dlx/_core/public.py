@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 def public(function: Callable[P, T], fast: Any = None) -> Callable[P, T]:
-    """Return a function of `dlx` in C around another: it names wrong keywords, and its refusals hide dlx's frames."""
+    """Wrap a public function in C: suggest names for wrong keywords, and hide dlx's frames in its errors."""
     set_module("dlx")(function)
-    # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
-    copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
+    # Python 3.14 evaluates annotations late and does not copy them by name; ours are strings.
+    attributes = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
     fast = fast or native.FastPathFunction(function, None, None)
-    return functools.update_wrapper(fast, function, assigned=tuple(copied))
+    return functools.update_wrapper(fast, function, assigned=tuple(attributes))
 
 
 def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> None:
-    """Name the function in a refusal and shorten its traceback; say of a wrong call which keyword was meant."""
+    """Name the function in an error and shorten its traceback; suggest a keyword for an invalid call."""
     if isinstance(error, REFUSALS):
         name_action(error, function.__name__)
         shorten(error)
-    elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # the function did not begin
+    elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # raised before the function began
         check_names(function, names)
 
 

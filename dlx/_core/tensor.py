@@ -1,4 +1,4 @@
-"""`Tensor`, the type that the C core makes, with its repr, and how it is pickled and copied."""
+"""The repr, pickling and copying of `Tensor`, the type of the C core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlx._core.native import register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx.errors import DeviceError
 
-# ---- the repr of dlx.Tensor: one line, the values where they are few and can be read
+# ---- repr: one line, with the values if they are few and readable
 
 MAX_VALUES = 8
 
@@ -26,12 +26,12 @@ def _shortest(value: float, raw: bytes, pack: Callable[[float], bytes]) -> float
         try:
             if pack(short) == raw:
                 return short
-        except OverflowError:  # rounded up beyond the largest number
+        except OverflowError:  # rounded up to infinity
             continue
     return value
 
 
-def _plain(letter: str) -> Callable[[bytes], Any]:
+def _unpack(letter: str) -> Callable[[bytes], Any]:
     return lambda raw: struct.unpack(f"={letter}", raw)[0]
 
 
@@ -54,22 +54,22 @@ def _bfloat16(raw: bytes) -> float:
     return _shortest(struct.unpack("=f", struct.pack("=I", upper << 16))[0], raw, _pack_bfloat16)
 
 
-# (code, bits) -> one element's bytes to a value whose repr is shown. What is missing is shown without values.
+# (code, bits) -> function from an element's bytes to a value. The repr omits the values of other dtypes.
 _READERS: dict[tuple[int, int], Callable[[bytes], Any]] = {
     (lib.kDLBool, 8): lambda raw: raw != b"\0",
-    **{(lib.kDLInt, bits): _plain(letter) for bits, letter in ((8, "b"), (16, "h"), (32, "i"), (64, "q"))},
-    **{(lib.kDLUInt, bits): _plain(letter) for bits, letter in ((8, "B"), (16, "H"), (32, "I"), (64, "Q"))},
-    **{(lib.kDLFloat, bits): read for bits, read in ((16, _real("e")), (32, _real("f")), (64, _plain("d")))},
+    **{(lib.kDLInt, bits): _unpack(letter) for bits, letter in ((8, "b"), (16, "h"), (32, "i"), (64, "q"))},
+    **{(lib.kDLUInt, bits): _unpack(letter) for bits, letter in ((8, "B"), (16, "H"), (32, "I"), (64, "Q"))},
+    **{(lib.kDLFloat, bits): read for bits, read in ((16, _real("e")), (32, _real("f")), (64, _unpack("d")))},
     **{
         (lib.kDLComplex, 2 * bits): _complex(read)
-        for bits, read in ((16, _real("e")), (32, _real("f")), (64, _plain("d")))
+        for bits, read in ((16, _real("e")), (32, _real("f")), (64, _unpack("d")))
     },
     (lib.kDLBfloat, 16): _bfloat16,
 }
 
 
 def _edge(shape: tuple[int, ...]) -> int:
-    """Return how many values to show at either end of a dimension, so that they are few in all; 0: show none."""
+    """Return how many values to show at each end of a dimension (0: none), at most `MAX_VALUES` in all."""
     for edge in (MAX_VALUES, 3, 2, 1):
         shown = 1
         for extent in shape:
@@ -79,27 +79,27 @@ def _edge(shape: tuple[int, ...]) -> int:
     return 0
 
 
-def _nested(tensor: Tensor, edge: int, read: Callable[[int], Any], at: int = 0, axis: int = 0) -> str:
+def _format_nested(tensor: Tensor, edge: int, read: Callable[[int], Any], at: int = 0, axis: int = 0) -> str:
     if axis == tensor.ndim:
         return repr(read(at))
     extent, stride = tensor.shape[axis], tensor.strides[axis]
     whole = extent <= 2 * edge
     places = range(extent) if whole else [*range(edge), *range(extent - edge, extent)]
-    rows = [_nested(tensor, edge, read, at + place * stride, axis + 1) for place in places]
+    rows = [_format_nested(tensor, edge, read, at + place * stride, axis + 1) for place in places]
     if not whole:
         rows.insert(edge, "...")
     return f"[{', '.join(rows)}]"
 
 
 def _values(tensor: Tensor) -> str:
-    """Return the values as text, or nothing where they are many, or cannot be read."""
+    """Return the values as text, or ``""`` if they are too many or unreadable."""
     code, bits, lanes = tensor.dtype
     reader, edge = _READERS.get((code, bits)), _edge(tensor.shape)
     if reader is None or edge == 0 or lanes != 1 or not host_readable(tensor.device):
         return ""
     itemsize = bits // 8
     try:
-        # Through the kernel, which refuses where there is no memory: a repr in a debugger must not crash the process.
+        # The kernel checks the address: a repr in a debugger must not crash the process.
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
@@ -108,7 +108,7 @@ def _values(tensor: Tensor) -> str:
         def read(at: int) -> Any:
             return reader(os.pread(memory, itemsize, tensor.data_ptr + at * itemsize))
 
-        return _nested(tensor, edge, read)
+        return _format_nested(tensor, edge, read)
     except (OSError, struct.error):
         return ""
     finally:
@@ -127,22 +127,22 @@ def _repr(tensor: Tensor) -> str:
 
 register(represent=_repr)
 
-# ---- pickles and copies: the bytes, out of band where protocol 5 allows, and what describes them
+# ---- pickling and copying: bytes (out of band with protocol 5) and their description
 
 _UINT8 = (lib.kDLUInt, 8, 1)
 
 
 def dense(tensor: Tensor) -> bool:
-    """Return whether elements lie without gaps or overlap, in whatever order of dimensions."""
+    """Return whether the elements have no gaps and no overlap, in any order of dimensions."""
     struct = ffi.cast("DLTensor *", native.tensor_address(tensor))
     return not lib.dlx_layout(struct) & (lib.DLX_LAYOUT_GAPS | lib.DLX_LAYOUT_NEGATIVE | lib.DLX_LAYOUT_ZERO)
 
 
-def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
-    """Return what `Tensor.__reduce_ex__` does."""
+def reduce_tensor(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
+    """Implement `Tensor.__reduce_ex__`."""
     if not tensor.is_host:
         raise DeviceError(
-            f"only host memory is pickled, and its memory is on {tensor.device}",
+            f"only host memory can be pickled, and it is on {tensor.device}",
             source=repr(tensor),
             fix="Move it first: dlx.convert(tensor, to='dlx', device='cpu').",
         )
@@ -153,7 +153,7 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
 
     flags = READ_ONLY if readonly else 0
     raw = native.tensor_new(tensor.data_ptr, (tensor.nbytes,), None, _UINT8, HOST, flags, tensor)
-    # Not over a memoryview: Python's collector clears one before what has it exported, and may crash.
+    # Not a memoryview: Python's collector may clear it before its exporter and crash.
     data: Any = PickleBuffer(raw) if protocol >= 5 else bytes(raw) if readonly else bytearray(raw)
     return tensor_from, (data, tuple(tensor.dtype), tensor.shape, tensor.strides, tensor.flags & SUBBYTE_PADDED)
 
@@ -161,21 +161,21 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
 def tensor_from(
     data: Any, dtype: tuple[int, int, int], shape: tuple[int, ...], strides: tuple[int, ...], flags: int
 ) -> Tensor:
-    """Return a tensor over the bytes that a pickle brought, read-only where these are."""
-    with memoryview(data) as given:
-        empty = b"" if given.readonly else bytearray()
-        view = given.cast("B") if given.nbytes else memoryview(empty)
+    """Return a tensor over the bytes of a pickle, read-only if they are."""
+    with memoryview(data) as whole:
+        empty = b"" if whole.readonly else bytearray()
+        view = whole.cast("B") if whole.nbytes else memoryview(empty)
     itemsize = max(1, dtype[1] // 8)
     address = native.buffer_address(view)
-    if address % min(16, itemsize & -itemsize):  # of a network's frame, say: consumers count on natural alignment
+    if address % min(16, itemsize & -itemsize):  # such as in a network packet; consumers rely on natural alignment
         view = memoryview(bytes(view) if view.readonly else bytearray(view))
         address = native.buffer_address(view)
-    try:  # laid out as `numbers` in c_src/interop/packed.c
+    try:  # the layout is defined by `numbers` in c_src/interop/packed.c
         numbers = struct.pack(f"=q2BH2B2x{len(shape) + len(strides)}q", 0, *dtype, len(shape), flags, *shape, *strides)
     except struct.error as error:
-        raise ValueError("its numbers describe no tensor") from error
-    (tensor,) = native.tensors_within(address, view.nbytes, numbers, READ_ONLY if view.readonly else 0, view)
+        raise ValueError("its description of a tensor is invalid") from error
+    (tensor,) = native.tensors_unpack(address, view.nbytes, numbers, READ_ONLY if view.readonly else 0, view)
     return tensor
 
 
-register(reduce=reduced)
+register(reduce=reduce_tensor)

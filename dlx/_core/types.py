@@ -1,4 +1,4 @@
-"""`Device` and `DType`: numbers come from the C header, names are written here; flags of tensors, and strides."""
+"""`Device` and `DType` with their names, tensor flags, and helpers for strides."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _DEVICE_TYPES: dict[str, int] = {
 }
 _DEVICE_NAMES = {number: name for name, number in _DEVICE_TYPES.items()}
 _ALIASES = {
-    "gpu": "Say 'cuda' (NVIDIA) or 'rocm' (AMD).",
-    "mps": "Metal's memory is 'metal' in DLPack.",
-    "xpu": "Intel's devices are 'oneapi' in DLPack.",
-    "hip": "AMD's devices are 'rocm' in DLPack.",
-    "host": "Say 'cpu'.",
-    "meta": "It has no memory.",
-    "tpu": "DLPack has no number for TPUs: move the array to the host first.",
+    "gpu": "Use 'cuda' (NVIDIA) or 'rocm' (AMD).",
+    "mps": "Use 'metal', DLPack's name.",
+    "xpu": "Use 'oneapi', DLPack's name of Intel's devices.",
+    "hip": "Use 'rocm', DLPack's name of AMD's devices.",
+    "host": "Use 'cpu'.",
+    "meta": "Create the array on a real device: meta arrays have no memory.",
+    "tpu": "Move the array to the host first: DLPack has no TPU device.",
 }
 
 
@@ -55,15 +55,15 @@ def _unknown(part: str, obj: Any) -> Any:
 _from_native: Callable[[str, Any], Any] = _unknown
 
 
-def set_from_native(asked: Callable[[str, Any], Any]) -> None:
-    """Set the function that knows the dtypes and devices of frameworks: (``"dtypes"`` or ``"devices"``, an object)."""
+def set_from_native(look_up: Callable[[str, Any], Any]) -> None:
+    """Set the function that looks up dtypes and devices of frameworks: (``"dtypes"`` or ``"devices"``, object)."""
     global _from_native
-    _from_native = asked
+    _from_native = look_up
 
 
 @set_module("dlx")
 class Device(Shown, tuple[int, int]):
-    """A device as DLPack names it: (device type, device id).
+    """A DLPack device: (device type, device id).
 
     Parameters
     ----------
@@ -71,17 +71,17 @@ class Device(Shown, tuple[int, int]):
         A name (``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"cuda_host"``), a pair ``(type, id)``, a `Device`, a device type
         number, or the device object of a framework that has an adapter (``torch.device``) or of cuda.core.
     id
-        Device id; only beside a type number, or a name without one.
+        Device id; only with a type number, or a name without an id.
 
     Raises
     ------
     DeviceError
-        If the name is unknown (a ValueError as well) or the numbers are none.
+        If the name is unknown (also a ValueError) or the numbers are invalid.
 
     Notes
     -----
-    Device types are those of ``dlpack.h`` 1.3; a number that is not named there is kept as it is. Ids are counted by
-    each library on its own. A device without an id is number 0.
+    Device types are those of ``dlpack.h`` 1.3; other numbers are kept unchanged. Each library numbers its devices
+    itself. The default id is 0.
 
     Examples
     --------
@@ -99,27 +99,27 @@ class Device(Shown, tuple[int, int]):
             if id is not None and not number and isinstance(id, int) and id >= 0:
                 number = str(int(id))  # Device("cuda", 1)
             elif id is not None:
-                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
+                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Pass 'cuda:1', or 'cuda' and 1.")
             if name not in _DEVICE_TYPES or (number and not _is_id(number)):
                 found = _from_native("devices", device) if id is None and "/" in device else None  # of tensorflow
                 if found is not None:
                     return tuple.__new__(cls, found)
-                known = f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
+                known = f"Use one of: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
                 fix = _ALIASES.get(name.lower()) or did_you_mean(name, _DEVICE_TYPES) or known
-                raise DeviceNameError(f"there is no device {device!r}", fix=fix)
+                raise DeviceNameError(f"unknown device {device!r}", fix=fix)
             return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
         pair = (device, id or 0) if id is not None or isinstance(device, int) else device
         try:
             if not isinstance(pair, tuple | list):
-                raise TypeError  # an array of two numbers is none
+                raise TypeError  # an array of two numbers is not a pair
             kind, ordinal = map(operator.index, pair)
             if not (-(1 << 31) <= kind < 1 << 31 and -(1 << 31) <= ordinal < 1 << 31):
-                raise ValueError  # DLPack's have 32 bits
+                raise ValueError  # DLPack uses 32 bits
         except (TypeError, ValueError):
             native = _from_native("devices", device) if id is None else None
             if native is None:
                 raise DeviceError(
-                    f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
+                    f"{device!r} is not a device", fix="Pass a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
                 ) from None
             kind, ordinal = native
         return tuple.__new__(cls, (kind, ordinal))
@@ -136,7 +136,7 @@ class Device(Shown, tuple[int, int]):
 
     @property
     def name(self) -> str:
-        """The device type's name, or its number in words where it has none."""
+        """The device type's name; ``device_type_N`` for an unknown number N."""
         return _DEVICE_NAMES.get(self[0], f"device_type_{self[0]}")
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ def _is_id(number: str) -> bool:
 
 
 def is_at(device: Device | None, wanted: Device) -> bool:
-    """Return whether a device is the one that is wanted; number 0 of the host is any of a framework's host devices."""
+    """Return whether a device equals `wanted`; ``cpu:0`` matches every host device of a framework."""
     return device == wanted or (wanted == (lib.kDLCPU, 0) and device is not None and device.type == lib.kDLCPU)
 
 
@@ -164,7 +164,7 @@ def host_readable(device: Device) -> bool:
 
 
 def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether elements lie in row-major order without gaps, extents of 1 ignored."""
+    """Return whether elements are in row-major order without gaps, ignoring extents of 1."""
     if 0 in shape:
         return True
     step = 1
@@ -184,7 +184,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# Names whose code fixes everything but the lanes. Widths of the plain kinds are in the name itself.
+# Names that determine code and bits. The names of int, uint, float and complex contain the bits.
 _EXACT: dict[str, tuple[int, int]] = {
     "bool": (lib.kDLBool, 8),
     "bfloat16": (lib.kDLBfloat, 16),
@@ -206,7 +206,7 @@ _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
 _SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>[1-9]\d{0,2})")
 _INTEGERS = {*range(1, 9), 16, 32, 64, 128}
 _WIDTHS = {"int": _INTEGERS, "uint": _INTEGERS, "float": {16, 32, 64, 128}, "complex": {32, 64, 128, 256}}
-# Every dtype that some framework has, as users are shown them; float4 comes in pairs of two lanes, too.
+# Every dtype of a framework, in the order that users see; float4 also exists as pairs of two lanes.
 _LISTED = (
     *("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))),
     *("float16", "float32", "float64", "bfloat16", "complex32", "complex64", "complex128"),
@@ -214,7 +214,7 @@ _LISTED = (
     *("float4_e2m1fnx2", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 4))),
 )
 _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
-_CODE = re.compile(r"[<>=|]?(?:b1|(?P<kind>[iufc])(?P<bytes>[1-9]\d?))")  # as numpy writes dtypes
+_CODE = re.compile(r"[<>=|]?(?:b1|(?P<kind>[iufc])(?P<bytes>[1-9]\d?))")  # numpy's codes
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
 _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
@@ -223,7 +223,7 @@ _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 @set_module("dlx")
 class DType(Shown, tuple[int, int, int]):
-    """A dtype as DLPack spells it: (code, bits, lanes).
+    """A DLPack dtype: (code, bits, lanes).
 
     Parameters
     ----------
@@ -232,16 +232,16 @@ class DType(Shown, tuple[int, int, int]):
         (``"f4"``, ``"<i8"``), a triple, a `DType`, a type code, or the dtype object or scalar type of a framework that
         has an adapter (``torch.float32``, ``numpy.float32``, ``ml_dtypes.bfloat16``, Python's ``float``).
     bits, lanes
-        Bits per lane and lanes; only beside a type code.
+        Bits per lane and lanes; only with a type code.
 
     Raises
     ------
     DTypeError
-        If the name is unknown or the numbers are none.
+        If the name is unknown or the numbers are invalid.
 
     Notes
     -----
-    Type codes are those of ``dlpack.h`` 1.3; codes that are not named there are kept.
+    Type codes are those of ``dlpack.h`` 1.3; other codes are kept unchanged.
 
     Examples
     --------
@@ -257,12 +257,10 @@ class DType(Shown, tuple[int, int, int]):
         if isinstance(dtype, str):
             found = _parse(dtype)
             if found is None or bits is not None:
-                known = "Say for instance 'float32', 'bool' or 'bfloat16'; `dlx dtypes` shows all."
-                swapped = (
-                    "Bytes in another order are none of DLPack's dtypes: swap them first, as numpy's byteswap() does."
-                )
+                known = "Use for example 'float32', 'bool' or 'bfloat16'; `dlx dtypes` lists all."
+                swapped = "Swap the bytes first, as numpy's byteswap() does: DLPack has only the native byte order."
                 fix = swapped if dtype[:1] == _OTHER_ORDER else did_you_mean(dtype, _LISTED) or known
-                raise DTypeError(f"there is no dtype {dtype!r}", fix=fix)
+                raise DTypeError(f"unknown dtype {dtype!r}", fix=fix)
             return tuple.__new__(cls, found)
         triple = dtype if bits is None else (dtype, bits, lanes)
         try:
@@ -273,14 +271,14 @@ class DType(Shown, tuple[int, int, int]):
             if native is None:
                 raise DTypeError(
                     f"{dtype!r} is not a dtype of DLPack",
-                    fix="Give a name such as 'float32', or a triple (code, bits, lanes).",
+                    fix="Pass a name such as 'float32', or a triple (code, bits, lanes).",
                 ) from None
             code, width, width_lanes = native
         return tuple.__new__(cls, (code, width, width_lanes))
 
     @classmethod
     def all(cls) -> tuple[DType, ...]:
-        """Return every dtype that some framework has, in the order of `dlx dtypes`."""
+        """Return every dtype of a framework, in the order of `dlx dtypes`."""
         return tuple(map(cls, _LISTED))
 
     @property
@@ -301,7 +299,7 @@ class DType(Shown, tuple[int, int, int]):
     @property
     @functools.lru_cache(maxsize=64)  # noqa: B019
     def name(self) -> str:
-        """The name, which `DType` takes back."""
+        """The name, which `DType` accepts."""
         code, bits, lanes = self
         scalar = _EXACT_NAMES.get((code, bits))
         if scalar is None:
@@ -320,7 +318,7 @@ class DType(Shown, tuple[int, int, int]):
 
 
 def codes_of(kinds: Iterable[str]) -> frozenset[int]:
-    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``."""
+    """Return the type codes of the dtypes whose names begin with one of the prefixes: ``("complex",)``."""
     found: set[int] = set()
     for kind in kinds:
         codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}
@@ -332,7 +330,7 @@ def codes_of(kinds: Iterable[str]) -> frozenset[int]:
 
 
 def _is_wide(code: int, bits: int) -> bool:
-    """Return whether a plain kind exists in a width (there is no float33)."""
+    """Return whether int, uint, float or complex exists in this width (float33 does not)."""
     return code in _WIDE_NAMES and bits in _WIDTHS[_WIDE_NAMES[code]]
 
 
@@ -356,4 +354,4 @@ def _parse(name: str) -> tuple[int, int, int] | None:
 
 
 HOST = Device("cpu")
-"""The host, whose memory every consumer reads."""
+"""The host."""

@@ -1,4 +1,4 @@
-"""Conversion of arrays: the request, the plan, its execution, the order of streams, what the fast path needs.
+"""Conversion of arrays: requests, plans, their execution, stream synchronization, and the data of the fast path.
 
-One array is a batch of one. Containers are flattened by `tree`; lazy views and the public functions are above.
+One array is a batch of one; `tree` flattens containers. Lazy views and the public functions build on this package.
 """

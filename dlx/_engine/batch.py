@@ -1,7 +1,7 @@
 """Convert arrays in stages: describe all, decide, export all, order streams, load. One array is a batch of one.
 
-What can be refused without calling a producer is refused before any is called. After a failure results
-are released, and consumed capsules get their names back.
+Errors that need no call of a producer are raised before the first call. After a failure, results are released and
+consumed capsules are restored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,22 @@ from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
-from dlx._engine.executor import execute, is_read_in_place, resolved
-from dlx._engine.failures import RAISING, Failures, Located
+from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
+from dlx._engine.failures import RAISING, Failures, Locate
 from dlx._engine.plan import Copy, Relabel, Resolve
-from dlx._engine.planner import DEFERRED, UNDECIDED, Decision, approach, as_it_is, check_copies, decide, deferred
+from dlx._engine.planner import (
+    DEFERRED,
+    UNDECIDED,
+    Decision,
+    check_copies,
+    decide,
+    decide_before_export,
+    defer_chunks,
+    share_unchanged,
+)
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import abstract, adapter_call, info_of, marked, raise_as_error_of
+from dlx._engine.sources import abstract_tensor, adapter_call, info_of, mark_immutable, raise_as_error_of
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -32,7 +41,7 @@ from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, 
 
 
 class Transfer:
-    """One array of a batch, and what is held of it from one stage to the next."""
+    """One array of a batch, with the results of each stage."""
 
     __slots__ = (
         *("claimed", "decision", "deferred", "description", "device", "known_info", "needs_export", "obj", "readiness"),
@@ -44,67 +53,66 @@ class Transfer:
         self.description: Any = None  # `Description.info`
         self.device: Device | None = None  # `Description.device`
         self.needs_export = False
-        self.stream_device: Device | None = None  # of device memory, whose export is passed a stream
-        self.resolution = self.decision = UNDECIDED  # what is done before the export, and in all
-        self.tensor: Tensor | None = None  # described or exported, not yet passed to the consumer
-        self.readiness: Readiness = None  # when it is ready
+        self.stream_device: Device | None = None  # of device memory; its export takes a stream
+        self.resolution = self.decision = UNDECIDED  # steps before the export, and all steps
+        self.tensor: Tensor | None = None  # before it is passed to the consumer
+        self.readiness: Readiness = None  # when the memory is ready
         self.claimed: Tensor | None = None  # consumed from the producer
-        self.deferred: Any = None  # the result, of what is computed later
-        self.known_info: ArrayInfo | None = None  # of `info`, once it was asked
-        self.written = False  # whether what gets the result writes to it
+        self.deferred: Any = None  # a collection that converts its chunks later
+        self.known_info: ArrayInfo | None = None  # cache of `info`
+        self.written = False  # whether the receiver of the result writes to it
 
     def info(self) -> ArrayInfo:
-        """Return what is known of the array: what its adapter said of it, or what was exported."""
-        held = self.tensor if self.tensor is not None else self.claimed
-        if self.known_info is None or (self.known_info.shape is None and held is not None):
+        """Return the description of the array, by its adapter or its tensor."""
+        tensor = self.tensor if self.tensor is not None else self.claimed
+        if self.known_info is None or (self.known_info.shape is None and tensor is not None):
             with adapter_call(self.source):
-                self.known_info = info_of(self.description, self.source, self.obj, held, self.device)
+                self.known_info = info_of(self.description, self.source, self.obj, tensor, self.device)
         return self.known_info
 
     def text(self) -> str:
-        """Return the same as text, for an error: the type alone where it cannot be described."""
+        """Return `info` as text for an error, or the type if the description fails."""
         try:
             return str(self.info())
         except DlxError:
             return type_name(type(self.obj))
 
-    def planned(self) -> Tensor | None:
-        """Return what would be exported, by description only; None where only an export could tell."""
+    def plan_export(self) -> Tensor | None:
+        """Return the tensor of the export, from the description only; None if only an export shows it."""
         obj, source, before, tensor = self.obj, self.source, self.resolution, self.tensor
         if tensor is not None:
-            return marked(tensor, source)
-        if before.copies:  # the resolution copies: it is not run, its result is known to be compact
+            return mark_immutable(tensor, source)
+        if before.copies:  # the resolution would copy; its result is contiguous
             return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
-        said, needs_export = self.description, self.needs_export
+        described, needs_export = self.description, self.needs_export
         with adapter_call(source):
             if before.steps:
-                obj = resolved(obj, before.steps, source)
+                obj = resolve_blockers(obj, before.steps, source)
                 if isinstance(obj, Tensor):  # made by the resolution
-                    return marked(obj, source)
+                    return mark_immutable(obj, source)
                 again = source.describe(obj)
-                said, needs_export, tensor = again.info, again.needs_export, again.tensor
-            if tensor is None and not needs_export and said is not None:
-                tensor = abstract(info_of(said, source, obj, None) if before.steps else self.info(), obj)
-        return None if tensor is None else marked(tensor, source)
+                described, needs_export, tensor = again.info, again.needs_export, again.tensor
+            if tensor is None and not needs_export and described is not None:
+                tensor = abstract_tensor(info_of(described, source, obj, None) if before.steps else self.info(), obj)
+        return None if tensor is None else mark_immutable(tensor, source)
 
     def restore(self) -> tuple[str, ...]:
-        """Undo `Arrays.consume`; return what the adapter says if it fails, for a note to the error that is raised."""
-        owned, self.claimed = self.claimed, None
+        """Undo `Arrays.consume`; return the adapter's errors, for notes."""
+        claimed, self.claimed = self.claimed, None
         restore = self.source.arrays.restore
-        if owned is not None and restore is not None:
+        if claimed is not None and restore is not None:
             try:
-                restore(self.obj, owned)
+                restore(self.obj, claimed)
             except MemoryError:
                 raise
             except Exception as failure:
-                return (f"{self.source.name} failed to take it back: {exception_text(failure)}",)
+                return (f"{self.source.name} failed to restore it: {exception_text(failure)}",)
         return ()
 
     def complete(self, error: DlxError, request: Request, *, consumed: bool = False) -> DlxError:
-        """Add source and target to an error of an inner layer; `consumed`: the consumer failed, not the producer."""
-        fixless = not error.fix and error.__cause__ is None and not consumed
-        if fixless and isinstance(error, ProtocolError | LayoutError):
-            error.fix = "Its producer gave what DLPack does not allow: mend it there."
+        """Add source and target to an error of an inner layer; `consumed` means that the consumer failed."""
+        if isinstance(error, LayoutError) and error.__cause__ is None and not consumed:
+            error.complete(fix=ProtocolError.usual_fix)
         sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
         return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
 
@@ -112,10 +120,10 @@ class Transfer:
 def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Tensor | None:
     device = info.device or found
     if info.shape is None or info.dtype is None or device is None:
-        return None  # only a conversion could tell
+        return None
     with adapter_call(source):
-        stated = source.capabilities()
-    padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
+        declared = source.capabilities()
+    padded = declared is not None and declared.subbyte == "padded" and info.dtype.bits < 8
     # The address is never read.
     return native.tensor_new(
         source.arrays.alignment, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None
@@ -123,13 +131,13 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Te
 
 
 def not_writable() -> ReadOnlyError:
-    """Return the error for a read-only array that a function is declared to write to."""
+    """Return the error for a read-only array in `writes`."""
     reason = "the function writes to it (writes=), and it is read-only"
-    return ReadOnlyError(reason, fix="Pass an array that can be written to.")
+    return ReadOnlyError(reason, fix="Pass a writable array.")
 
 
 class Batch:
-    """The conversion of arrays to one target; `to` is what the caller named, if the fast path may be used."""
+    """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
         *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
@@ -148,14 +156,14 @@ class Batch:
         self.request, self.objs, self.sources = request, objs, sources
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
-        self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
+        self._borrowed: list[tuple[int, Any]] = []  # tensors of the fast path
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
-        self.written: frozenset[int] = frozenset()  # numbers of the arrays that the caller of `run` writes to
+        self.written: frozenset[int] = frozenset()  # indices of arrays that the caller writes to
 
     def sync(self) -> StreamSync:
-        """Return the stream synchronization of this call; each pair of streams is ordered once for all arrays."""
+        """Return the stream synchronization of this call, which orders each pair of streams once."""
         if self._sync is None:
             self._sync = StreamSync(self.request.target, self.request.stream, self.request.device)
         return self._sync
@@ -164,7 +172,7 @@ class Batch:
         """Convert all arrays, or none; return the results in order."""
         try:
             self._prepare(brief=False)
-            traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
+            traced = [self._trace_event(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
             if self.failures.errors:
                 self.failures.check()
@@ -175,44 +183,44 @@ class Batch:
             self.undo(error)
             raise
 
-    def _traced(self, transfer: Transfer) -> tuple[Any, ...]:
-        """Return what is told of one array's conversion: it is described before the array is passed on."""
+    def _trace_event(self, transfer: Transfer) -> tuple[Any, ...]:
+        """Return the trace record of one array, before the consumer gets it."""
         before, tensor = transfer.resolution, transfer.tensor
-        chosen = before if tensor is None else self.decided(transfer, tensor)
+        chosen = before if tensor is None else self.decide(transfer, tensor)
         nbytes = sum(step.nbytes for step in chosen.steps)
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
     def tensors(self) -> list[Tensor]:
-        """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed."""
+        """Return tensors of all arrays, to read them immediately; no consumer is called and no capsule consumed."""
         self._may_defer = False
         self._prepare(brief=True)
         for i, borrowed in self._borrowed:
             self.results[i] = borrowed
         for i, transfer in self._transfers.items():
-            held = transfer.tensor
+            tensor = transfer.tensor
             self.results[i] = (
-                resolved(transfer.obj, transfer.resolution.steps, transfer.source) if held is None else held
+                resolve_blockers(transfer.obj, transfer.resolution.steps, transfer.source) if tensor is None else tensor
             )
         return self.results
 
-    def copied(self, i: int) -> bool:
-        """Return whether the array number `i` was copied."""
+    def is_copied(self, i: int) -> bool:
+        """Return whether array number `i` was copied."""
         transfer = self._transfers.get(i)
         return transfer is not None and "copied" in (transfer.resolution.outcome, transfer.decision.outcome)
 
-    def on_host(self, i: int) -> bool:
-        """Return whether the array number `i` took the fast path, which handles host memory only."""
+    def is_on_host(self, i: int) -> bool:
+        """Return whether array number `i` took the fast path, which supports host memory only."""
         return i not in self._transfers
 
     def readiness(self, i: int) -> Readiness:
-        """Return when the array number `i`, one of `tensors`, may be read."""
+        """Return when array number `i` of `tensors` is ready."""
         transfer, tensor = self._transfers.get(i), self.results[i]
         if transfer is not None and transfer.readiness is not None:
             return transfer.readiness
         return readiness_of(tensor) if is_cuda(tensor.device) else None
 
     def _prepare(self, *, brief: bool) -> None:
-        """Run all stages before `_load`: what can fail afterwards is a consumer."""
+        """Run all stages before `_load`; after them only a consumer can fail."""
         to, borrow = self.to, FAST_PATH._borrow
         for i, obj in enumerate(self.objs):
             borrowed = None if to is None else borrow(obj, to, brief)
@@ -248,18 +256,18 @@ class Batch:
                 del transfer
 
     def describe(self, transfer: Transfer) -> None:
-        """Decide what can be decided before any producer is called."""
+        """Describe one array and plan the steps before its export."""
         obj, source = transfer.obj, transfer.source
         try:
             transfer.description, blockers, transfer.tensor, transfer.needs_export, transfer.device = source.describe(
                 obj
             )
             maps = self._may_defer and source.arrays.map_chunks is not None
-            later = deferred(obj, source, self.request) if maps else None
+            later = defer_chunks(obj, source, self.request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source:
-                transfer.resolution = approach(obj, source, blockers, transfer.info, self.request)
+                transfer.resolution = decide_before_export(obj, source, blockers, transfer.info, self.request)
             on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.resolution.outcome == "unknown" and not on_host:
                 self._reach(transfer)
@@ -271,7 +279,7 @@ class Batch:
             transfer.tensor = None
 
     def _gather(self, transfer: Transfer, tensor: Tensor) -> None:
-        """Let a framework make its own array on a device contiguous: with one kernel, where dlx would copy each run."""
+        """Have a framework make its device array contiguous with one kernel; dlx would copy each run."""
         if not is_cuda(tensor.device) or dense(tensor) or type(transfer.source).copy is Adapter.copy:
             return
         try:
@@ -279,7 +287,7 @@ class Batch:
         except MemoryError:
             raise
         except Exception:
-            return  # it is raised in its own stage
+            return  # a later stage raises it
         for step in steps:
             if isinstance(step, Copy):
                 why = ", ".join(filter(None, (step.why, f"made contiguous by {transfer.source.name}")))
@@ -290,7 +298,7 @@ class Batch:
                 return
 
     def _reach(self, transfer: Transfer) -> None:
-        """Raise if work on the array's device cannot be ordered, before its producer is called."""
+        """Raise if dlx cannot order work on the array's device."""
         if not takes_stream(transfer.source):
             return
         device = transfer.device if transfer.tensor is None else transfer.tensor.device
@@ -303,43 +311,43 @@ class Batch:
             self.sync().reach(device)
 
     def _preview(self, transfer: Transfer) -> None:
-        """Decide about what is known without calling a producer; raise what is refused."""
+        """Decide by the description, without a call of the producer."""
         if transfer.tensor is not None:
             self.export(transfer)
         elif transfer.resolution.outcome == "unknown" and (transfer.resolution.steps or not transfer.needs_export):
-            tensor = transfer.planned()
+            tensor = transfer.plan_export()
             if tensor is not None:
-                self.decided(transfer, tensor)
+                self.decide(transfer, tensor)
 
     def export(self, transfer: Transfer) -> None:
-        """Export and decide. No capsule is consumed yet."""
+        """Export and decide, without consuming a capsule."""
         before, source, tensor, readiness = transfer.resolution, transfer.source, transfer.tensor, None
         if before.outcome != "unknown" or transfer.decision is not UNDECIDED:
             return
         try:
             if tensor is not None:
                 if not tensor.is_host:
-                    readiness = self.sync().described(source, transfer.obj, tensor)
+                    readiness = self.sync().readiness_of_described(source, transfer.obj, tensor)
             else:
-                obj = resolved(transfer.obj, before.steps, source) if before.steps else transfer.obj
+                obj = resolve_blockers(transfer.obj, before.steps, source) if before.steps else transfer.obj
                 if transfer.stream_device is not None:
                     tensor, readiness = self.sync().export(source, obj, transfer.stream_device)
                 else:
                     tensor = source.export(obj)
                     if not tensor.is_host:
                         device = None if transfer.description is None else transfer.info().device
-                        readiness = self.sync().exported(source, obj, tensor, device)
+                        readiness = self.sync().readiness_of_export(source, obj, tensor, device)
         except Exception:
             raise_as_error_of(source)
         transfer.readiness = readiness
-        transfer.tensor = marked(tensor, source) if source.arrays.immutable and not before.copies else tensor
+        transfer.tensor = mark_immutable(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
             raise not_writable()
-        kept = as_it_is(transfer.tensor, before, source, self.request)
-        transfer.decision = self.decided(transfer, transfer.tensor) if kept is None else kept
+        unchanged = share_unchanged(transfer.tensor, before, source, self.request)
+        transfer.decision = self.decide(transfer, transfer.tensor) if unchanged is None else unchanged
 
-    def decided(self, transfer: Transfer, tensor: Tensor) -> Decision:
-        """Decide by `planner.decide`."""
+    def decide(self, transfer: Transfer, tensor: Tensor) -> Decision:
+        """Return the decision of `planner.decide`."""
         try:
             decision = decide(tensor, transfer.resolution, transfer.source, self.request, self.sync)
             if not tensor.is_host:
@@ -349,7 +357,7 @@ class Batch:
             raise_as_error_of(self.request.target.adapter)
 
     def _order(self, transfer: Transfer) -> None:
-        """Make the reader of an array wait for it, after all arrays were exported."""
+        """Make the reader of an array wait for it."""
         tensor, steps = transfer.tensor, transfer.decision.steps
         if tensor is not None and is_read_in_place(steps):
             relabelled = next((step.device for step in steps if isinstance(step, Relabel)), None)
@@ -360,7 +368,7 @@ class Batch:
         for i, borrowed in self._borrowed:
             try:
                 results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
-                if results[i] is NotImplemented:  # a plugin was loaded meanwhile, which drops all pairs
+                if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
                     self.export(transfer)
@@ -370,24 +378,24 @@ class Batch:
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
-                self.results[i] = self._loaded(transfer)
+                self.results[i] = self._load_one(transfer)
             except DlxError as error:
                 self.failures.add(error, self.path(i))
 
-    def _loaded(self, transfer: Transfer) -> Any:
-        """Consume one array and load it into the target; `undo` restores the producer's if the consumer fails."""
+    def _load_one(self, transfer: Transfer) -> Any:
+        """Consume one array and load it into the target; `undo` restores it if the consumer fails."""
         source, target = transfer.source, self.request.target
         tensor, transfer.tensor = transfer.tensor, None
         if transfer.deferred is not None:
             return transfer.deferred
         if tensor is None:  # source and target are one framework
             try:
-                return resolved(transfer.obj, transfer.resolution.steps, source)
+                return resolve_blockers(transfer.obj, transfer.resolution.steps, source)
             except DlxError as error:
                 transfer.complete(error, self.request)
                 raise
         consume, consumed = source.arrays.consume, False
-        transfer.claimed = tensor  # an interrupt may come after `consume` is done and before its result is stored here
+        transfer.claimed = tensor  # for an interrupt between `consume` and the assignment
         try:
             if consume is not None:
                 shared = not transfer.resolution.copies and is_read_in_place(transfer.decision.steps)
@@ -397,7 +405,7 @@ class Batch:
         except Exception as error:
             tensor = None
             if not consumed:
-                transfer.claimed = None  # `consume` itself failed: there is nothing to undo
+                transfer.claimed = None  # `consume` failed, so there is nothing to undo
             if isinstance(error, DlxError):
                 transfer.complete(error, self.request, consumed=consumed)
                 raise
@@ -405,7 +413,7 @@ class Batch:
             raise transfer.complete(foreign_error(what, error), self.request, consumed=consumed) from error
 
     def undo(self, error: BaseException) -> None:
-        """Release all results, and restore what was consumed."""
+        """Release all results and restore consumed arrays."""
         self.results.clear()
         self._borrowed.clear()
         consumed = [transfer for transfer in self._transfers.values() if transfer.claimed is not None]
@@ -417,7 +425,7 @@ class Batch:
             except BaseException as failure:  # raised after the others are restored
                 failed = failed or failure
         for transfer in self._transfers.values():
-            transfer.tensor = transfer.claimed = None  # a capsule that was only peeked at keeps its name
+            transfer.tensor = transfer.claimed = None  # unconsumed capsules keep their names
         if failed is not None:
             raise failed
 
@@ -430,15 +438,15 @@ def convert_tree(
     strict: bool,
     collect: bool,
     to: Any = None,
-    located: Located | None = None,
+    locate: Locate | None = None,
 ) -> Any:
-    """Convert every array in a container, and return the same containers around the results; `to` as in `Batch`."""
-    failures = Failures(request.target.name, collect=collect, located=located)
+    """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
+    failures = Failures(request.target.name, collect=collect, locate=locate)
     tree = Tree(root, handler, failures, strict=strict)
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     new: Any = None
     try:
-        if located is None:  # else it is an element of a view
+        if locate is None:  # not an element of a view
             tree.check_found()
         new = tree.rebuild(batch.run(), request.target.name)
         failures.check()

@@ -1,4 +1,4 @@
-"""Run what the planner decided for one array: resolve, export, then every step up to the array of the target."""
+"""Run the planned steps for one array: resolve its blockers, export it, and build the target's array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlx.adapter.base import Adapter
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error and of its causes: a plan is kept, and must hold no memory."""
+    """Drop the tracebacks of an error and its causes, so that a plan keeps no array alive."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -29,8 +29,8 @@ def forget_frames(error: BaseException | None) -> None:
                 waiting += error.exceptions
 
 
-def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
-    """Return the array after the steps that come before its export."""
+def resolve_blockers(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
+    """Run the steps before the export and return the array."""
     with adapter_call(source):
         for step in steps:
             if isinstance(step, Resolve):
@@ -39,13 +39,13 @@ def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
 
 
 def is_tracing(adapter: Adapter) -> bool:
-    """Return whether arrays that are made now become part of a graph of a framework that can say it."""
+    """Return whether the framework is recording a graph that new arrays become part of."""
     with adapter_call(adapter, target=adapter.name):
         return adapter.is_tracing is not None and adapter.is_tracing() is not False
 
 
 def mark_written(source: Any, obj: Any) -> None:
-    """Tell the framework of an array that other code has written to it; `source` may be no adapter."""
+    """Tell the array's framework that other code wrote to it, if `source` is an adapter that supports this."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
         return
     with adapter_call(source, source=type_name(type(obj))):
@@ -53,7 +53,7 @@ def mark_written(source: Any, obj: Any) -> None:
 
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:
-    """Return whether the consumer reads the producer's memory where it is, on its device or as host memory."""
+    """Return whether the consumer reads the producer's memory without a copy."""
     copied = False
     for step in steps:
         if isinstance(step, Relabel) and host_readable(step.device):
@@ -63,7 +63,7 @@ def is_read_in_place(steps: tuple[Step, ...]) -> bool:
 
 
 def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
-    """Return the strides of a dense copy: row-major, or in the order of the memory where that is kept."""
+    """Return the strides of a dense copy: row-major, or in the source's order if `keep_order`."""
     order = list(range(tensor.ndim))
     if keep_order and all(step > 0 for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1):
         order.sort(key=lambda axis: -tensor.strides[axis] if tensor.shape[axis] > 1 else 0)
@@ -74,40 +74,42 @@ def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
 def execute(
     steps: tuple[Step, ...], tensor: Tensor, readiness: Readiness, source: Adapter, request: Any, sync: Synchronization
 ) -> Any:
-    """Run the steps of `planner.decide` on an exported tensor, and return the target's array."""
+    """Run the steps of `planner.decide` on an exported tensor and return the target's array."""
     target = request.target
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
     load: Callable[..., Any] = adapter.load
     options: tuple[bool, ...] = ()
     if request.device is not None and adapter.placement is not None:
         load, options = adapter.placement.load, (request.committed,)
-    writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
+    writer: Adapter | None = source  # the framework that may write to the memory; None for a copy
     last = steps[-1] if steps else None
     for step in steps:
         if isinstance(step, Relabel):
             if is_read_in_place(steps):
-                sync().order(tensor, readiness, step.device)  # else `for_consumer` does it
+                sync().order(tensor, readiness, step.device)  # otherwise `for_consumer` does it
             tensor = native.tensor_view(tensor, None, step.device, None, None)
         elif isinstance(step, Copy):
             if host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
-                if step.device != HOST:  # a framework's second host device, say
+                if step.device != HOST:  # such as a framework's second host device
                     tensor = native.tensor_view(tensor, None, step.device, None, None)
             else:
                 if step is last and cuda.is_cuda(step.device) and tensor.nbytes:
-                    array = sync().filled(writer, tensor, readiness, _strides(tensor, step.keep_order), step.device)
+                    array = sync().copy_to_new_array(
+                        writer, tensor, readiness, _strides(tensor, step.keep_order), step.device
+                    )
                     if array is not None:
                         return array
-                tensor, readiness = sync().copied(writer, tensor, readiness, step.keep_order, step.device)
+                tensor, readiness = sync().copy(writer, tensor, readiness, step.keep_order, step.device)
             writer = None
         elif isinstance(step, Repack):
             tensor, writer = native.tensor_repack(tensor), None
         elif isinstance(step, Unmark):
             tensor = native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
         elif isinstance(step, Address):
-            nowhere = native.lib.DLX_ALIGNMENT  # aligned, and never read
+            address = native.lib.DLX_ALIGNMENT  # aligned, and never read
             tensor = native.tensor_new(
-                nowhere, tensor.shape, tensor.strides, tensor.dtype, tensor.device, tensor.flags, tensor
+                address, tensor.shape, tensor.strides, tensor.dtype, tensor.device, tensor.flags, tensor
             )
         elif isinstance(step, ViewAs):
             dtype = tensor.dtype

@@ -1,4 +1,4 @@
-"""Errors of a tree: raised at the first one, or collected for an ExceptionGroup."""
+"""Raise the errors of a tree at once, or collect them in an ExceptionGroup."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any
 
 from dlx.errors import DlxError
 
-Located = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
+Locate = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 
 class Failures:
-    """Errors with their paths: raised at once, or collected. ``located(path)`` gives an error's (root, path)."""
+    """Adds paths to errors and raises or collects them; ``locate(path)`` returns an error's (root, path)."""
 
-    def __init__(self, target: str, *, collect: bool = False, located: Located | None = None) -> None:
+    def __init__(self, target: str, *, collect: bool = False, locate: Locate | None = None) -> None:
         self.target = target
         self.collect = collect
-        self.located = located
+        self.locate = locate
         self.errors: list[DlxError] = []
 
     def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
-        """Note an error, or raise it where errors are not collected."""
-        root, path = ("", path) if self.located is None else self.located(path)
+        """Collect an error, or raise it unless `collect`."""
+        root, path = ("", path) if self.locate is None else self.locate(path)
         error.complete(path=path, root=root, target=self.target)
         if not self.collect:
             try:
                 raise error
             finally:
-                del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+                del error  # break the cycle with this frame
         self.errors.append(error)
 
     def check(self) -> None:
-        """Raise what was collected, if anything was."""
+        """Raise the collected errors, if any."""
         if self.errors:
             errors, self.errors = self.errors, []
             try:
-                raise together(errors)
+                raise group_errors(errors)
             finally:
                 del errors
 
@@ -44,6 +44,6 @@ RAISING = Failures("")
 """For conversions of one array, at the root."""
 
 
-def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
-    """Return one exception for all errors of a tree."""
+def group_errors(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
+    """Return the errors of a tree as one exception."""
     return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)

@@ -1,4 +1,4 @@
-"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first."""
+"""The error class, message and resolution of each incompatibility bit of the C core."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
-"""Codes of dtypes all of whose values are float32 values."""
+"""Codes of dtypes whose values float32 represents exactly."""
 
 Sentence = Callable[[Tensor, Target], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one incompatibility means; `detail` is the part of the sentence that differs between arrays."""
+    """One incompatibility; `detail` is the topic and text of the part that differs between arrays."""
 
     bit: int
     error: type[ConversionError]
@@ -28,17 +28,17 @@ class Rule:
     fix: str = ""
     detail: tuple[str, Sentence] | None = None
 
-    def found(self, tensor: Tensor, target: Target) -> dict[str, Any]:
-        """Return reason and details of an error."""
+    def explain(self, tensor: Tensor, target: Target) -> dict[str, Any]:
+        """Return reason and details as arguments of an error."""
         return {"reason": self.sentence(tensor, target), "details": self.details(tensor, target)}
 
     def details(self, tensor: Tensor, target: Target) -> tuple[tuple[str, str], ...]:
-        """Return the end of the sentence that differs, with what it is; empty where there is none."""
+        """Return the topic and text of the differing part; empty without one."""
         text = self.detail[1](tensor, target) if self.detail is not None else ""
         return ((self.detail[0], text),) if self.detail is not None and text else ()
 
     def fix_for(self, tensor: Tensor, target: Target) -> str:
-        """Return the fix, made more precise where the dtype allows it."""
+        """Return the fix, which may depend on the dtype or device."""
         known = None
         if self.bit == lib.DLX_INCOMPATIBLE_DTYPE:
             known = target.capabilities.refusals.get(tensor.dtype.name)
@@ -47,7 +47,7 @@ class Rule:
         if known is not None:
             return known[1]
         if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (tensor.dtype.bits, tensor.dtype.lanes) == (4, 2):
-            return "Convert its bytes, x.view(torch.uint8): the low four bits of each are the first value."
+            return "Convert its bytes, x.view(torch.uint8); the low four bits of each byte are the first value."
         if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
             accepted = target.capabilities.dtypes
             if accepted is not None and "float32" in accepted:
@@ -55,8 +55,8 @@ class Rule:
         return self.fix
 
 
-def _strides(what: str) -> Sentence:
-    return lambda tensor, target: f"{target.arrays} cannot {what}, found {tensor.strides} in elements"
+def _strides(limit: str) -> Sentence:
+    return lambda tensor, target: f"{target.arrays} cannot {limit}, found {tensor.strides} in elements"
 
 
 def _no_dtype(tensor: Tensor, target: Target) -> str:
@@ -71,7 +71,7 @@ def _its_dtypes(tensor: Tensor, target: Target) -> str:
 
 def _no_device(tensor: Tensor, target: Target) -> str:
     known = target.capabilities.refusals.get(tensor.device.name)
-    return known[0] if known else f"its memory is on {tensor.device}, which {target.name} cannot hold"
+    return known[0] if known else f"it is on {tensor.device}, which {target.name} does not support"
 
 
 def _alignment(tensor: Tensor, target: Target) -> str:
@@ -99,8 +99,8 @@ RULES: tuple[Rule, ...] = (
         lib.DLX_INCOMPATIBLE_EXTENTS,
         LayoutError,
         lambda tensor, target: (
-            f"{target.name} multiplies the extents of {target.word}s without elements, "
-            f"and those of {tensor.shape} do not fit"
+            f"{target.name} multiplies the extents of empty {target.word}s, "
+            f"and the product for {tensor.shape} overflows"
         ),
         fix="Reshape it first.",
     ),
@@ -113,13 +113,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lib.DLX_INCOMPATIBLE_PADDED,
         CopyRequiredError,
-        lambda tensor, target: f"its {tensor.dtype} elements take a byte each, and {target.name} packs them",
+        lambda tensor, target: f"its {tensor.dtype} elements take one byte each, but {target.name} packs them",
         copy_resolves=True,
     ),
     Rule(
         lib.DLX_INCOMPATIBLE_PACKED,
         CopyRequiredError,
-        lambda tensor, target: f"its {tensor.dtype} elements are packed, and {target.name} wants a byte each",
+        lambda tensor, target: f"its {tensor.dtype} elements are packed, but {target.name} needs one byte each",
         copy_resolves=True,
     ),
     Rule(lib.DLX_INCOMPATIBLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_resolves=True),
@@ -134,10 +134,10 @@ RULES: tuple[Rule, ...] = (
         detail=("alignment", lambda tensor, target: f", found {tensor.data_ptr & -tensor.data_ptr}"),
     ),
 )
-"""Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address
-has no element, and gets an aligned address."""
+"""Rules in order of preference for errors. DLX_INCOMPATIBLE_NULL has no rule: a tensor without an address is empty,
+and gets an aligned address."""
 
 REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED
-"""Incompatibilities that are resolved by a copy that packs or unpacks the elements."""
+"""Incompatibilities that a copy resolves by packing or unpacking the elements."""
 
 READ_ONLY_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_READONLY)

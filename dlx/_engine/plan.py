@@ -1,4 +1,4 @@
-"""`Plan` and its steps: what a conversion does and why. `dlx.plan` returns one, and `dlx.convert` runs one."""
+"""`Plan` and its steps, which `dlx.plan` returns and `dlx.convert` runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlx._support.display import Shown, columns, table
 from dlx._support.module import set_module
 from dlx._support.text import SHOWN, amount, one_line
 from dlx._support.tracebacks import REFUSALS, shorten
-from dlx.errors import DlxError, written
+from dlx.errors import DlxError, format_option
 from dlx.typing import Outcome
 
 BYTES = DType("uint8")
@@ -24,21 +24,21 @@ _NUMBERS = {"bool", "int", "float", "complex"}
 @set_module("dlx")
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a conversion does.
+    """One step of a conversion.
 
     Attributes
     ----------
     do
         ``"detach"``, ``"resolve"``, ``"defer"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``,
-        ``"place"``: the result is committed to its device; or ``"order"``: one stream, or the host, waits for another.
+        ``"place"`` (commits the result to its device), or ``"order"`` (a stream or the host waits for another stream).
     why
-        The reason, in words.
+        The reason, as text.
     nbytes
-        Bytes moved by it.
+        Bytes that the step moves.
     option
-        The option of `convert` that asks for it, as (name, value); empty where none does.
+        The option of `convert` that requires the step, as (name, value); else empty.
     details
-        As `dlx.errors.DlxError.details`, of `why`.
+        Parts of the reason that depend on the array, as in `dlx.errors.DlxError.details`.
     """
 
     do: str
@@ -47,8 +47,8 @@ class Step:
     option: tuple[str, Any] | tuple[()] = ()
     details: tuple[tuple[str, str], ...] = ()
 
-    def reason(self, write: Callable[[str, Any], str] = written, *, brief: bool = False) -> str:
-        """Return why it is done, its option written by ``write(name, value)``; `brief` leaves the details out."""
+    def reason(self, write: Callable[[str, Any], str] = format_option, *, brief: bool = False) -> str:
+        """Return the reason, with the option formatted by ``write(name, value)``; `brief` omits the details."""
         why = self.why + "".join(text for _, text in self.details if not brief)
         return ": ".join(filter(None, (write(*self.option) if self.option else "", why)))
 
@@ -58,15 +58,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Step):
-    """Ask the array's own framework for another array, before it is exported."""
+    """Have the array's framework make another array before the export."""
 
     run: Callable[[Any], Any] = field(default=lambda obj: obj, compare=False, repr=False)
-    copies: bool = False  # whether what `run` returns is in new memory
+    copies: bool = False  # whether `run` returns an array in new memory
 
 
 @dataclass(frozen=True, slots=True)
 class Relabel(Step):
-    """Present the memory as that of another device, which reads it as it is."""
+    """Present the memory as memory of another device that can read it."""
 
     device: Device = HOST
 
@@ -78,7 +78,7 @@ class Unmark(Step):
 
 @dataclass(frozen=True, slots=True)
 class Copy(Step):
-    """Copy to memory that dlx makes, in row-major order or, `keep_order`, in that of the source."""
+    """Copy to new memory of dlx, in row-major order or, if `keep_order`, in the source's order."""
 
     device: Device = HOST
     keep_order: bool = False
@@ -91,12 +91,12 @@ class Repack(Step):
 
 @dataclass(frozen=True, slots=True)
 class Address(Step):
-    """Give a tensor without elements an address that is not null."""
+    """Give a tensor without elements a non-null address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewAs(Step):
-    """Load the memory under another dtype of the same width, and view the result as the real one."""
+    """Import the memory as another dtype of the same width, and view the result as the real dtype."""
 
     dtype: DType = BYTES
 
@@ -116,61 +116,61 @@ class _Fields(NamedTuple):
 
 @set_module("dlx")
 class Plan(Shown, _Fields):
-    """What a conversion will do, and why; it holds no array, but see `run`.
+    """The steps and outcome of a conversion.
 
     Attributes
     ----------
     path
         Path inside a container; empty at the root.
     source
-        What was found; None where nothing is known.
+        Description of the array; None if unknown.
     target
         Name of the target framework.
     device
-        Where the result will be; None where it is refused or unknown.
+        Device of the result; None if the conversion is refused or the device is unknown.
     outcome
         ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, ``"tree"`` (a container: see
-        `leaves`), ``"deferred"`` (a collection whose arrays are converted when they are computed), or ``"unknown"``
-        where only an export could tell and ``probe=False`` forbade it.
+        `leaves`), ``"deferred"`` (a collection that converts its chunks when they are computed), or ``"unknown"``
+        if only an export shows it and `probe` is False.
     steps
-        What is done, in order; empty where memory is simply shared.
+        Steps in order; empty if memory is shared unchanged.
     nbytes
-        Bytes copied in all.
+        Total number of bytes copied.
     error
-        What `dlx.convert` raises, or None.
+        The error that `dlx.convert` raises, or None.
     leaves
-        Plans of the arrays in a container, each array once, under the first path where it stands.
+        Plans of the arrays in a container, each array once, with its first path.
     passed
-        Of a container: (path, type) of all that is no array, and passes through as it is.
+        For a container: (path, type) of each object that isn't an array and is passed through unchanged.
     """
 
-    _again: tuple[Any, ...] = ()  # of the plan that `dlx.plan` returned: a function, and what to call it with
+    _again: tuple[Any, ...] = ()  # only in plans of `dlx.plan`: a function and its arguments
 
     @property
     def ok(self) -> bool:
-        """Whether the conversion is not refused, as far as is known; a plan is true if it is."""
+        """Whether no refusal is known; also the truth value of the plan."""
         return self.outcome != "refused"
 
     def __bool__(self) -> bool:
         return self.ok
 
     def run(self) -> Any:
-        """Convert what was planned, with the same arguments, and return the result of `dlx.convert`.
+        """Convert the planned object with the same arguments and return the result of `dlx.convert`.
 
         Raises
         ------
         DlxError, ExceptionGroup
-            As `dlx.convert`; `error`, where the plan is a refusal.
+            As `dlx.convert`; `error`, if the plan is a refusal.
         ConversionError
-            If the source is gone, or has changed so that something else would be done than the plan says.
+            If the source no longer exists, or has changed so that the steps would differ.
         TypeError
-            If this is no plan that `dlx.plan` returned, but a part of one, or a copy.
+            If this is a part or a copy of a plan that `dlx.plan` returned.
 
         Notes
         -----
-        A plan refers weakly to the source, and to `like`, so that both must be alive still. What allows no weak
-        reference is kept alive by the plan: lists, tuples, dicts and bytes, with what they hold. Before anything is
-        converted the source is planned once more, and compared with this plan. Its values may have changed.
+        A plan refers weakly to the source and to `like`, so both must still be alive. It keeps objects without weak
+        references alive: lists, tuples, dicts and bytes, with their contents. Before the conversion, the source is
+        planned again and compared with this plan. Its values may have changed.
 
         Examples
         --------
@@ -180,18 +180,18 @@ class Plan(Shown, _Fields):
         (3,)
         """
         if self.error is not None:
-            raise copy(self.error) from self.error.__cause__  # whose frames would be kept alive by the plan
+            raise copy(self.error) from self.error.__cause__  # a copy: the plan must not keep frames alive
         if not self._again:
-            raise TypeError("only what dlx.plan returned can be run, neither a part of it nor a copy")
-        run, *given = self._again
+            raise TypeError("cannot run a part or a copy of a plan. Run the plan that dlx.plan returned.")
+        run, *arguments = self._again
         try:
-            return run(self, *given)
+            return run(self, *arguments)
         except REFUSALS as error:
             shorten(error)
             raise
 
     def differs(self, other: Plan) -> bool:
-        """Return whether another plan does something else: other steps, another place, other arrays."""
+        """Return whether another plan has other steps, devices or arrays."""
         return (
             (self.path, self.target, self.device, self.outcome, self.steps)
             != (other.path, other.target, other.device, other.outcome, other.steps)
@@ -200,13 +200,18 @@ class Plan(Shown, _Fields):
         )
 
     def __getstate__(self) -> None:
-        return None  # a copy, or what is unpickled, knows no source
+        return None  # copies and unpickled plans cannot run
 
     def __str__(self) -> str:
         if self.leaves or self.outcome == "tree":
             arrays = f"{len(self.leaves)} array{'s' * (len(self.leaves) != 1)}"
             head = f"tree of {arrays} -> {self.target}: {self.outcome} ({self.nbytes:,} bytes copied)"
-            lines = [head, *(f"{leaf.path}: {leaf}" for leaf in self.leaves), *self._refused(), *self._passing()]
+            lines = [
+                head,
+                *(f"{leaf.path}: {leaf}" for leaf in self.leaves),
+                *self._error_lines(),
+                *self._passed_lines(),
+            ]
             return "\n".join(lines)
         found = self.source or (self.error.source if isinstance(self.error, DlxError) else "")
         head = f"{found or 'unknown'} -> {self.target}: {self.outcome}"
@@ -214,19 +219,19 @@ class Plan(Shown, _Fields):
             return f"{head}\n  {type(self.error).__name__}: {self.error}"
         return "\n  ".join([head, *map(str, self.steps)])
 
-    def _refused(self) -> Iterator[str]:
-        """Give a line for each error that is not a leaf's."""
+    def _error_lines(self) -> Iterator[str]:
+        """Yield a line for each error that no leaf has."""
         shown = {id(leaf.error) for leaf in self.leaves}
         errors = self.error.exceptions if isinstance(self.error, ExceptionGroup) else [self.error]
         for error in errors:
             if error is not None and id(error) not in shown:
                 yield f"{type(error).__name__}: {error}"
 
-    def _passing(self) -> Iterator[str]:
-        """Give a line for each type that passes through, with the first places; first of all, if there is no array."""
+    def _passed_lines(self) -> Iterator[str]:
+        """Yield a line for each type that passes through, with its first paths; also report a tree without arrays."""
         if not self.leaves and self.error is None:
             is_number = any(kind in _NUMBERS for _, kind in self.passed)
-            advice = " Of a list of numbers, numpy.array makes one." * is_number
+            advice = " Make an array of the numbers first: numpy.array(numbers)." * is_number
             yield f"nothing is converted: no array is in it.{advice}"
         places: dict[str, list[str]] = {}
         for path, kind in self.passed:
@@ -247,7 +252,7 @@ class Plan(Shown, _Fields):
         return bool(self.leaves) or self.outcome == "tree"
 
     def _head(self) -> str:
-        """Return what becomes of how many arrays."""
+        """Return the target and a count of the outcomes."""
         if not self._is_tree():
             return f"-> {self.target}" + (f" on {self.device}" if self.device is not None else "")
         arrays = f"{len(self.leaves):,} array{'s' * (len(self.leaves) != 1)}"
@@ -260,12 +265,12 @@ class Plan(Shown, _Fields):
         return ", ".join(f"{count:,} {fate}" for fate, count in fates.most_common())
 
     def _fate(self) -> str:
-        """Return the outcome, or that memory is shared and viewed as another dtype."""
+        """Return the outcome; "viewed" if the memory is shared as another dtype."""
         viewed = self.outcome == "shared" and any(step.do == "view" for step in self.steps)
         return "viewed" if viewed else self.outcome
 
     def _row(self) -> list[str]:
-        """Return path, array, outcome, bytes copied and why."""
+        """Return path, array, outcome, bytes copied and reasons."""
         error = self.error
         found = self.source or (error.source if isinstance(error, DlxError) else "") or "unknown"
         why = "; ".join(step.reason() for step in self.steps)
@@ -275,7 +280,7 @@ class Plan(Shown, _Fields):
         return [one_line(self.path), one_line(str(found)), self._fate(), nbytes, one_line(why)]
 
     def _rows(self, most: int) -> tuple[list[list[str]], list[str]]:
-        """Return the rows of at most so many arrays, and lines about the rest; first of all what is not shared."""
+        """Return the rows of at most `most` arrays, unshared ones first, and lines about the rest."""
         leaves = list(self.leaves)
         if len(leaves) > most:
             ranks = {"refused": 0, "unknown": 1, "copied": 2}
@@ -286,7 +291,7 @@ class Plan(Shown, _Fields):
             below = [f"and {len(rest):,} more: {self._counts(rest)}"]
         else:
             below = []
-        below += map(one_line, (*self._refused(), *self._passing()))
+        below += map(one_line, (*self._error_lines(), *self._passed_lines()))
         return [leaf._row() for leaf in leaves], below
 
     def _table(self) -> str:

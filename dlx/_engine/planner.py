@@ -1,4 +1,4 @@
-"""Decide what must be done for one array: `approach` by its description, before its export, `decide` by its tensor."""
+"""Plan the steps for one array: `decide_before_export` by its description, `decide` by the exported tensor."""
 
 from __future__ import annotations
 
@@ -26,62 +26,64 @@ from dlx.typing import Outcome
 
 
 class Decision(NamedTuple):
-    """What is done for one array."""
+    """The steps for one array, and their outcome."""
 
-    steps: tuple[Step, ...] = ()  # those of `approach` are run before the array is exported
-    outcome: Outcome = "unknown"  # as `Plan.outcome`; unknown if the array must be exported first
-    device: Device | None = None  # where the result will be; None: where the array is, or not known yet
-    copies: bool = False  # whether a step of `approach` makes new memory
+    steps: tuple[Step, ...] = ()  # `decide_before_export` gives steps to run before the export
+    outcome: Outcome = "unknown"  # as `Plan.outcome`; unknown until the array is exported
+    device: Device | None = None  # of the result; None: unchanged or unknown
+    copies: bool = False  # whether a step before the export copies
 
 
 UNDECIDED = Decision()
 _SHARED, _COPIED = Decision(outcome="shared"), Decision(outcome="copied")
-MAX_DECISIONS = 64  # that are kept for a target
-_OURS = frozenset({"dlx", "arrow"})  # no arrays to compute with, as chunks must be
-_COPY = (("copy", None),)  # options that let it through
+MAX_DECISIONS = 64  # cached for each target
+_NOT_CHUNKS = frozenset({"dlx", "arrow"})  # a collection cannot compute with these
+_COPY = (("copy", None),)  # the option that an error suggests
 _DEVICE = (("device", None),)
 
 
-def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision:
-    """Decide what is done before an array is exported, or that it stays as it is; ``info()`` gives its `ArrayInfo`."""
+def decide_before_export(
+    obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request
+) -> Decision:
+    """Plan the steps before the export, or return the array unchanged; ``info()`` gives its `ArrayInfo`."""
     if is_inside(obj, source, request.target):
-        decided = _inside(obj, source, blockers, info, request)
-        if decided is not None:
-            return decided
-    steps = tuple(_resolution(blocker, info, request) for blocker in blockers)
+        decision = _decide_inside(obj, source, blockers, info, request)
+        if decision is not None:
+            return decision
+    steps = tuple(_resolve_step(blocker, info, request) for blocker in blockers)
     return Decision(steps, copies=any(step.copies for step in steps))
 
 
 DEFERRED = Decision((Step("defer", "its chunks are converted when they are computed"),), "deferred")
 
 
-def deferred(obj: Any, source: Adapter, request: Request) -> Any:
-    """Return a collection whose chunks are converted when they are computed; None where `obj` is no such collection."""
+def defer_chunks(obj: Any, source: Adapter, request: Request) -> Any:
+    """Return a collection that converts its chunks when they are computed; None for other arrays."""
     map_chunks = source.arrays.map_chunks
-    if map_chunks is None or request.target.name in _OURS or is_inside(obj, source, request.target):
+    if map_chunks is None or request.target.name in _NOT_CHUNKS or is_inside(obj, source, request.target):
         return None
     target, device, copy, readonly, detach, stream, *_ = request
     if stream is not None:
-        why = "its chunks are converted when they are computed, on streams of their own"
+        why = "its chunks are converted when they are computed, each on its own stream"
         raise StreamError(why, option=(("stream", None),))
     to = target.name if target.kind is None else target.kind
     options = {"to": to, "device": device and tuple(device), "copy": copy, "readonly": readonly, "detach": detach}
     try:
         return map_chunks(obj, options)
     except DlxError as error:
-        error.source = ""  # of a chunk; the whole array is named
+        error.source = ""  # the chunk; the message names the whole array
         raise
 
 
 def is_inside(obj: Any, source: Adapter, target: Target) -> bool:
-    """Return whether an array, which `source` knows, is one of a target already."""
+    """Return whether an array of `source` is an array of the target already."""
     return source is target.source and (target.kind is None or isinstance(obj, target.kind))
 
 
-def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
-    """Return the step that resolves a blocker, or raise where there is none or it is not allowed."""
+def _resolve_step(blocker: Blocker, info: Any, request: Request) -> Resolve:
+    """Return the step that resolves a blocker, or raise its error if no step exists or is allowed."""
     if blocker.resolution is None:
-        raise _refusal(blocker)
+        raise _blocker_error(blocker)
     if blocker.needs == "detach" and not request.detach:
         raise blocker.error(blocker.because, fix=blocker.fix, option=(("detach", True),))
     if blocker.needs != "copy":
@@ -90,20 +92,22 @@ def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
     empty = found.shape is not None and 0 in found.shape
     if request.copy is False and not empty:
         raise CopyRequiredError(blocker.because, fix=blocker.fix, option=_COPY)
-    counts = not (empty and request.copy is False)  # no element to copy
-    return Resolve("resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=counts)
+    copies = not (empty and request.copy is False)  # no element to copy
+    return Resolve("resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=copies)
 
 
-def _refusal(blocker: Blocker) -> Exception:
+def _blocker_error(blocker: Blocker) -> Exception:
     return blocker.error(blocker.because, fix=blocker.fix)
 
 
-def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision | None:
-    """Decide about an array of the target framework, which nothing but an option changes; None if dlx must copy it."""
+def _decide_inside(
+    obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request
+) -> Decision | None:
+    """Plan an array of the target framework, which only options change; None if dlx must copy it."""
     for blocker in blockers:
-        asked = {"stay": True, "copy": request.copy, "detach": request.detach}
-        if any(asked[each] for each in blocker.also_blocks):
-            raise _refusal(blocker)
+        requested = {"stay": True, "copy": request.copy, "detach": request.detach}
+        if any(requested[each] for each in blocker.also_blocks):
+            raise _blocker_error(blocker)
     steps: tuple[Step, ...] = ()
     if request.detach:
         why, option = "the result has no graph", ("detach", True)
@@ -115,9 +119,9 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and request.committed and not is_committed(source, obj):
-        return None  # the result is an array of the same memory that stays there
+        return None  # the result shares the memory, committed to the device
     if wanted is not None and not is_at(info().device, wanted):
-        return _moved_inside(source, blockers, info(), request, steps, own_copies and source.devices.moves)
+        return _move_inside(source, blockers, info(), request, steps, own_copies and source.devices.moves)
     if request.copy:
         if not own_copies:
             return None
@@ -127,7 +131,7 @@ def _inside(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any,
     return Decision(steps, "shared" if steps else "same")
 
 
-def _moved_inside(
+def _move_inside(
     source: Adapter,
     blockers: tuple[Blocker, ...],
     info: ArrayInfo,
@@ -137,31 +141,31 @@ def _moved_inside(
 ) -> Decision | None:
     wanted, accepted = request.device, request.target.capabilities.device_types
     assert wanted is not None
-    may = accepted is None or wanted.type in accepted
-    if may and not own_moves and _dlx_reaches(wanted, info.device):
+    is_accepted = accepted is None or wanted.type in accepted
+    if is_accepted and not own_moves and _dlx_reaches(wanted, info.device):
         return None  # dlx moves it, or relabels it as host memory
-    if not own_moves or not may:
+    if not own_moves or not is_accepted:
         raise DeviceError(f"{request.target.arrays} cannot be moved to {wanted} here", option=_DEVICE)
     for blocker in blockers:
-        if blocker.resolution is None:  # without memory there is nothing to move
-            raise _refusal(blocker)
+        if blocker.resolution is None:  # no memory to move
+            raise _blocker_error(blocker)
     if request.copy is False:
-        raise CopyRequiredError(f"it is on {info.device}, and {wanted} was asked for", option=_COPY)
+        raise CopyRequiredError(f"it is on {info.device}, and the result must be on {wanted}", option=_COPY)
     why = f"from {info.device or 'an unknown device'} to {wanted}"
     step = Resolve("move", why, info.nbytes or 0, run=functools.partial(source.copy, device=wanted), copies=True)
     return Decision((*steps, step), "copied", wanted)
 
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
-    """Return whether dlx itself brings memory there: by a copy from or to CUDA, or because the host reads it anyway."""
+    """Return whether dlx can move the memory: from or to CUDA, or because the host can read it."""
     readable = wanted.type == HOST.type and device is not None and host_readable(device)
     return readable or is_cuda(wanted) or is_cuda(device)
 
 
-def as_it_is(
+def share_unchanged(
     tensor: Tensor, before: Decision, source: Adapter, request: Request, *, in_full: bool = False
 ) -> Decision | None:
-    """Return the decision if the consumer takes the memory as it is; None if `decide` must say more (`in_full`)."""
+    """Return the decision if the consumer takes the memory unchanged, else None; `in_full` is for a plan."""
     target = request.target
     if (
         not before.steps
@@ -181,14 +185,14 @@ def as_it_is(
 
 
 def check_copies(decision: Decision, tensor: Tensor) -> None:
-    """Raise a LayoutError if a copy within a device would take too many calls of the driver."""
+    """Raise a LayoutError if a copy within a device needs too many driver calls."""
     copies = [step for step in decision.steps if isinstance(step, Copy)]
     if copies and is_cuda(copies[0].device) and is_cuda(tensor.device):
         check_gaps(tensor, copies[0].keep_order)
 
 
 def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
-    """Decide what is done with an exported array. Decisions about host memory are kept with the target."""
+    """Plan the steps for an exported array; the target caches decisions about host memory."""
     target = request.target
     if not tensor.is_host or before.steps or request.stream is not None:
         return _Decider(tensor, before, source, request, sync).decision()
@@ -207,7 +211,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
 
 
 class _Decider:
-    """The decision about one tensor, while it is made."""
+    """Builds the decision for one tensor."""
 
     def __init__(
         self, tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization
@@ -215,40 +219,40 @@ class _Decider:
         self.tensor, self.before, self.source, self.request, self.sync = tensor, before, source, request, sync
         self.target = request.target.over(tensor) if request.target.varies else request.target
         self.found = self.target.check(tensor)  # incompatibility bits
-        self.notes: list[Step] = []  # of what the producer has done
+        self.notes: list[Step] = []  # what the producer did
         self.relabel: Device | None = None
-        self.copies: list[Step] = []  # copy or move; gathering before it
+        self.copies: list[Step] = []  # a copy or move, after a step that makes the array compact
         self.copy_device = HOST
-        # An array that is not committed to a device must be in row-major order, see `Placement`.
-        self.placed = self.target.adapter.placement is not None and not (
+        # An array that is not committed to a device must be in row-major order (see `Placement`).
+        self.is_row_major = self.target.adapter.placement is not None and not (
             request.device is not None and request.committed
         )
-        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.placed
+        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.is_row_major
         self.repack = False
 
     def decision(self) -> Decision:
         tensor, request, target = self.tensor, self.request, self.target
-        fresh, made = self._freshness()
+        is_new, is_copied = self._check_memory()
         self._place()
-        unmark = self._incompatibilities()
-        imported = self._imported()
-        if not self.copies and request.copy and not (fresh or imported):
+        unmark = self._resolve_incompatibilities()
+        imported = self._import_copies()
+        if not self.copies and request.copy and not (is_new or imported):
             self._copy(Step("copy", "", tensor.nbytes, ("copy", True)))
-        copied = fresh or made or bool(self.copies or imported)
+        copied = is_new or is_copied or bool(self.copies or imported)
         if 0 in tensor.shape and request.copy is False:
             copied = False  # no element to copy
-        after = list(unmark)
+        after = unmark
         if self.found & lib.DLX_INCOMPATIBLE_NULL:
-            after.append(Address("view", f"{target.arrays} have an address, also without elements"))
-        after += self._storage()
+            after.append(Address("view", f"{target.arrays} need an address even without elements"))
+        after += self._storage_step()
         if not copied and not tensor.readonly and target.adapter.arrays.immutable:
-            why = f"{target.arrays} are constant: do not write to the source while the result lives"
+            why = f"{target.arrays} are constant: do not write to the source while the result exists"
             after.append(Step("share", why))
-        if self.placed and not self.copies and not contiguous(tensor.shape, tensor.strides):
-            after.append(Step("place", f"{target.name} keeps it on its device, since it is not in row-major order"))
+        if self.is_row_major and not self.copies and not contiguous(tensor.shape, tensor.strides):
+            after.append(Step("place", f"{target.name} keeps it on its device because it is not in row-major order"))
         device = self.copy_device if self.copies else self.relabel or tensor.device
-        self._driver(device)
-        order = self.sync().explained(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
+        self._require_driver(device)
+        order = self.sync().explain(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
         steps = (
             *([Step("order", order)] if order else []),
             *self.before.steps,
@@ -259,8 +263,8 @@ class _Decider:
         )
         return Decision(steps, "copied" if copied else "shared", device)
 
-    def _freshness(self) -> tuple[bool, bool]:
-        """Return whether the memory is new, and whether the producer made a copy for this export (IS_COPIED)."""
+    def _check_memory(self) -> tuple[bool, bool]:
+        """Return whether the memory is new and writable, and whether the producer copied it (IS_COPIED)."""
         if not self.tensor.flags & IS_COPIED:
             return self.before.copies, False
         if self.request.copy is False:
@@ -268,8 +272,8 @@ class _Decider:
         self.notes.append(Step("copy", "made by its producer", self.tensor.nbytes))
         return not self.tensor.readonly, True  # read-only memory does not satisfy copy=True
 
-    def _imported(self) -> list[Step]:
-        """Return the step for a consumer that copies whatever it imports, or arrays of this dtype."""
+    def _import_copies(self) -> list[Step]:
+        """Return the copy that the consumer makes when it imports any array, or this dtype."""
         copies = self.target.capabilities.copies
         why = "copies what it imports" if copies is True else copies and copies.get(self.tensor.dtype.name)
         if not why:
@@ -279,19 +283,19 @@ class _Decider:
         return [Step("copy", f"made by {self.target.name}, which {why}", self.tensor.nbytes)]
 
     def _place(self) -> None:
-        """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
+        """Choose the device of the result. A consumer without pinned memory takes it as host memory."""
         request, device = self.request, self.tensor.device
         accepted = self.target.capabilities.device_types
         wanted, home = request.device, self.target.capabilities.home
-        if wanted is None and home is not None and request.copy is not False and self._is_plain_host(device):
+        if wanted is None and home is not None and request.copy is not False and self._is_default_host(device):
             wanted = home
         if wanted is None and accepted is not None and device.type not in accepted:
             wanted = self._nearest(device, accepted)
         if wanted is not None and not is_at(device, wanted):
             if wanted.type == HOST.type and (host_readable(device) or device.type == lib.kDLCUDAManaged):
-                self._relabel(wanted, f"{device} memory is read by {wanted} as it is")
+                self._relabel(wanted, f"{wanted} can read {device} memory")
             elif (device.type, *wanted) == (lib.kDLCUDAManaged, lib.kDLCUDA, device.id):
-                self._relabel(wanted, f"{device} memory is memory of {wanted}")
+                self._relabel(wanted, f"{device} memory belongs to {wanted}")
             else:
                 self._move(wanted)
         result = self.copy_device if self.copies else self.relabel or device
@@ -300,8 +304,8 @@ class _Decider:
             raise StreamError(reason, option=(("stream", None),))
 
     @staticmethod
-    def _is_plain_host(device: Device) -> bool:
-        """Return whether the host reads the memory, and no number of a host device was chosen for it."""
+    def _is_default_host(device: Device) -> bool:
+        """Return whether the host can read the memory and its device has no number."""
         return host_readable(device) and not (device.type == HOST.type and device.id)
 
     def _relabel(self, device: Device, why: str) -> None:
@@ -309,7 +313,7 @@ class _Decider:
         self.notes.append(Relabel("relabel", why, device=device))
 
     def _nearest(self, device: Device, accepted: frozenset[int]) -> Device | None:
-        """Return the device to move memory to that the consumer cannot hold on its own; None where there is none."""
+        """Return the accepted device for memory on a device that the consumer lacks, or None."""
         if device.type == lib.kDLCUDAManaged and lib.kDLCUDA in accepted:
             return Device(lib.kDLCUDA, device.id)
         if not (host_readable(device) or is_cuda(device)):
@@ -336,23 +340,26 @@ class _Decider:
         self.copy_device = wanted
         one_run = contiguous(tensor.shape, tensor.strides) or (self.keep_order and dense(tensor))
         if is_cuda(device) and is_cuda(wanted) and not one_run:
-            why, here = f"made compact on {device}, devices copy runs to each other", Device(lib.kDLCUDA, device.id)
+            why, here = (
+                f"made compact on {device}: device copies need contiguous memory",
+                Device(lib.kDLCUDA, device.id),
+            )
             self.copies.append(Copy("copy", why, tensor.nbytes, device=here, keep_order=self.keep_order))
         named = "" if self.request.device is not None else f", the default device of {target.name}"
         why = f"from {device} to {wanted}{named if wanted == target.capabilities.home else ''}"
         self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
 
     def _can_copy(self, device: Device) -> None:
-        """Raise where dlx cannot copy the memory to a device."""
+        """Raise if dlx cannot copy the memory to a device."""
         tensor = self.tensor
         dtype = tensor.dtype
         if not (host_readable(tensor.device) or is_cuda(tensor.device)):
-            reason = f"it is on {tensor.device}, and dlx copies memory of the host and of CUDA devices only"
+            reason = f"it is on {tensor.device}, and dlx copies only host and CUDA memory"
             raise DeviceError(reason, fix="Copy it in its own framework first.")
         if self.repack and (dtype.bits >= 8 or dtype.lanes != 1):
             raise LayoutError(f"dlx does not pack or unpack {dtype}", option=(("to", "dlx"),))
         if self.repack and is_cuda(tensor.device) and is_cuda(device):
-            reason = f"dlx packs and unpacks {dtype} on the host only, and it would go from {tensor.device} to {device}"
+            reason = f"dlx packs and unpacks {dtype} only on the host, not from {tensor.device} to {device}"
             raise LayoutError(reason, option=(("device", "cpu"), ("to", "dlx")))
         packed = dtype.bits * dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
         if packed and not contiguous(tensor.shape, tensor.strides):
@@ -360,51 +367,51 @@ class _Decider:
             raise LayoutError(reason, fix="Make it contiguous in its own framework first.")
 
     def _copy(self, why: Step) -> None:
-        """Copy the array, unless it is moved; pack or unpack its elements on the way."""
+        """Add a copy unless the array is moved; pack or unpack its elements if necessary."""
         here = self.relabel or self.tensor.device
         self._can_copy(self.copy_device if self.copies else here)
         if not self.copies:
             self.copy_device = HOST if host_readable(here) else Device(lib.kDLCUDA, here.id)
             if self.request.device is not None and here.type == HOST.type:
-                self.copy_device = here  # with its number
-        said = (why.do, why.why, why.nbytes, why.option, why.details)
+                self.copy_device = here  # keeps the device number
+        parts = (why.do, why.why, why.nbytes, why.option, why.details)
         if self.repack and not is_cuda(here):
-            self.copies.insert(0, Repack(*said))
+            self.copies.insert(0, Repack(*parts))
             if not is_cuda(self.copy_device):
-                return  # what is packed is a copy
+                return  # packing copies
         elif self.repack:
-            self.copies.append(Repack(*said))
+            self.copies.append(Repack(*parts))
         elif not self.copies:
-            self.copies.append(Copy(*said, device=self.copy_device, keep_order=self.keep_order))
+            self.copies.append(Copy(*parts, device=self.copy_device, keep_order=self.keep_order))
 
-    def _incompatibilities(self) -> list[Step]:
-        """Copy for what a copy resolves, or raise; return the step that shares read-only memory all the same."""
+    def _resolve_incompatibilities(self) -> list[Step]:
+        """Add a copy if it resolves the incompatibilities, else raise; return the step that shares read-only memory."""
         request, target, tensor = self.request, self.target, self.tensor
         found = self.found
-        if self.relabel is not None or self.copies:  # `_place` has decided it
+        if self.relabel is not None or self.copies:  # `_place` has resolved it
             found &= ~lib.DLX_INCOMPATIBLE_DEVICE
         rules = [rule for rule in RULES if found & rule.bit]
         for rule in rules:
             if not rule.copy_resolves:
-                raise rule.error(fix=rule.fix_for(tensor, target), **rule.found(tensor, target))
+                raise rule.error(fix=rule.fix_for(tensor, target), **rule.explain(tensor, target))
         layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
         if len(layout) < len(rules) and self._shares_readonly(copied_anyway=bool(layout or request.copy)):
-            why = "read-only memory is given out writable; do not write to it"
+            why = "the result is writable although its memory is read-only; do not write to it"
             return [Unmark("share", why, option=("readonly", "share"))]
         if layout and request.copy is False and 0 not in tensor.shape:
-            raise layout[0].error(option=_COPY, **layout[0].found(tensor, target))
+            raise layout[0].error(option=_COPY, **layout[0].explain(tensor, target))
         if rules:
             self.repack = bool(found & REPACKED)
-            parts = [rule.found(tensor, target) for rule in rules]
+            parts = [rule.explain(tensor, target) for rule in rules]
             details = tuple(detail for part in parts for detail in part["details"])
             why = "; ".join(part["reason"] for part in parts)
             self._copy(Step("copy", why, tensor.nbytes, details=details))
         return []
 
     def _shares_readonly(self, *, copied_anyway: bool) -> bool:
-        """Apply the read-only policy: return whether to share all the same, or raise."""
+        """Apply the read-only policy: return whether to share the memory, or raise."""
         request = self.request
-        found = READ_ONLY_RULE.found(self.tensor, self.target)
+        found = READ_ONLY_RULE.explain(self.tensor, self.target)
         if request.readonly == "error" and not request.copy:
             raise ReadOnlyError(option=(("readonly", "copy"), ("readonly", "share")), **found)
         if copied_anyway:
@@ -415,17 +422,17 @@ class _Decider:
             raise ReadOnlyError(option=(("copy", None), ("readonly", "share")), **found)
         return False
 
-    def _storage(self) -> list[Step]:
-        """Return the step for the storage dtype that the consumer takes instead of one that its exchange lacks."""
+    def _storage_step(self) -> list[Step]:
+        """Return the view through a storage dtype if the consumer's exchange lacks the array's dtype."""
         dtype = self.tensor.dtype
         name = self.target.storage.get(dtype.name)
         if name is None:
             return []
-        why = f"{self.target.name} takes {dtype} as {name}, which is viewed as {dtype} again"
+        why = f"{self.target.name} imports {dtype} as {name} and views it as {dtype}"
         return [ViewAs("view", why, dtype=DType(name))]
 
-    def _driver(self, device: Device) -> None:
-        """Raise if the CUDA driver is needed and cannot be used; a dlx tensor over shared memory needs none."""
+    def _require_driver(self, device: Device) -> None:
+        """Raise if the CUDA driver is needed and missing; a dlx tensor over shared memory needs no driver."""
         on_device = is_cuda(self.tensor.device) or is_cuda(device)
         if on_device and (self.copies or self.relabel is not None or self.target.adapter is not TENSOR):
             require()

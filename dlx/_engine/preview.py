@@ -1,4 +1,4 @@
-"""Say what a conversion will do, for `dlx.plan`: no capsule is consumed, and nothing is passed to a consumer."""
+"""Build the plans of `dlx.plan` without consuming a capsule or calling a consumer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
 from dlx._engine.executor import forget_frames
-from dlx._engine.failures import Failures, together
-from dlx._engine.fast_path import exported
+from dlx._engine.failures import Failures, group_errors
+from dlx._engine.fast_path import export_and_describe
 from dlx._engine.plan import Plan
-from dlx._engine.planner import UNDECIDED, Decision, approach, as_it_is, decide
+from dlx._engine.planner import UNDECIDED, Decision, decide, decide_before_export, share_unchanged
 from dlx._engine.request import Request
 from dlx._engine.streams import StreamSync
 from dlx._engine.tree import Tree
@@ -22,21 +22,21 @@ from dlx.typing import Outcome
 
 
 def plan_known(request: Request, obj: Any) -> Plan | None:
-    """Return the plan of an array on the host that the fast path describes; None for others, and refusals."""
-    known = exported(obj)
+    """Return the plan of a host array that the fast path describes; None for other arrays and refusals."""
+    known = export_and_describe(obj)
     if known is None or not known[2].is_host:
         return None
     source, info, tensor = known
     target, decision = request.target, UNDECIDED
     try:
         if source is target.source:
-            decision = approach(obj, source, (), lambda: info, request)
+            decision = decide_before_export(obj, source, (), lambda: info, request)
         if decision.outcome == "unknown":
-            plain = as_it_is(tensor, decision, source, request, in_full=True)
-            decision = decide(tensor, decision, source, request, _no_sync) if plain is None else plain
+            unchanged = share_unchanged(tensor, decision, source, request, in_full=True)
+            decision = decide(tensor, decision, source, request, _no_sync) if unchanged is None else unchanged
     except MemoryError:
         raise
-    except Exception:  # said again, in full
+    except Exception:  # the full plan reports it
         return None
     steps, outcome, device, _ = decision
     nbytes = 0
@@ -44,15 +44,15 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
         nbytes += step.nbytes
     place = info.device if device is None else device
     fields = ("", info, target.name, place, outcome, steps, nbytes, None, (), ())
-    return tuple.__new__(Plan, fields)  # calling the class would take twice as long
+    return tuple.__new__(Plan, fields)  # a call of the class takes twice as long
 
 
 def _no_sync() -> StreamSync:
-    raise AssertionError("host memory is on no stream")
+    raise AssertionError("host memory has no stream")
 
 
 def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:
-    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer."""
+    """Return the plan of one array, and the stage of a refusal: 0 describing, 1 deciding, 2 calling the producer."""
     batch, transfer = Batch(request, [obj], [source]), Transfer(obj, source)
     stage = 0
     try:
@@ -60,9 +60,9 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
         decision = transfer.resolution
         if decision.outcome == "unknown":
             stage = 1
-            tensor = transfer.planned()
+            tensor = transfer.plan_export()
             stage = 2 if tensor is None else 1
-            decision = _decided(batch, transfer, tensor, probe)
+            decision = _decide(batch, transfer, tensor, probe)
         info = None if decision.outcome == "unknown" and transfer.description is None else transfer.info()
     except DlxError as error:
         transfer.complete(error, request)
@@ -75,7 +75,7 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
 
 
-def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool) -> Decision:
+def _decide(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool) -> Decision:
     before = transfer.resolution
     if tensor is None and probe and not before.copies:
         batch.export(transfer)
@@ -83,12 +83,12 @@ def _decided(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: boo
     if tensor is None:
         return before
     if transfer.tensor is None and (transfer.description is None or transfer.info().shape is None):
-        transfer.tensor = tensor  # it is described by what was exported
-    return batch.decided(transfer, tensor)
+        transfer.tensor = tensor  # describe the array by its export
+    return batch.decide(transfer, tensor)
 
 
 def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
-    """Return what `batch.convert_tree` will do with every array; the error that it would raise is in the plan."""
+    """Return the plan of `batch.convert_tree`, with the error that it would raise."""
     target = request.target.name
     failures = Failures(target, collect=True)
     tree = Tree(root, handler, failures, strict=strict)
@@ -103,13 +103,13 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         if isinstance(plan.error, DlxError):
             plan.error.complete(path=tree.path(i))
             late.append((stage, plan.error))
-        if len(tree.arrays) == 1 and not tree.path(i):  # the root stands for one array
+        if len(tree.arrays) == 1 and not tree.path(i):  # the root is a wrapper of one array
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
     late.sort(key=lambda each: each[0])  # in the order of the stages
     errors = [*failures.errors, *(error for _, error in late)]
-    error = (together(errors) if collect else errors[0]) if errors else None
+    error = (group_errors(errors) if collect else errors[0]) if errors else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
-    passed = tuple((path, type_name(type(obj))) for path, obj in tree.passed())
+    passed = tuple((path, type_name(type(obj))) for path, obj in tree.iter_passed())
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves), passed=passed)

@@ -23,7 +23,7 @@ class Request(NamedTuple):
     readonly: str = "copy"
     detach: bool = False
     stream: Any = None
-    later: bool = True  # whether arrays that are not computed yet may be converted when they are
+    later: bool = True  # whether a collection may convert its chunks when they are computed
     committed: bool = True  # whether the result must stay on `device`, see `Placement`
 
 
@@ -39,14 +39,14 @@ def request_of(
     lazy: bool = False,
     strict: bool = False,
 ) -> Request:
-    """Check the options of a call; errors of the call itself are raised in every case."""
+    """Return the checked options of a call, or raise its error."""
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
-    if not isinstance(readonly, str):  # an array does not say whether it is equal to a word
-        raise _not_among("readonly", readonly, READONLY)
+    if not isinstance(readonly, str):  # an array has no truth value after ==
+        raise _invalid_choice("readonly", readonly, READONLY)
     if not isinstance(errors, str):
-        raise _not_among("errors", errors, ERRORS)
-    if not type(detach) is type(lazy) is type(strict) is bool:  # nor whether it is true
+        raise _invalid_choice("errors", errors, ERRORS)
+    if not type(detach) is type(lazy) is type(strict) is bool:
         check_flags(detach=detach, lazy=lazy, strict=strict)
     if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
         target = registry.target(to)
@@ -57,22 +57,22 @@ def request_of(
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
     if readonly not in READONLY:
-        raise _not_among("readonly", readonly, READONLY)
+        raise _invalid_choice("readonly", readonly, READONLY)
     if errors not in ERRORS:
-        raise _not_among("errors", errors, ERRORS)
-    if type(device) is int:  # as torch and cupy count their devices
+        raise _invalid_choice("errors", errors, ERRORS)
+    if type(device) is int:  # torch and cupy name their devices by number
         device = Device("cuda", device)
     wanted, committed = None if device is None else Device(device), True
     if like is None:
         target = registry.target(to)
     else:
-        target, place, held = _as(like)
+        target, place, is_fixed = _read_like(like)
         if wanted is None:
-            wanted, committed = place, held
+            wanted, committed = place, is_fixed
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
     elif wanted == HOST and next(packages(module_of(type(device)))) in ("dlx", target.adapter.package):
-        native.add_host(device)  # the fast path knows it from now on
+        native.add_host(device)  # for the fast path of later calls
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
     return Request(target, wanted, copy, readonly, detach, stream, committed=committed)
@@ -85,7 +85,7 @@ def check_flags(**flags: Any) -> None:
             raise ValueError(f"{name} must be True or False, found {value!r}")
 
 
-def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
+def _invalid_choice(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
     *most, last = map(repr, choices)
     return ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
 
@@ -96,14 +96,14 @@ def _current_device(target: Target, device_type: int) -> int:
 
 
 def _host_device(target: Target, wanted: Device) -> Device:
-    """Return which device of a target a number of the host's is: nearly all have one, whatever number it is given."""
+    """Return the target's device for a host number; most targets have one host device for all numbers."""
     devices = target.adapter.devices
     with foreign_errors(f"{target.name} failed to find {wanted}:", DeviceError, target=target.name):
         return devices.from_native(devices.to_native(wanted))
 
 
-def _as(like: Any) -> tuple[Target, Device | None, bool]:
-    """Return the framework and the device of an example, and whether it is committed to that."""
+def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
+    """Return the framework and the device of an example, and whether it is committed to the device."""
     kind = registry.kinds().find(type(like))
     with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):
         known = registry.owner(type(like)) if kind is None else kind.adapter
@@ -111,10 +111,10 @@ def _as(like: Any) -> tuple[Target, Device | None, bool]:
     if known is None or target is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
-            fix="Pass to= with a target's name, such as to='numpy', or an array of the target.",
+            fix="Pass to= with the name of a target, such as to='numpy', or like= with an array of a target.",
         )
     info = array_info(like, known)
     device = info.device or known.devices.of(like)
     if device is None and info.shape is not None:
-        raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
+        raise DeviceError(f"like= is {info}, whose device is unknown", fix="Pass to= and device= instead.")
     return target, device, is_committed(known, like)

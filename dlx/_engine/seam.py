@@ -1,7 +1,6 @@
-"""`FAST_PATH`: the one object by which Python reaches conversions in C. It is `dlx.convert`.
+"""`FAST_PATH`, the object `dlx.convert`, which runs conversions in C.
 
-`fast_path.py` gives it the functions that learn its pairs, `dlx._api.convert` the Python function that it leaves calls
-to.
+`fast_path.py` binds the functions that learn its pairs; `dlx._api.convert` binds the Python function for other calls.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ FAST_PATH = FastPathFunction(None, None, None)
 
 
 def borrow_all(objs: Iterable[Any], to: Any) -> list[Any] | None:
-    """Return what the fast path exports for each array, for reading at once; None unless it takes them all."""
-    found = []
+    """Return the tensors of all arrays, to read them immediately; None unless the fast path takes them all."""
+    tensors = []
     for obj in objs:
         borrowed = FAST_PATH._borrow(obj, to, True)
         if borrowed is None:
             return None
-        found.append(borrowed)
-    return found
+        tensors.append(borrowed)
+    return tensors

@@ -1,6 +1,6 @@
-"""Stream synchronization of one call: which stream memory is ready on, and which one must wait for it.
+"""Order the producer's and the consumer's streams in one call.
 
-Everything is exported before anything is ordered, so that one event for a pair of streams covers all arrays.
+All arrays are exported before streams are ordered, so that one event per pair of streams covers all arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
+from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, parse_stream, with_keeper
 from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
@@ -21,21 +21,21 @@ from dlx.adapter.base import Adapter, Devices
 from dlx.errors import DeviceError
 
 Readiness = Stream | cuda.Ready | None
-"""When memory is ready: after the work on a stream so far, after a recorded event, or None: at once."""
+"""When memory is ready: after the present work of a stream, after a recorded event, or None: now."""
 
 LEGACY = lib.DLX_STREAM_LEGACY
 
 
 def takes_stream(source: Adapter) -> bool:
-    """Return whether a producer's export is passed the consumer's stream for device memory."""
+    """Return whether the producer's export takes the consumer's stream for device memory."""
     return source.streams is None or source.streams.ready is None
 
 
 class StreamSync:
-    """The streams of one call; `stream` and `device` as its caller passed them."""
+    """The streams of one call; `stream` and `device` are the caller's options."""
 
     def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
-        self._target, self._asked, self._wanted = target, stream, device
+        self._target, self._stream, self._device = target, stream, device
         self._streams: dict[tuple[int, Device], Stream | None] = {}
         self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
@@ -43,51 +43,55 @@ class StreamSync:
         self._held: list[cuda.Ready] = []
 
     def consumer(self, device: Device) -> Stream | None:
-        """Return the consumer's stream; None if it is known only when the consumer gets the memory."""
+        """Return the consumer's stream; None if it becomes known only at the import."""
         try:
             return self._consumers[device]
         except KeyError:
             owner = physical(device)
-            found = self._current(self._target.adapter, owner) if self._asked is None else meaning(self._asked, owner)
+            found = (
+                self._current(self._target.adapter, owner)
+                if self._stream is None
+                else parse_stream(self._stream, owner)
+            )
             self._consumers[device] = found
             return found
 
     def _reader(self, device: Device) -> Stream | None:
-        """Return the consumer's stream if it reads memory where it is; elsewhere it reads a copy that dlx makes."""
-        if is_unordered(self._asked) or self._wanted is None or physical(self._wanted) == physical(device):
+        """Return the consumer's stream if the consumer reads the memory itself, and not a copy of dlx."""
+        if is_unordered(self._stream) or self._device is None or physical(self._device) == physical(device):
             return self.consumer(device)
         return None
 
     def producer(self, source: Adapter, device: Device) -> Stream | None:
-        """Return the stream that a framework works on, None where each array has its own, or it is unknown."""
+        """Return the framework's current stream; None if unknown, or if each array has one."""
         return self._current(source, physical(device))
 
     def _current(self, adapter: Adapter, device: Device) -> Stream | None:
-        """Ask a framework once per device."""
+        """Return a framework's current stream on a device, looked up once per call."""
         key = id(adapter), device
         if key not in self._streams:
             current = adapter.streams.current if adapter.streams is not None else None
             with foreign_errors(f"{adapter.name} failed to name its stream on {device}:", DeviceError):
                 value = None if current is None else current(device)
-            # Frameworks say 0 for the legacy stream.
+            # 0 is the legacy stream in most frameworks.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
-            self._streams[key] = None if value is None else kept(meaning(value, device))
+            self._streams[key] = None if value is None else with_keeper(parse_stream(value, device))
         return self._streams[key]
 
-    def explained(self, source: Adapter, device: Device, place: Device) -> str:
-        """Describe the stream synchronization of a CUDA device; empty where there is none. The driver is not called."""
-        if is_unordered(self._asked):
-            return "stream=-1: nobody waits for its producer"
+    def explain(self, source: Adapter, device: Device, place: Device) -> str:
+        """Describe the stream synchronization without a call of the driver; empty without any."""
+        if is_unordered(self._stream):
+            return "stream=-1: no stream waits for its producer"
         own = self.producer(source, device)
         if host_readable(place):
-            return f"{own or 'its producer'} is waited for"
+            return f"the host waits for {own or 'its producer'}"
         consumer = self.consumer(place)
         if consumer is not None and own == consumer:
             return ""
-        return f"{consumer or 'the stream of whoever uses it'} waits for {own or 'its producer'}"
+        return f"{consumer or 'the stream that uses it'} waits for {own or 'its producer'}"
 
     def reach(self, device: Device) -> None:
-        """Raise a DeviceError if work on a device cannot be ordered, before its producer is called."""
+        """Raise a DeviceError if dlx cannot order work on a device."""
         if cuda.is_cuda(device):
             try:
                 cuda.require()
@@ -97,33 +101,33 @@ class StreamSync:
             raise _cannot_order(device)
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
-        """Call a producer once, on its device; if it has a current stream, dlx orders, once for all of its arrays."""
-        own, asked = self.asked_of(source, device)
+        """Export an array on its device; dlx orders the producer's current stream, if there is one."""
+        own, waiting = self.choose_streams(source, device)
         with source.devices.activate(device):
-            tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
-        return tensor, self._readiness(source, obj, tensor, own or asked)
+            tensor = source.export(obj, stream=UNORDERED if own is not None else waiting.wire)
+        return tensor, self._readiness(source, obj, tensor, own or waiting)
 
-    def exported(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
-        """Return when a tensor is ready whose producer got no stream; `device` is where the producer said it is."""
+    def readiness_of_export(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
+        """Return when a tensor is ready that was exported without a stream; `device` is from its description."""
         asked = None
         if takes_stream(source) and cuda.is_cuda(tensor.device):
-            asked = Stream(physical(tensor.device), LEGACY)  # what a call without a stream means
+            asked = Stream(physical(tensor.device), LEGACY)  # DLPack's default
         elif takes_stream(source) and device is None and not host_readable(tensor.device):
             raise _cannot_order(tensor.device)
         return self._readiness(source, obj, tensor, asked)
 
-    def described(self, source: Adapter, obj: Any, tensor: Tensor) -> Readiness:
-        """Return when a tensor is ready that its adapter has described, without a call of the producer."""
+    def readiness_of_described(self, source: Adapter, obj: Any, tensor: Tensor) -> Readiness:
+        """Return when the tensor of a description is ready, without a call of the producer."""
         asked = None
         if takes_stream(source) and not host_readable(tensor.device):
-            own, asked = self.asked_of(source, tensor.device)
+            own, asked = self.choose_streams(source, tensor.device)
             asked = own or asked
         return self._readiness(source, obj, tensor, asked)
 
     def _readiness(self, source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Readiness:
-        """Return when an exported tensor is ready; `asked` is the stream that its producer made wait for it."""
+        """Return when an exported tensor is ready; the producer made the stream `asked` wait for it."""
         if not cuda.is_cuda(tensor.device):
-            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._asked):
+            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._stream):
                 self.wait(_ready(source, obj, tensor, None), None)  # a device may still write to it
             return None
         if takes_stream(source):
@@ -132,21 +136,21 @@ class StreamSync:
             return asked
         return cuda.readiness_of(tensor) or _ready(source, obj, tensor, asked)
 
-    def asked_of(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
-        """Return the producer's stream, if it has one, and the stream that it is asked to make wait otherwise."""
+    def choose_streams(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
+        """Return the producer's stream or None, and the stream that the producer must make wait otherwise."""
         consumer = self._reader(device)
         if cuda.is_cuda(device):
             if consumer is not None and consumer.is_unordered:
                 return None, consumer
             own = self.producer(source, device)
-            if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many refuse 2
+            if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many producers refuse 2
                 consumer = cuda.work_stream(physical(device))
             return own, consumer or Stream(device, UNORDERED)
-        assert consumer is not None  # `reach` has checked it
+        assert consumer is not None  # `reach` checks it
         return None, consumer
 
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
-        """Make a consumer wait that reads the memory where it is, on a device or on the host."""
+        """Make a consumer wait that reads the memory without a copy, on a device or on the host."""
         device = tensor.device
         if not cuda.is_cuda(device):
             return
@@ -164,7 +168,7 @@ class StreamSync:
             self._point(readiness)
 
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
-        """Return the ordered tensor for the consumer; its memory is kept until the consumer's stream is done."""
+        """Return the ordered tensor for the consumer; its memory lives until the consumer's stream is done."""
         self.order(tensor, readiness, None)
         device = physical(tensor.device)
         consumer = self.consumer(device)
@@ -180,10 +184,10 @@ class StreamSync:
             return tensor
         return cuda.when(tensor, point)
 
-    def copied(
+    def copy(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
     ) -> tuple[Tensor, Readiness]:
-        """Copy from or to a CUDA device, on dlx's own stream; `source` is None for a copy, which only dlx has."""
+        """Copy from or to a CUDA device on dlx's stream; `source` is None if the tensor is already a copy of dlx."""
         on_device = cuda.is_cuda(tensor.device)
         device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
@@ -192,19 +196,19 @@ class StreamSync:
         if host_readable(place):
             return native.tensor_copy(tensor, keep_order, work.handle), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
-        # The source is kept until the copy is made.
+        # Keep the source alive until the copy is done.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
         native.tensor_transfer(held, fresh, work.handle, not on_device)
         if not on_device:
             return native.tensor_when(fresh, 0), None
         self._forget(work)
-        self.reused(source, readiness, work)
+        self.delay_writes(source, readiness, work)
         return fresh, work
 
-    def filled(
+    def copy_to_new_array(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
     ) -> Any:
-        """Copy into a new array of the consumer's own on a CUDA device; None if it makes none, or dlx had to wait."""
+        """Copy into a new CUDA array of the consumer; None if it allocates none, or the host would wait."""
         adapter, place = self._target.adapter, physical(place)
         if type(adapter.devices).new_array is Devices.new_array or self._target.varies:
             return None
@@ -214,7 +218,7 @@ class StreamSync:
         cuda.require()
         if not on_device and cuda.is_capturing(stream):
             return None
-        activate = None if self._asked is None or adapter.streams is None else adapter.streams.activate
+        activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
         with contextlib.nullcontext() if activate is None else activate(stream):
             array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
         if array is None:
@@ -222,17 +226,17 @@ class StreamSync:
         target = adapter.export(array, stream=UNORDERED)
         if on_device:
             self.wait(readiness, stream)
-            # The source is kept until the copy is made.
+            # Keep the source alive until the copy is done.
             tensor = native.tensor_behind(tensor, place.id, stream.handle, stream.keep)
         native.tensor_transfer(tensor, target, stream.handle, not on_device)
         if on_device:
             self._forget(stream)
-            self.reused(source, readiness, stream)
+            self.delay_writes(source, readiness, stream)
         return array
 
-    def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
-        """Make the stream that may write to memory wait for a copy of it; the host, where that stream is unknown."""
-        if source is None or source.arrays.immutable or is_unordered(self._asked):
+    def delay_writes(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
+        """Make the stream that may write to the source wait for the copy; the host, if that stream is unknown."""
+        if source is None or source.arrays.immutable or is_unordered(self._stream):
             return
         if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
             cuda.order(work, readiness)
@@ -242,7 +246,7 @@ class StreamSync:
             cuda.synchronize(work)
 
     def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
-        """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
+        """Make a stream, or the host (None), wait for memory once per call."""
         if readiness is None or (isinstance(readiness, Stream) and (readiness.is_unordered or readiness == waiting)):
             return
         key = readiness if isinstance(readiness, Stream) else cuda.identity(readiness)
@@ -254,7 +258,7 @@ class StreamSync:
             cuda.order(readiness, waiting)
         else:
             cuda.wait(readiness, waiting)
-        if not isinstance(readiness, Stream):  # its address must not be reused meanwhile
+        if not isinstance(readiness, Stream):  # keep its address from reuse
             self._held.append(readiness)
         self._ordered.add((key, waiting))
 
@@ -264,28 +268,28 @@ class StreamSync:
         return self._points[readiness]
 
     def _forget(self, stream: Stream) -> None:
-        """Note new work on a stream: who waited for it must wait again."""
+        """Record new work on a stream: streams that waited for it must wait again."""
         self._ordered = {pair for pair in self._ordered if pair[0] != stream}
         self._points.pop(stream, None)
 
 
 def _ready(source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
-    """Return the stream on which an exported array is ready: the one that its producer named, or made wait."""
+    """Return the stream on which an exported array is ready: of `StreamSupport.ready`, else `asked`."""
     ready = source.streams.ready if source.streams is not None else None
     return asked if ready is None else ready(obj, tensor)
 
 
 def physical(device: Device) -> Device:
-    """Return the device whose streams work on the memory; for managed memory, its CUDA device."""
+    """Return the device whose streams use the memory; for managed memory, its CUDA device."""
     return Device(lib.kDLCUDA, device.id) if device.type == lib.kDLCUDAManaged else device
 
 
 def _cannot_order(device: Device) -> DeviceError:
     return DeviceError(
-        f"its memory is on {device}, whose work dlx cannot wait for",
+        f"its memory is on {device}, and dlx cannot wait for work there",
         fix="Move it to the host in its own framework first.",
     )
 
 
 Synchronization = Callable[[], StreamSync]
-"""Gives the stream synchronization of a call, which is made when memory of a device is met for the first time."""
+"""Returns the stream synchronization of a call, created for the first device memory."""

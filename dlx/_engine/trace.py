@@ -1,7 +1,6 @@
-"""`dlx.trace`: which line of the caller's code shared, copied or moved what. `DLX_WARN_COPIES` warns of large copies.
+"""`dlx.trace` records conversions by the caller's line; `DLX_WARN_COPIES` warns of large copies.
 
-While arrays are traced, no pair is learned, so that every conversion takes the Python path, which tells of it here.
-Otherwise nothing is asked: the fast path does not know of traces.
+The fast path knows no traces: while a trace is active, no pair is learned, and all conversions take the Python path.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 
 @set_module("dlx")
 class TraceRecord(NamedTuple):
-    """Conversions of one kind that one line of the caller's code made.
+    """Equal conversions by one line of the caller's code.
 
     Attributes
     ----------
     file, line, function
         Where the caller called dlx.
     source
-        The array, as text; where shapes differ between calls, there is a record for each.
+        Description of the array; each shape has its own record.
     target
         The target framework.
     outcome
@@ -43,9 +42,9 @@ class TraceRecord(NamedTuple):
     why
         The reasons of all steps.
     times
-        How often.
+        Number of conversions.
     nbytes
-        Bytes copied or moved, of all of them together.
+        Bytes copied or moved by all of them.
     """
 
     file: str
@@ -61,9 +60,9 @@ class TraceRecord(NamedTuple):
 
 @set_module("dlx")
 class Trace(Shown):
-    """What dlx converts while this context is entered, in all threads.
+    """Records of conversions in all threads while this context is active.
 
-    It prints as a table, is one in notebooks, and has `records` and `json` for programs.
+    It prints as a table, also in notebooks. Programs read `records` or `json`.
 
     Examples
     --------
@@ -80,12 +79,12 @@ class Trace(Shown):
         self._nbytes: Counter[tuple[Any, ...]] = Counter()
 
     def __enter__(self) -> Trace:
-        """Begin to record. A trace that is entered again later goes on counting.
+        """Begin to record. A trace that is entered again continues its counts.
 
         Raises
         ------
         RuntimeError
-            If it is already entered.
+            If the trace is active.
         """
         _change(self, entered=True)
         return self
@@ -103,14 +102,14 @@ class Trace(Shown):
 
     @property
     def records(self) -> list[TraceRecord]:
-        """Records, those with most bytes first."""
+        """Records, sorted by bytes in descending order."""
         with lock_of(self):
             found = [TraceRecord(*(*key, times, self._nbytes[key])) for key, times in self._counts.items()]
         return sorted(found, key=lambda record: (-record.nbytes, record.file, record.line))
 
     @property
     def nbytes(self) -> int:
-        """Bytes copied and moved in all."""
+        """Total number of bytes copied and moved."""
         return sum(record.nbytes for record in self.records)
 
     def json(self) -> str:
@@ -144,16 +143,16 @@ class Trace(Shown):
 
 @set_module("dlx")
 def trace() -> Trace:
-    """Return a context that records what dlx shares, copies and moves, by the line of code that called it.
+    """Return a context that records what dlx shares, copies and moves, by the calling line of code.
 
     Returns
     -------
     Trace
-        To be entered by ``with``. It prints as a table; `Trace.records` are its rows.
+        Enter it by ``with``. It prints as a table; `Trace.records` are its rows.
 
     Notes
     -----
-    All threads are recorded. Conversions are slower meanwhile: the fast path in C is not used. Results are the same.
+    All threads are recorded. Conversions are slower in the context, because they do not use the fast path in C.
 
     Examples
     --------
@@ -167,13 +166,13 @@ def trace() -> Trace:
 
 
 class _Warner:
-    """Warns of copies of at least so many bytes, once for each line of the caller's code."""
+    """Warns of copies of at least `least` bytes, once for each line of the caller's code."""
 
     def __init__(self, least: int) -> None:
         self.least, self._warned = least, set[tuple[str, int]]()
 
     def note(self, key: tuple[Any, ...], nbytes: int) -> None:
-        """Warn, where this line has not been warned of."""
+        """Warn of a large copy, once per line."""
         file, line, _, source, target, outcome, why = key
         if outcome not in ("copied", "moved") or nbytes < self.least or (file, line) in self._warned:
             return
@@ -185,11 +184,11 @@ class _Warner:
 
 
 observers: list[Any] = []
-"""What is told of conversions; replaced, never changed."""
+"""Active traces and warners; the list is replaced, never mutated."""
 
 
 class _Change:
-    """Has the lock under which `observers` is replaced."""
+    """Holder of the lock of `observers`."""
 
     _lock: threading.RLock | None = None
 
@@ -202,13 +201,13 @@ def _change(trace: Trace, *, entered: bool) -> None:
     with lock_of(_changing):
         others = [each for each in observers if each is not trace]
         if entered and len(others) < len(observers):
-            raise RuntimeError("this trace is entered already. Make another one: dlx.trace().")
+            raise RuntimeError("cannot enter this trace: it is active already. Make another one: dlx.trace().")
         observers = [*others, trace] if entered else others
     native.routes_clear()
 
 
 def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes: int) -> None:
-    """Tell the observers of one conversion."""
+    """Pass one conversion to the observers."""
     frame = _caller()
     site = ("<unknown>", 0, "") if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     if outcome == "copied" and any(step.do == "move" for step in steps):
@@ -222,7 +221,7 @@ _ADAPTERS = frozenset(name + part for name in BUILT_IN.values() for part in ("",
 
 
 def _caller() -> FrameType | None:
-    """Return the frame that called dlx: the nearest one of another package."""
+    """Return the nearest frame outside of dlx and its adapters."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         root = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -233,12 +232,12 @@ def _caller() -> FrameType | None:
 
 
 def _threshold(text: str) -> int:
-    """Return a number of bytes: ``"1MiB"``, ``"64k"``, ``"1000"``."""
+    """Parse a number of bytes: ``"1MiB"``, ``"64k"``, ``"1000"``."""
     import re
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
-        raise ValueError(f"DLX_WARN_COPIES={text!r} is no number of bytes. Set it to one, as in 1MiB.")
+        raise ValueError(f"DLX_WARN_COPIES={text!r} is not a number of bytes. Set it to a number, such as 1MiB.")
     return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 

@@ -1,7 +1,7 @@
-"""A tree of containers: flattened into its arrays with their paths, and unflattened around the results.
+"""Flatten a tree of containers into its arrays with their paths, and unflatten it around the results.
 
-The walk has a stack of its own, so that any depth works. Each container and each array is met once, however often it
-stands in the tree; a container that holds itself does so in the result. The source is never written to.
+The walk keeps its stack in a list, so any depth works. It visits each container and array once, also if the tree has it
+several times or a container contains itself. The source is never written to.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from dlx._engine.failures import Failures
 from dlx._registry import lookup
-from dlx._registry.lookup import PLAIN, Kind, is_built_in
+from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
 from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text
 
-MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
+MAX_DEPTH = 1_000_000  # levels of nesting, a limit for containers that generate children endlessly
 
 
 class Node:
@@ -30,13 +30,13 @@ class Node:
 
     def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
         self.obj, self.handler = obj, handler
-        self.parent, self.at = parent, at  # number of the node that holds it, and its index there
+        self.parent, self.at = parent, at  # number of the parent node, and the index there
         self.keys: list[Any] | None = None
         self.parts: list[Any] = []
         self.links: list[tuple[int, int]] = []  # (index, number of a node, or ~number of an array)
         self.cursor = 0
-        self.is_open = True  # its children are being looked at
-        self.cyclic = False  # it was met inside itself
+        self.is_open = True  # the walk is inside
+        self.cyclic = False  # it contains itself
         self.result: Any = None
 
 
@@ -51,9 +51,9 @@ class Tree:
         self._nodes: list[Node] = []
         self._closed: list[Node] = []  # children before parents
         self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
-        self._kinds: dict[type, Kind] = {}  # of the types that were met
-        self._refused: set[tuple[int, int]] = set()  # (node, index) of what is neither converted nor passed through
-        self._firsts: dict[int, tuple[Any, ...]] = {0: ()}  # of a container: the first steps of its path
+        self._kinds: dict[type, Kind] = {}  # by type
+        self._refused: set[tuple[int, int]] = set()  # (node, index) of refused children
+        self._firsts: dict[int, tuple[Any, ...]] = {0: ()}  # node -> the first steps of its path
         self._walk(root, handler)
 
     def _walk(self, root: Any, handler: Container) -> None:
@@ -71,7 +71,7 @@ class Tree:
                     kind = self._kinds[cls] if type(cls) is type else self._kind(cls, number, i)
                 except KeyError:
                     kind = self._kind(cls, number, i)
-                if kind.verdict == "plain":
+                if kind.verdict == "passthrough":
                     continue
                 if kind.handler is not None:
                     key = _key(child, kind.handler, node.handler)
@@ -91,7 +91,7 @@ class Tree:
                     link = self._met.get(key)
                     if link is None:
                         source = kind.adapter if kind.verdict == "array" else self._look(child, kind, number, i)
-                        if source is None:  # it passes through
+                        if source is None:  # not an array
                             continue
                         link = self._met[key] = ~len(self.arrays)
                         self.arrays.append(child)
@@ -112,21 +112,21 @@ class Tree:
         try:
             node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
-            self._failed(node, error, "cannot be taken apart")
+            self._report_failure(node, error, "cannot be flattened")
         return number
 
     def _kind(self, cls: type, number: int, i: int) -> Kind:
         try:
             found = lookup.kind(cls)
-        except DlxError as error:  # its plugin is broken
+        except DlxError as error:  # a broken plugin
             self._fail(error.complete(source=type_name(cls)), number, i)
-            found = PLAIN
+            found = PASSTHROUGH
         if is_key(cls):
             self._kinds[cls] = found
         return found
 
     def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
-        """Return the adapter of an array whose type does not tell that it is one; None for any other object."""
+        """Return the adapter of an array that only its instance identifies; None for other objects."""
         try:
             return lookup.look(obj, self.strict, kind).adapter
         except AdapterNotFoundError as error:
@@ -134,7 +134,7 @@ class Tree:
             return None
 
     def _closes(self, link: int, number: int, i: int) -> bool:
-        """Mark a container that contains itself; False where such a container cannot be made."""
+        """Mark a container that contains itself; return False if its type does not allow that."""
         node = self._nodes[link]
         if node.handler.new_empty is None:
             name = type(node.obj).__name__
@@ -145,20 +145,20 @@ class Tree:
         return True
 
     def path(self, i: int) -> tuple[Any, ...]:
-        """Return the path where the array number `i` was met first, as in `DlxError.path`."""
+        """Return the first path of array number `i`, as in `DlxError.path`."""
         return self._path(*self._spots[i])
 
     def path_in(self, number: int, i: int | None = None) -> tuple[Any, ...]:
-        """Return the path of the child number `i` of a container, by its number in `nodes`; None: of itself."""
+        """Return the path of child number `i` of a container, or of the container itself; `number` is as in `nodes`."""
         node = self._nodes[number]
         return self._path(number, i) if i is not None else self._path(node.parent, node.at)
 
     def path_text(self, i: int) -> str:
-        """Return the path of the array number `i` as people read it."""
+        """Return the path of array number `i` as text."""
         return self._path_text(*self._spots[i])
 
-    def passed(self) -> Iterator[tuple[str, Any]]:
-        """Give (path as people read it, object) of all that passes through, in the order of the containers."""
+    def iter_passed(self) -> Iterator[tuple[str, Any]]:
+        """Yield (path as text, object) of all objects that pass through, in the order of the containers."""
         for number, node in enumerate(self._nodes):
             met = {i for i, _ in node.links}
             for i, child in enumerate(node.parts):
@@ -166,17 +166,17 @@ class Tree:
                     yield self._path_text(number, i), child
 
     def check_found(self) -> None:
-        """Report a root that holds no array: of built-in containers only one with numbers, and only if `strict`."""
+        """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""
         if self.arrays or self._refused:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
-        found = list(islice(self.passed(), SHOWN + 1))
-        has_numbers = self.strict and any(isinstance(child, Number) for _, child in self.passed())
+        found = list(islice(self.iter_passed(), SHOWN + 1))
+        has_numbers = self.strict and any(isinstance(child, Number) for _, child in self.iter_passed())
         if (is_built_in(type(root.obj)) and not has_numbers) or not (found or root.handler.kind == "record"):
             return
         held = ", ".join(f"{path} is {type_name(type(child))}" for path, child in found[:SHOWN])
         reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > SHOWN else ''}"
-        fix = "Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds."
+        fix = "Pass the arrays themselves, or add a __dlx_tree__ method that returns them to its class."
         if has_numbers:
             fix = "Make an array of the numbers first, such as numpy.array(numbers)."
         self.failures.add(AdapterNotFoundError(reason, source=type_name(type(root.obj)), fix=fix), ())
@@ -190,7 +190,7 @@ class Tree:
         return tuple(reversed(steps))
 
     def _path_text(self, number: int, i: int) -> str:
-        """Return the text of a path. Only its ends are looked up, so that a deep tree's paths are not walked whole."""
+        """Return the text of a path; only its ends are looked up, for deep trees."""
         steps: list[Any] = []
         while number >= 0 and len(steps) <= 2 * PATH_ENDS:
             node = self._nodes[number]
@@ -200,7 +200,7 @@ class Tree:
         return path_text((*first, *reversed(steps)))
 
     def _first_steps(self, number: int) -> tuple[Any, ...]:
-        """Return the first steps of a container's own path, as many as are shown, and keep those on the way."""
+        """Return the first `PATH_ENDS` steps of a container's path, and cache those of its parents."""
         way = [number]
         while way[-1] not in self._firsts:
             way.append(self._nodes[way[-1]].parent)
@@ -217,35 +217,35 @@ class Tree:
         self._fail(ConversionError(reason, source=source, fix=fix), number, i)
 
     def _fail(self, error: DlxError, number: int, i: int) -> None:
-        """Report a child of a container that is refused."""
+        """Report a refused child of a container."""
         self._refused.add((number, i))
         try:
             self.failures.add(error, self._path(number, i))
         finally:
-            del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+            del error  # break the cycle with this frame
 
-    def _failed(self, node: Node, cause: Exception, what: str) -> None:
-        """Report a container that failed; its own errors are the cause."""
+    def _report_failure(self, node: Node, cause: Exception, what: str) -> None:
+        """Report a container whose code failed."""
         error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
-        fix = "Give its elements in a list: such arrays cannot be hashed." * is_set
+        fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
         if not isinstance(error, DlxError):
             error = foreign_error(f"the container {what}:", cause, fix=fix)
         error.complete(source=type_name(type(node.obj)))
         self.failures.add(error, self._path(node.parent, node.at))
 
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
-        """Return (container, keys, children, what it became) of all, a copy of the children."""
+        """Return (container, keys, a copy of the children, result) of all nodes."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
 
     def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
-        """Give (container, handler, keys, children, {index: link}) of all, by number; the root is number 0."""
+        """Yield (container, handler, keys, children, {index: link}) of all nodes by number; the root is number 0."""
         for node in self._nodes:
             yield node.obj, node.handler, node.keys, node.parts, dict(node.links)
 
     def rebuild(
-        self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
+        self, results: list[Any], target: str, replace: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:
-        """Return the same containers around the results, or what ``stands(container, keys, new children)`` gives."""
+        """Return the containers around the results, or their replacements by ``replace(container, keys, children)``."""
         for node in self._nodes:
             if node.cyclic:
                 node.result = self._new_empty(node, target)
@@ -256,8 +256,8 @@ class Tree:
                 if new is not parts[i]:
                     parts[i] = new
                     changed = True
-            if stands is not None and not node.cyclic and (own := stands(node.obj, node.keys, parts)) is not None:
-                node.result = own
+            if replace is not None and not node.cyclic and (new := replace(node.obj, node.keys, parts)) is not None:
+                node.result = new
             elif changed or node.handler.mutable:
                 node.result = self._unflatten(node, target)
             else:
@@ -271,45 +271,45 @@ class Tree:
         try:
             return node.handler.new_empty(node.obj)
         except Exception as error:
-            self._failed(node, error, "cannot be made anew")
+            self._report_failure(node, error, "cannot be built again")
             return None
 
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
         if not _holds(handler, target):
-            return _plain(node)
+            return _build_built_in(node)
         assert handler.unflatten is not None
         try:
             new = handler.unflatten(node.obj, keys, list(parts), node.result)
-            if handler.falls_to is None or not self._lost(node, new):
+            if handler.falls_to is None or not self._has_lost_arrays(node, new):
                 return new
-            raise TypeError("it does not hold what was put in")
+            raise TypeError("it lost the converted arrays")
         except Exception as error:
             if handler.falls_to is None or node.cyclic or isinstance(error, MemoryError):
-                self._failed(node, error, "cannot hold the result")
+                self._report_failure(node, error, "cannot hold the result")
                 return None
         try:
-            return _plain(node)
-        except Exception as error:  # keys that raise when they are compared
-            self._failed(node, error, "cannot hold the result")
+            return _build_built_in(node)
+        except Exception as error:  # such as keys that cannot be compared
+            self._report_failure(node, error, "cannot hold the result")
             return None
 
     def forget(self) -> None:
-        """Release everything that was unflattened so far."""
+        """Release all containers and results."""
         self._nodes.clear()
         self._closed.clear()
 
-    def _lost(self, node: Node, new: Any) -> bool:
-        """Return whether a container replaced the arrays that were put into it by other objects."""
+    def _has_lost_arrays(self, node: Node, new: Any) -> bool:
+        """Return whether a new container holds other objects than the converted arrays."""
         handler = node.handler
         if handler.types or handler.elements != "stable" or handler.kind not in ("sequence", "mapping"):
-            return False  # who declares a handler is responsible for its `unflatten`
+            return False  # the handler's author is responsible for `unflatten`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
 
 
 def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:
-    """Return the identity of an object: its address, or what its container's handler says."""
+    """Return the identity of an object: from a handler's `identity`, else its address."""
     for container in (handler, inside):
         if container is not None and container.identity is not None:
             key = container.identity(obj)
@@ -322,8 +322,8 @@ def _holds(handler: Container, target: str) -> bool:
     return handler.unflatten is not None and handler.holds in (None, target)
 
 
-def _plain(node: Node) -> Any:
-    """Return the built-in container that replaces one that cannot hold the result."""
+def _build_built_in(node: Node) -> Any:
+    """Return the built-in container that replaces a container that cannot hold the results."""
     new = node.handler.plain(node.keys, node.parts)
     if not node.cyclic:
         return new
@@ -335,7 +335,7 @@ def _plain(node: Node) -> Any:
 
 
 def path_of(array: Any, root: Any) -> tuple[Any, ...]:
-    """Return the path of an array in a container; empty where it is no longer there."""
+    """Return the path of an array in a container; empty if it is no longer there."""
     handler = lookup.kind(type(root)).handler
     tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):

@@ -1,5 +1,5 @@
-"""Saved files: their headers, read by hand, lazy read-only mappings over their data, and writers of four formats.
+"""Saved files: parsers of their headers, lazy memory-mapped views of their arrays, and writers of four formats.
 
-One module a format; `read` finds the right one. Headers are checked against the size of the file before anything is
-given out, and no code in a file is ever run. What `dlx.open` maps, `dlx inspect` lists by the same modules.
+Each format has a module; `reading` chooses it. Headers are checked against the size of the file before any array is
+returned, and code in a file is never run. `dlx.open` and `dlx inspect` use the same parsers.
 """

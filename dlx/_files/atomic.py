@@ -1,4 +1,4 @@
-"""Write a file that appears whole or not at all, even if the process is killed."""
+"""Atomic writes: a file appears complete or not at all, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import BinaryIO
 
 from dlx.errors import FileError
 
-__all__ = ["replaced"]
+__all__ = ["replace_file"]
 
-_LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def replaced(path: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Yield a file that gets its name once it is complete and on disk; until then it is named ``.NAME.dlx-partial``."""
-    path = Path(os.path.realpath(path))  # a link is followed, not replaced
-    mode = _mode(path, force)
+def replace_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Yield a file named ``.NAME.dlx-partial``, which is renamed to `path` once it is complete and on disk."""
+    path = Path(os.path.realpath(path))  # follow a link instead of replacing it
+    mode = _find_mode(path, force)
     if not path.parent.is_dir():
-        raise FileError(f"there is no folder {path.parent}", source=str(path), fix="Make it first.")
+        raise FileError(f"the folder {path.parent} does not exist", source=str(path), fix="Create it first.")
     partial = path.with_name(f".{path.name}.dlx-partial")
     handle = None
     while handle is None:
-        handle = _locked(partial, path)
+        handle = _lock_partial(partial, path)
     with handle:
         try:
             handle.truncate(0)
@@ -38,49 +38,49 @@ def replaced(path: Path, *, force: bool) -> Iterator[BinaryIO]:
                 os.fchmod(handle.fileno(), mode)
             os.fsync(handle.fileno())
             _rename(partial, path, force)
-            with contextlib.suppress(OSError):  # it has its name, and not every file system does this
+            with contextlib.suppress(OSError):  # unsupported by some file systems
                 _synchronise(path.parent)
         finally:
             if _is_named(handle, partial):
                 partial.unlink()
 
 
-def _mode(path: Path, force: bool) -> int | None:
-    """Return the permissions of the file that is replaced, or None if there is none."""
+def _find_mode(path: Path, force: bool) -> int | None:
+    """Return the permissions of the file to replace, or None if no such file exists."""
     try:
         found = path.stat().st_mode
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found):
-        raise FileError("it is there, and no regular file", source=str(path), fix="Name another file.")
+        raise FileError("it exists and is not a regular file", source=str(path), fix="Choose another name.")
     if not force:
-        raise _taken(path)
+        raise _exists_error(path)
     return stat.S_IMODE(found)
 
 
-def _taken(path: Path) -> FileError:
-    return FileError("it is there already", source=str(path), fix="Pass --force to replace it, or name another file.")
+def _exists_error(path: Path) -> FileError:
+    return FileError("it already exists", source=str(path), fix="Pass --force to replace it, or choose another name.")
 
 
-def _locked(partial: Path, path: Path) -> BinaryIO | None:
-    """Return the partial file, locked against other writers; None if another run completed it in between."""
+def _lock_partial(partial: Path, path: Path) -> BinaryIO | None:
+    """Open the partial file and lock it; return None if another process has just completed it."""
     descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     with contextlib.ExitStack() as stack:
         handle = stack.enter_context(os.fdopen(descriptor, "r+b"))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FileError("another process is writing it", source=str(path), fix="Wait for it to end.") from None
+            raise FileError("another process is writing it", source=str(path), fix="Try again later.") from None
         if _is_named(handle, partial):
             if os.fstat(descriptor).st_nlink == 1:
                 stack.pop_all()
                 return handle
-            partial.unlink()  # complete: its run was killed after the file had got its own name
+            partial.unlink()  # complete: its writer was killed after linking the file to its final name
     return None
 
 
 def _is_named(handle: BinaryIO, name: Path) -> bool:
-    """Return whether a name is that of an open file."""
+    """Return whether `name` is a name of an open file."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), name.lstat())
     except FileNotFoundError:
@@ -88,19 +88,19 @@ def _is_named(handle: BinaryIO, name: Path) -> bool:
 
 
 def _rename(partial: Path, path: Path, force: bool) -> None:
-    """Give a complete file its name in one step."""
+    """Move a complete file to its final name atomically."""
     if force:
         partial.replace(path)
         return
     try:
-        os.link(partial, path)  # unlike a rename, it replaces nothing
+        os.link(partial, path)  # unlike a rename, this never replaces a file
     except FileExistsError:
-        raise _taken(path) from None
+        raise _exists_error(path) from None
     except OSError as error:
-        if error.errno not in _LINKLESS:
+        if error.errno not in _NO_LINKS:
             raise
-        why = "its file system has no hard links, without which another file of this name could be lost"
-        raise FileError(why, source=str(path), fix="Pass --force, or name a file elsewhere.") from None
+        why = "its file system has no hard links, so dlx could overwrite a file that another program creates"
+        raise FileError(why, source=str(path), fix="Pass --force, or choose another folder.") from None
 
 
 def _synchronise(folder: Path) -> None:

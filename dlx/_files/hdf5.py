@@ -1,4 +1,4 @@
-"""Datasets of HDF5 files, listed by h5py. Those that lie in the file in one piece are mapped, the others read."""
+"""Reader of HDF5 files, with h5py: contiguous datasets are memory-mapped, others are read with a copy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
-from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, needed, unreadable
-from dlx._files.npy import of_descr
+from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, import_reader, reader_error
+from dlx._files.npy import entry_from_descr
 from dlx._files.signatures import HDF5
 from dlx._protocols.memory import array_interface
 from dlx._support.text import one_line
@@ -19,12 +19,12 @@ __all__ = ["read_hdf5"]
 
 
 def read_hdf5(file: File) -> Contents:
-    """List what an HDF5 file holds; names are paths inside of it."""
-    h5py = needed("h5py", "HDF5")
+    """List the members of an HDF5 file; names are paths in the file."""
+    h5py = import_reader("h5py", "HDF5")
     try:
         opened = h5py.File(file.path, "r")
     except Exception as error:
-        raise unreadable("h5py", error) from error
+        raise reader_error("h5py", error) from error
     metadata: dict[str, Any] = {}
     try:
         _check_end(file, opened.userblock_size)
@@ -34,21 +34,21 @@ def read_hdf5(file: File) -> Contents:
         opened.close()
         if isinstance(error, FileError) or not isinstance(error, Exception):
             raise
-        raise unreadable("h5py", error) from error
+        raise reader_error("h5py", error) from error
     return Contents("HDF5", entries, metadata, close=opened.close)
 
 
 def _check_end(file: File, start: int) -> None:
-    """Raise `FileError` if another HDF5 file begins where the first one ends; the superblock of that is at `start`."""
+    """Raise `FileError` if another HDF5 file follows the first one, whose superblock is at `start`."""
     block = os.pread(file.handle.fileno(), 64, start)
     width, at = (block[13], 28 if block[8] else 24) if block[8] < 2 else (block[9], 12)  # by the version
     base, _, end = (int.from_bytes(block[at + i * width :][:width], "little") for i in range(3))
     if os.pread(file.handle.fileno(), len(HDF5), start + end - base) == HDF5:
-        raise FileError("it holds several HDF5 files, one after the other", fix="Take the files apart.")
+        raise FileError("it contains several HDF5 files, one after the other", fix="Split it into separate files.")
 
 
 def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterator[Stored]:
-    """Give an entry for each name in the file; a group is entered under the first of its names."""
+    """Yield an entry for each name in the file; a group with several names is entered under the first one."""
     groups = {root: "/"}
     waiting = [("", root, iter(root))]
     while waiting:
@@ -59,11 +59,11 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
             continue
         name = f"{at}{key}"
         try:
-            entry, item = _opened(h5py, file, name, group, key)
+            entry, item = _open_member(h5py, file, name, group, key)
             if isinstance(item, h5py.Group):
                 if item in groups:
-                    reason = f"it is a second name of the group {one_line(groups[item], 80)!r}"
-                    entry = _refuse(name, "group", reason, fix="Read the arrays of the group under its first name.")
+                    reason = f"it is another name of the group {one_line(groups[item], 80)!r}"
+                    entry = _refuse(name, "group", reason, fix="Read the arrays under the group's first name.")
                 else:
                     groups[item] = f"/{name}"
                     waiting.append((f"{name}/", item, iter(item)))
@@ -71,8 +71,8 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
                 _keep_attributes(metadata, f"{name}@", item)
         except FileError:
             raise
-        except Exception as error:  # one that is damaged, or of a kind that this h5py does not know
-            failure = unreadable("h5py", error)
+        except Exception as error:  # damaged, or unknown to this h5py
+            failure = reader_error("h5py", error)
             if not isinstance(failure, FileError):
                 raise failure from error
             entry = _refuse(name, "?", failure.reason)
@@ -80,100 +80,100 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
             yield entry
 
 
-def _opened(h5py: Any, file: File, name: str, group: Any, key: str) -> tuple[Stored | None, Any]:
-    """Return the entry of a member of a group, None if it is a group, and the member, None if it cannot be opened."""
+def _open_member(h5py: Any, file: File, name: str, group: Any, key: str) -> tuple[Stored | None, Any]:
+    """Open a member of a group; return its entry (None for a group) and the member (None if it cannot be opened)."""
     link = group.get(key, getlink=True)
     if isinstance(link, h5py.ExternalLink):
         return _refuse(name, "link", f"it is a link to another file, {one_line(link.filename, 80)!r}"), None
     if isinstance(link, h5py.SoftLink):
         access = h5py.h5p.create(h5py.h5p.LINK_ACCESS)
-        access.set_nlinks(1)  # this one: another on the way may lead to any file of the machine
+        access.set_nlinks(1)  # only this link: further ones may lead to any file on the machine
         place = one_line(link.path, 80)
         try:
             found = h5py.h5o.open(group.id, key.encode("utf-8", "surrogateescape"), lapl=access)
         except (KeyError, OSError):
-            reason = f"it is a link to {place!r}, which the file does not hold, or holds behind another link"
+            reason = f"it is a link to {place!r}, which is missing, or behind another link"
             return _refuse(name, "link", reason), None
-        if isinstance(found, h5py.h5g.GroupID):  # else the group would be listed here, and not under its own name
-            fix = "Read the arrays of the group under its own name."
+        if isinstance(found, h5py.h5g.GroupID):  # the group is listed under its own name
+            fix = "Read the arrays under the group's own name."
             return _refuse(name, "link", f"it is a link to the group {place!r}", fix=fix), None
         item = h5py.Dataset(found) if isinstance(found, h5py.h5d.DatasetID) else h5py.Datatype(found)
     else:
         item = group[key]
     if isinstance(item, h5py.Dataset):
-        return _dataset(h5py, file, name, item), item
+        return _describe_dataset(h5py, file, name, item), item
     return (None if isinstance(item, h5py.Group) else _refuse(name, "type", "it is a named type, without data")), item
 
 
 def _keep_attributes(metadata: dict[str, Any], prefix: str, item: Any) -> None:
-    """Add the attributes of a member; one that cannot be read as Python's own values is only named."""
+    """Add the attributes of a member to `metadata`; an unreadable value is replaced by a note."""
     attributes = item.attrs
     for key in attributes if len(attributes) else ():
         try:
-            metadata[f"{prefix}{key}"] = _plain(attributes[key])
+            metadata[f"{prefix}{key}"] = _to_builtin(attributes[key])
         except MemoryError:
             raise
-        except Exception:  # numpy has no such type
-            metadata[f"{prefix}{key}"] = _plain(None)
+        except Exception:  # numpy lacks the type
+            metadata[f"{prefix}{key}"] = _to_builtin(None)
 
 
-def _plain(value: Any) -> Any:
-    if getattr(value, "shape", ()) is None and value.dtype.kind == "S":  # how PyTables writes an empty text
+def _to_builtin(value: Any) -> Any:
+    if getattr(value, "shape", ()) is None and value.dtype.kind == "S":  # an empty text of PyTables
         return ""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_to_builtin(each) for each in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return value if isinstance(value, str | bool | int | float | complex) else "a value that dlx does not read"
+    return value if isinstance(value, str | bool | int | float | complex) else "(unsupported value)"
 
 
 def _refuse(name: str, word: str, reason: str, shape: Any = None, fix: str = "") -> Stored:
     return Stored(name, None, word, shape, None, refused=reason, fix=fix)
 
 
-def _dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
+def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     try:
         dtype = item.dtype
     except (TypeError, ValueError) as error:
         return _refuse(name, "?", f"numpy has no dtype for it: {one_line(str(error), 120)}")
     if item.shape is None:
-        return _refuse(name, str(dtype), "it is null, without shape and elements")
+        return _refuse(name, str(dtype), "it is null: it has no shape and no elements")
     if dtype.hasobject:
-        return _refuse(name, str(dtype), "its elements vary in length, or are references", item.shape)
+        return _refuse(name, str(dtype), "its elements have variable length, or are references", item.shape)
     if item.external or item.is_virtual:
-        fix = f"Read it by h5py: h5py.File(path)[{name!r}][...]."
+        fix = f"Read it with h5py: h5py.File(path)[{name!r}][...]."
         return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
-    entry = of_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
+    entry = entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
     if entry.dtype_name == "structure":
-        entry = entry._replace(fix=f"Read its fields by h5py: h5py.File(path)[{name!r}][{dtype.names[0]!r}].")
+        entry = entry._replace(fix=f"Read its fields with h5py: h5py.File(path)[{name!r}][{dtype.names[0]!r}].")
     if entry.refused or len(item.shape) > MAX_NDIM:
         return entry
     plist, start, nbytes = item.id.get_create_plist(), item.id.get_offset(), item.id.get_storage_size()
     filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    for code, _, _, word in filters if nbytes else ():  # without chunks there is nothing to decode
+    for code, _, _, word in filters if nbytes else ():  # an empty dataset needs no filter
         if not h5py.h5z.filter_avail(code):
             filter_name = one_line(word.decode("utf-8", "replace"), 60)
             reason = f"it needs the filter {code} ({filter_name}), which is not loaded"
-            return _refuse(name, entry.dtype_name, reason, item.shape, "Install hdf5plugin, and import it.")
+            return _refuse(name, entry.dtype_name, reason, item.shape, "Install and import hdf5plugin.")
     if not nbytes and entry.nbytes and "This is a netCDF dimension but not" in str(item.attrs.get("NAME")):
         return _refuse(name, "dimension", f"it is a netCDF dimension of {item.shape[0]:,}, without values", item.shape)
-    in_file = item.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True))  # else h5py converts on the way
+    in_file = item.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True))  # else h5py converts while reading
     notes = [] if in_file else ["stored as another type"]
     notes += ["in the other byte order"] if entry.swapped else []
     notes += ["in chunks"] if item.chunks is not None else []
     notes += [f"compressed ({one_line(item.compression, 20)})"] if item.compression else []
     if not notes and start is not None and nbytes == entry.nbytes:
         if start + (entry.nbytes or 0) > file.size:
-            raise FileError(f"it is cut off: {one_line(name, 80)!r} ends after the file", fix=AGAIN)
+            raise FileError(f"it is truncated: {one_line(name, 80)!r} ends after the file", fix=AGAIN)
         return entry._replace(offset=start)
-    notes = notes or ["not in the file in one piece"]
-    return entry._replace(notes=tuple(notes), load=functools.partial(_read, item))
+    notes = notes or ["not contiguous in the file"]
+    return entry._replace(notes=tuple(notes), load=functools.partial(_read_dataset, item))
 
 
-def _read(item: Any, entry: Stored, data: memoryview) -> Tensor:
+def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
     try:
         array = item.astype(item.dtype.newbyteorder("="))[...]
     except Exception as error:
-        raise unreadable("h5py", error) from error
+        raise reader_error("h5py", error) from error
     return array_interface(array, array.__array_interface__)

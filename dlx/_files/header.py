@@ -1,4 +1,4 @@
-"""`Contents`: the arrays of a file, as its header describes them; and helpers of all readers."""
+"""Types and helpers of all readers: an open `File`, its `Contents`, and each `Stored` in it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from dlx.errors import FileError, FrameworkNotInstalledError
 
 __all__ = [
     *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "Contents", "File", "Memory", "Stored"),
-    *("check_names", "check_order", "exactly", "fresh", "needed", "unreadable"),
+    *("allocate", "check_names", "check_order", "import_reader", "read_next", "reader_error"),
 ]
 
 MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
 MAX_BYTES = 1 << 63  # of an array; extents stay below
-AGAIN = "Write it or fetch it again."
-SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
+AGAIN = "Save or download it again."
+SAFE = "Save the arrays as .npz or .safetensors."
 
 
 class File:
-    """A regular file that is opened once: what is parsed is what is mapped."""
+    """A regular file, opened once so that dlx maps the file whose header it parsed."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -42,12 +42,12 @@ class File:
         except FileNotFoundError:
             if not path.is_symlink():
                 raise
-            place = os.readlink(path)  # noqa: PTH115 - as it is written
-            fix = "Run: git annex get FILE." if "annex/objects" in place else "Fetch it again."
+            place = os.readlink(path)  # noqa: PTH115 - unresolved
+            fix = "Run: git annex get FILE." if "annex/objects" in place else "Download it again."
             reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"
             raise FileError(reason, source=str(path), fix=fix) from None
-        if not stat.S_ISREG(mode):  # before it is opened: opening a pipe waits for its writer
-            raise FileError("it is no regular file", source=str(path))
+        if not stat.S_ISREG(mode):  # before opening: to open a pipe would wait for its writer
+            raise FileError("it is not a regular file", source=str(path))
         self.path = path
         self.handle: BinaryIO = path.open("rb")
         self.size = os.fstat(self.handle.fileno()).st_size
@@ -56,11 +56,11 @@ class File:
             raise FileError("it is empty", source=str(path), fix=AGAIN)
 
     def map(self, length: int, protection: int = mmap.PROT_READ) -> mmap.mmap:
-        """Return the first bytes of the file, mapped."""
+        """Map the first `length` bytes of the file."""
         try:
             return mmap.mmap(self.handle.fileno(), length, flags=mmap.MAP_PRIVATE, prot=protection)
         except ValueError as error:
-            raise FileError("another program cut it off while it was opened", fix=AGAIN) from error
+            raise FileError("another program truncated it while dlx opened it", fix=AGAIN) from error
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(f"cannot map {length:,} bytes of {self.path}") from error
@@ -74,7 +74,7 @@ class File:
 
 
 class Memory:
-    """The bytes of a file, mapped. They stay mapped as long as a tensor over them lives; the file may be closed."""
+    """The mapped bytes of a file. They stay mapped while a tensor uses them, even after the file is closed."""
 
     __slots__ = ("address", "bytes")
 
@@ -84,23 +84,23 @@ class Memory:
 
 
 class Stored(NamedTuple):
-    """One array in a file."""
+    """The description of one array in a file."""
 
-    name: str  # empty where the file is one array
-    dtype: DType | None  # as DLPack says it; None where DLPack has none
-    dtype_name: str  # the word of the file
+    name: str  # empty in a file of one array
+    dtype: DType | None  # None if DLPack has no such dtype
+    dtype_name: str  # in the file's format
     shape: tuple[int, ...] | None
-    nbytes: int | None  # of all elements; None where unknown
+    nbytes: int | None  # of all elements; None if unknown
     order: str = "C"  # "C" or "F"
-    offset: int | None = None  # of the elements in the file, in bytes; None where they are not there as they are
+    offset: int | None = None  # of the elements in the file, in bytes; None if they need decoding
     swapped: bool = False  # whether its bytes are in the other order
-    refused: str = ""  # why it is no array of DLPack
-    fix: str = ""  # what to do if it is refused
-    notes: tuple[str, ...] = ()  # after "it is": why it can only be read with a copy
-    load: Callable[[Stored, memoryview], Tensor] | None = None  # reads it from the bytes of the file, with a copy
+    refused: str = ""  # why DLPack cannot represent it
+    fix: str = ""  # a solution if it is refused
+    notes: tuple[str, ...] = ()  # after "it is": why reading needs a copy
+    load: Callable[[Stored, memoryview], Tensor] | None = None  # copies it out of the bytes of the file
 
     def strides(self) -> tuple[int, ...] | None:
-        """Return the strides in elements; None where they are row-major."""
+        """Return the strides in elements; None for row-major order."""
         if self.order != "F" or self.shape is None:
             return None
         return row_major(self.shape[::-1])[::-1]
@@ -111,20 +111,20 @@ class Contents(NamedTuple):
 
     kind: str  # ".npy", ".safetensors" and so on
     entries: Sequence[Stored]
-    metadata: Mapping[str, Any] = {}  # of the file
-    notes: tuple[str, ...] = ()  # what else it holds
-    close: Callable[[], object] | None = None  # closes its reader
+    metadata: Mapping[str, Any] = {}
+    notes: tuple[str, ...] = ()  # shown by dlx inspect
+    close: Callable[[], object] | None = None  # closes the reader
 
 
-def exactly(file: BinaryIO | Any, count: int) -> bytes:
-    """Return the next `count` bytes of a file's header; raise `FileError` if the file ends before."""
+def read_next(file: BinaryIO | Any, count: int) -> bytes:
+    """Return the next `count` bytes of a file's header; raise `FileError` if the file ends earlier."""
     parts: list[bytes] = []
     missing = count
     while missing and (part := file.read(missing)):
         parts.append(part)
         missing -= len(part)
     if missing:
-        raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
+        raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
     return b"".join(parts)
 
 
@@ -133,11 +133,11 @@ def check_names(names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
         met: set[str] = set()
         twice = next(each for each in names if each in met or met.add(each))  # type: ignore[func-returns-value]
-        raise FileError(f"it lists {one_line(twice, 80)!r} twice")
+        raise FileError(f"its header lists {one_line(twice, 80)!r} twice")
 
 
 def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
-    """Return where the last array ends; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
+    """Return the end of the last array; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
     at = start
     for entry in sorted(entries, key=lambda each: (each.offset or 0, each.nbytes or 0)):
         begin = entry.offset or 0
@@ -148,31 +148,31 @@ def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
     return at
 
 
-def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
-    """Return a writable tensor for an array over new memory, and the bytes of it, to be filled."""
+def allocate(stored: Stored) -> tuple[Tensor, memoryview]:
+    """Allocate a writable tensor for an array; return it and its bytes, which the caller fills."""
     assert stored.nbytes is not None and stored.shape is not None and stored.dtype is not None
     block = empty(stored.nbytes, "uint8")
     tensor = over_memory(block.data_ptr, stored.shape, stored.strides(), stored.dtype, HOST, owner=block)
     return tensor, memoryview(block)
 
 
-def unreadable(package: str, error: Exception) -> Exception:
-    """Return the error for a file that a library refuses; a `MemoryError` if it lacked memory or threads."""
-    said = exception_text(error, 200)
+def reader_error(package: str, error: Exception) -> Exception:
+    """Return the error for a file that a library cannot read; a `MemoryError` if it lacked memory or threads."""
+    text = one_line(exception_text(error, 200), 260)
     if isinstance(error, MemoryError) or find_in(error, "(an(?:no|')t allocate|Failed to launch)"):
-        return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {one_line(said, 260)}")
-    return FileError(f"{package} cannot read it: {one_line(said, 260)}", fix=AGAIN)
+        return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {text}")
+    return FileError(f"{package} cannot read it: {text}", fix=AGAIN)
 
 
-def needed(package: str, kind: str) -> Any:
+def import_reader(package: str, kind: str) -> Any:
     """Import the package that reads a kind of file, or raise `FrameworkNotInstalledError`."""
     if importlib.util.find_spec(package) is None:
-        reason = f"{kind} files are read by {package}, which is not installed"
+        reason = f"reading {kind} files needs {package}, which is not installed"
         raise FrameworkNotInstalledError(reason, fix=f"Install it: pip install {package}.")
     try:
         return importlib.import_module(package)
     except MemoryError:
         raise
     except Exception as error:
-        said = exception_text(error, 240)
-        raise FrameworkNotInstalledError(f"{package}, which reads {kind} files, fails to import: {said}") from error
+        reason = f"reading {kind} files needs {package}, whose import fails: {exception_text(error, 240)}"
+        raise FrameworkNotInstalledError(reason, fix=f"Repair the installation of {package}.") from error

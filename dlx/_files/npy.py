@@ -1,6 +1,6 @@
-"""Headers of .npy and .npz files, read by hand: no data is touched, nothing is unpickled, memory is bounded.
+"""Parsers of .npy and .npz headers, which read no data, unpickle nothing and use bounded memory.
 
-Formats: ``numpy.lib.format`` (versions 1 to 3), and zip as `numpy.savez` writes it.
+Formats: ``numpy.lib.format`` (versions 1 to 3), and the zip files of `numpy.savez`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, check_names, exactly, fresh
-from dlx._files.signatures import other_zip
+from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, allocate, check_names, read_next
+from dlx._files.signatures import identify_zip
 from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["of_descr", "opened_zip", "read_npy", "read_npz", "start_of"]
+__all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -36,7 +36,7 @@ MAX_MEMBERS = 100_000  # files in a zip
 _METHODS = {
     zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 21, zipfile.ZIP_LZMA: 1 << 14,
 }  # fmt: skip
-"""How many bytes a compressed one holds at most, by method; zlib's documentation says 1032."""
+"""The largest number of bytes that one compressed byte expands to, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
 _DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
@@ -45,8 +45,8 @@ MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
 _REFUSED = {
     "S": "DLPack has no text",
     "U": "DLPack has no text",
-    "V": "raw bytes: load it, then .view the dtype that it was saved from (ml_dtypes leave no name behind)",
-    "O": "it holds pickled Python objects",
+    "V": "raw bytes: load it, then .view the dtype that it was saved from (ml_dtypes do not save their names)",
+    "O": "it contains pickled Python objects",
     "m": "DLPack has no durations: .view('int64') after loading",
     "M": "DLPack has no dates: .view('int64') after loading",
 }
@@ -54,40 +54,40 @@ _REFUSED = {
 
 def read_npy(file: File) -> Contents:
     """Read the header of a .npy file."""
-    start = _start(file.handle)
+    start = _read_start(file.handle)
     if start is None:
-        raise FileError("it does not begin like a .npy file")
-    entry = _npy(file.handle, start, file.size, "")
+        raise FileError("it does not begin with the .npy signature")
+    entry = _read_header(file.handle, start, file.size, "")
     if entry.dtype_name == "object":
-        raise FileError("it holds pickled Python objects, and reading them runs whatever code is in them", fix=SAFE)
+        raise FileError("it contains pickled Python objects, which can run any code when they are read", fix=SAFE)
     end = (entry.offset or 0) + (entry.nbytes or 0)
     extra = file.size - end if entry.nbytes is not None else 0
     if extra and os.pread(file.handle.fileno(), 6, end) == MAGIC:
-        fix = "Read each with numpy.load from one open file, and save them by numpy.savez."
-        raise FileError("it holds several arrays, one after the other", fix=fix)
-    return Contents(".npy", [_told(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
+        fix = "Read each with numpy.load from one open file, and save them with numpy.savez."
+        raise FileError("it contains several arrays, one after the other", fix=fix)
+    return Contents(".npy", [_add_loader(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
-def _start(file: BinaryIO | Any) -> bytes | None:
-    """Return the first 8 bytes of a .npy file; None if it is another file."""
+def _read_start(file: BinaryIO | Any) -> bytes | None:
+    """Read the first 8 bytes of a .npy file; return None if it is another file."""
     start: bytes = file.read(8)
     if not start or start[: len(MAGIC)] != MAGIC[: len(start)]:
         return None
-    return start + exactly(file, 8 - len(start))
+    return start + read_next(file, 8 - len(start))
 
 
-def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
-    """Read one header after its start; `size` is the number of bytes that the file says to have."""
+def _read_header(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
+    """Read the rest of a header; `size` is the size of the file, or the size that a zip lists for it."""
     major = start[6]
     if major not in (1, 2, 3):
-        raise FileError(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
+        raise FileError(f"it has version {major} of the .npy format; dlx reads versions 1 to 3")
     width = 2 if major == 1 else 4
-    length = int.from_bytes(exactly(file, width), "little")
+    length = int.from_bytes(read_next(file, width), "little")
     if length > MAX_NPY:
-        raise FileError(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_NPY)}")
-    raw = exactly(file, length)
+        raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_NPY)}")
+    raw = read_next(file, length)
     try:
-        header = _literal(raw.decode("utf-8" if major == 3 else "latin-1"))
+        header = _parse_literal(raw.decode("utf-8" if major == 3 else "latin-1"))
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         usable = isinstance(shape, tuple) and len(shape) <= MAX_NDIM
         usable = usable and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in shape)
@@ -96,16 +96,16 @@ def _npy(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
         raise FileError("its header does not describe an array")
     offset = 8 + width + length
-    entry = of_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
+    entry = entry_from_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
     held = size - offset
     if entry.nbytes is not None and entry.nbytes > held:
-        claims = f"its header claims {amount(entry.nbytes)} of data, and {amount(max(held, 0))} are there"
-        raise FileError(f"it is cut off: {claims}", fix=AGAIN)
+        claims = f"its header claims {amount(entry.nbytes)} of data, found {amount(max(held, 0))}"
+        raise FileError(f"it is truncated: {claims}", fix=AGAIN)
     return entry
 
 
-def _literal(text: str) -> Any:
-    """Return the value of a literal of Python 2 or 3; its nesting is bounded before the parser sees it."""
+def _parse_literal(text: str) -> Any:
+    """Return the value of a literal of Python 2 or 3; its nesting is checked before Python parses it."""
     at, depth, tokens = 0, 0, []
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -119,17 +119,17 @@ def _literal(text: str) -> Any:
     return ast.literal_eval(" ".join(tokens))
 
 
-def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
-    """Return an array whose dtype is written as ``numpy.dtype.descr`` or ``.str``."""
+def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
+    """Return the entry for an array, given its ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
         fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
         refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
         member = f"[{name!r}]" if name else ""
-        fix = f"Read its fields by numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
+        fix = f"Read its fields with numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
         return Stored(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
     match = _DESCR.fullmatch(descr)
     if match is None or (match[2] != "O" and not match[3]):
-        raise FileError(f"its header gives {one_line(descr, 40)!r} as dtype")
+        raise FileError(f"its header has the invalid dtype {one_line(descr, 40)!r}")
     letter, width = match[2], int(match[3] or 0)
     itemsize = 4 * width if letter == "U" else width
     nbytes = None if letter == "O" else math.prod(shape) * itemsize
@@ -143,25 +143,25 @@ def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: 
 # ---- read with a copy ------------------------------------------------------------------------------------------------
 
 
-def _told(entry: Stored, *notes: str, **changes: Any) -> Stored:
-    """Return an entry with all that its reading takes."""
+def _add_loader(entry: Stored, *notes: str, **changes: Any) -> Stored:
+    """Return an entry with changes, and with a loader if its bytes are swapped."""
     if entry.swapped:
         notes = (*notes, "in the other byte order")
-        changes.setdefault("load", _load)
+        changes.setdefault("load", _load_swapped)
     return entry._replace(notes=notes, **changes)
 
 
-def _load(entry: Stored, data: memoryview) -> Tensor:
-    """Read an array whose bytes stand in the file."""
-    tensor, target = fresh(entry)
+def _load_swapped(entry: Stored, data: memoryview) -> Tensor:
+    """Copy an uncompressed array with swapped bytes."""
+    tensor, target = allocate(entry)
     assert entry.offset is not None
     target[:] = data[entry.offset : entry.offset + target.nbytes]
-    _swap(entry, target)
+    _swap_bytes(entry, target)
     return tensor
 
 
-def _swap(entry: Stored, target: memoryview) -> None:
-    """Swap the bytes of each number in place, if they are in the other order."""
+def _swap_bytes(entry: Stored, target: memoryview) -> None:
+    """Swap the bytes of each number in place, if the entry requires it."""
     if entry.swapped and entry.dtype is not None:
         width = entry.dtype.bits // (16 if entry.dtype.name.startswith("complex") else 8)
         for low in range(width // 2):
@@ -174,106 +174,106 @@ def _swap(entry: Stored, target: memoryview) -> None:
 # ---- .npz ------------------------------------------------------------------------------------------------------------
 
 
-class _Bounded(io.BufferedReader):
-    """A file that is never read in one large piece, whatever its own fields claim."""
+class _BoundedReader(io.BufferedReader):
+    """A file with a limit on each read, since `zipfile` trusts the sizes in the file."""
 
     def read(self, size: int | None = -1) -> bytes:
         everything = size is None or size < 0
         data = super().read(MAX_DIRECTORY + 1 if everything else min(size or 0, MAX_DIRECTORY + 1))
         if len(data) > MAX_DIRECTORY:
-            raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, where dlx stops")
+            raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, dlx's limit")
         return data
 
 
 @contextlib.contextmanager
-def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; raise `FileError` if it is damaged, or claims more than dlx reads."""
+def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file; raise `FileError` if it is damaged or exceeds dlx's limits."""
     try:
         raw = io.FileIO(file.handle.fileno(), closefd=False)
-        with _Bounded(raw) as bounded, zipfile.ZipFile(bounded) as archive:
+        with _BoundedReader(raw) as bounded, zipfile.ZipFile(bounded) as archive:
             members = archive.infolist()
             if len(members) > MAX_MEMBERS:
-                raise FileError(f"it has {len(members):,} members, and dlx reads at most {MAX_MEMBERS:,}")
+                raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}")
             check_names([each.filename for each in members])
             first = min((int(each.header_offset) for each in members), default=0)
             if first and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":
-                fix = "Take the archives apart: only the last one is listed."
-                raise FileError("it holds several zip archives, or members that its list leaves out", fix=fix)
+                fix = "Split it into separate archives; only the last one is listed."
+                raise FileError("it contains several zip archives, or members missing from its list", fix=fix)
             yield archive
     except (FileError, MemoryError):
         raise
-    except Exception as error:  # each method of compression has other exceptions
-        # EINVAL is an offset before the file, no number a damaged stream, RuntimeError a lock that cannot be allocated.
+    except Exception as error:  # the exceptions depend on the compression method
+        # EINVAL: an offset before the file; no errno: a damaged stream; RuntimeError: a lock that cannot be allocated.
         of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
         if not of_file:
             raise
-        raise FileError(f"it is a damaged zip file: {error}", fix=AGAIN) from error
+        raise FileError(f"it is not a valid zip file: {error}", fix=AGAIN) from error
 
 
 def read_npz(file: File) -> Contents:
-    """Read the headers of the arrays in an .npz file; of compressed ones only as much as the header needs."""
-    with opened_zip(file) as archive:
+    """Read the headers of the arrays in an .npz file; of a compressed array, decompress only the header."""
+    with open_zip(file) as archive:
         members = [each for each in archive.infolist() if not each.is_dir()]
-        ends = [(each.header_offset, start_of(file, each) + each.compress_size) for each in members]
-        entries = [_member(file, archive, each) for each in members]
+        ends = [(each.header_offset, find_data_start(file, each) + each.compress_size) for each in members]
+        entries = [_read_member(file, archive, each) for each in members]
         names = archive.namelist()
     if all(entry.dtype_name == "file" for entry in entries):
-        raise other_zip(names)
+        raise identify_zip(names)
     check_names([each.name for each in entries])
     ends.sort()
     if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
-        raise FileError("its members overlap, or leave the file")
+        raise FileError("its members overlap, or end after the file")
     return Contents(".npz", entries)
 
 
-def start_of(file: File, member: zipfile.ZipInfo) -> int:
-    """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
-    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has another position
+def find_data_start(file: File, member: zipfile.ZipInfo) -> int:
+    """Return the offset of a member's data, after its local header of variable length."""
+    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # keeps the position of the open archive
     if len(head) < 30:
-        raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
+        raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
     name, extra = struct.unpack_from("<HH", head, 26)
     return member.header_offset + 30 + int(name) + int(extra)
 
 
-def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
+def _read_member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
     name, method, size = member.filename.removesuffix(".npy"), member.compress_type, member.file_size
     refuse = functools.partial(Stored, name, None, "?", None, None)
     if member.flag_bits & 1:
         return refuse(refused="it is encrypted")
     if method not in _METHODS:
-        return refuse(refused=f"it is compressed by method {method}, which dlx does not read")
+        return refuse(refused=f"it is compressed with method {method}, which dlx does not support")
     try:
         if not method and size != member.compress_size:
-            raise FileError(f"it is not compressed, and claims {size:,} and {member.compress_size:,} bytes")
+            raise FileError(f"it is not compressed, but has two sizes: {size:,} and {member.compress_size:,} bytes")
         if size > _METHODS[method] * member.compress_size:
             raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
         with archive.open(member) as content:
-            begin = _start(content)
+            begin = _read_start(content)
             if begin is None and not size and name != member.filename:
-                return refuse(refused="it is empty, and an array has a header", fix=AGAIN)
+                return refuse(refused="it is empty, without the header of an array", fix=AGAIN)
             if begin is None:
                 return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
-            entry = _npy(content, begin, size, name)
+            entry = _read_header(content, begin, size, name)
     except RuntimeError as error:
-        if "missing" not in str(error):  # else this Python is built without the method
+        if "missing" not in str(error):  # "missing": this Python was built without the method
             raise
         return refuse(refused=f"it cannot be decompressed: {error}")
     except FileError as error:
         reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
         raise FileError(reason, fix=error.fix) from None
-    start = start_of(file, member)
+    start = find_data_start(file, member)
     assert entry.offset is not None
     if not method:
-        return _told(entry, offset=start + entry.offset)
-    load = functools.partial(_inflate, start, member, entry.offset)
-    return _told(entry, "compressed", offset=None, load=load)
+        return _add_loader(entry, offset=start + entry.offset)
+    load = functools.partial(_load_compressed, start, member, entry.offset)
+    return _add_loader(entry, "compressed", offset=None, load=load)
 
 
-_PIECE = 1 << 20  # bytes that are inflated at a time
+_PIECE = 1 << 20  # bytes decompressed at a time
 
 
-def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
-    """Give what compressed bytes hold, in pieces of bounded length."""
+def _decompress(method: int, packed: memoryview) -> Iterator[bytes]:
+    """Yield the decompressed bytes in pieces of bounded length."""
     if method == zipfile.ZIP_DEFLATED:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         for begin in range(0, len(packed), _PIECE):
@@ -284,20 +284,20 @@ def _pieces(method: int, packed: memoryview) -> Iterator[bytes]:
         return
     expander: Any
     if method == zipfile.ZIP_LZMA:
-        expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # knows the header that zip writes
+        expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # reads zip's LZMA header
     else:
         expander = importlib.import_module("bz2").BZ2Decompressor()
-    for begin in range(0, len(packed), 4096):  # neither of the two bounds its output
+    for begin in range(0, len(packed), 4096):  # small input, since neither of the two limits its output
         if not expander.eof:
             yield expander.decompress(bytes(packed[begin : begin + 4096]))
 
 
-def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
-    """Read a compressed array: the member's bytes from `start` on, inflated, hold it after `skip` bytes."""
-    tensor, target = fresh(entry)
+def _load_compressed(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
+    """Read a compressed array: it begins `skip` bytes into the decompressed member, whose data is at `start`."""
+    tensor, target = allocate(entry)
     check, at = 0, -skip
     try:
-        for piece in _pieces(member.compress_type, data[start : start + member.compress_size]):
+        for piece in _decompress(member.compress_type, data[start : start + member.compress_size]):
             check = zlib.crc32(piece, check)
             first, last = max(at, 0), min(at + len(piece), target.nbytes)
             if first < last:
@@ -307,9 +307,9 @@ def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data
                 break
     except MemoryError:
         raise
-    except Exception as error:  # each method has other exceptions
-        raise FileError(f"its compressed data are damaged: {error}", fix=AGAIN) from error
+    except Exception as error:  # the exceptions depend on the method
+        raise FileError(f"its compressed data is damaged: {error}", fix=AGAIN) from error
     if at + skip != member.file_size or check != member.CRC:
-        raise FileError("its compressed data do not match their length and checksum", fix=AGAIN)
-    _swap(entry, target)
+        raise FileError("its compressed data is damaged: its length or checksum is wrong", fix=AGAIN)
+    _swap_bytes(entry, target)
     return tensor

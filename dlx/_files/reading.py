@@ -1,4 +1,4 @@
-"""Find the reader of a file by its first bytes, and read its header."""
+"""Detection of a file's format by its first bytes, and the choice of its reader."""
 
 from __future__ import annotations
 
@@ -9,73 +9,72 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlx._files.header import SAFE, Contents, File
-from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
-from dlx._files.signatures import FIRST, HDF5, OWN, other_file, other_folder
+from dlx._files.safetensors import INDEX, find_index, read_index, read_safetensors
+from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
-__all__ = ["ENDS", "OBJECTS", "kind_of", "opened", "read"]
+__all__ = ["LIBRARY_KINDS", "SUFFIXES", "detect_kind", "open_file", "read_contents"]
 
-OBJECTS = (".pt", ".arrow", ".parquet")
-"""Kinds of files that another library reads."""
+LIBRARY_KINDS = (".pt", ".arrow", ".parquet")
+"""Formats that another library reads."""
 
-_TORCH = (".pt", ".pth", ".ckpt", ".bin")
-_BY_NAME = {
+_TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+_KINDS = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
     ".arrow": ".arrow", ".arrows": ".arrow", ".feather": ".arrow", ".parquet": ".parquet",
 }  # fmt: skip
-ENDS = (*_BY_NAME, *_TORCH[:-1])
-"""Ends of the names of files that are read; of ``.bin`` not even its name says whose it is."""
+SUFFIXES = (*_KINDS, *_TORCH_SUFFIXES[:-1])
+"""Suffixes of supported files; ``.bin`` is left out, since it is used for any content."""
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[File]:
-    """Open a file, or the index of the checkpoint in a folder; errors about it name it."""
+def open_file(path: Path) -> Iterator[File]:
+    """Open a file, or the index of the checkpoint in a folder; errors name it."""
     try:
-        other = other_folder(path) if path.is_dir() else None
+        other = identify_folder(path) if path.is_dir() else None
         if other is not None:
             raise other
-        with File(index_in(path) if path.is_dir() else path) as file:
+        with File(find_index(path) if path.is_dir() else path) as file:
             yield file
     except DlxError as error:
         error.complete(source=str(path))
         raise
 
 
-def kind_of(file: File) -> str:
-    """Return the kind of a file by its first bytes; its name decides only if these are ambiguous."""
-    start, name, suffix = os.pread(file.handle.fileno(), FIRST, 0), file.path.name, file.path.suffix
+def detect_kind(file: File) -> str:
+    """Return the format of a file by its first bytes, or by its name if these are ambiguous."""
+    start, name, suffix = os.pread(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
-    kind = next((kind for magic, kind in OWN.items() if start.startswith(magic)), None)
+    kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
     if kind is not None:
         return kind
     if name.endswith(INDEX):
         return INDEX
-    if start[8:9] == b"{" and not any(start[4:8]):  # the length of a header, and its first byte
+    if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
         return ".safetensors"
     if _has_user_block(file):
         return "HDF5"
     if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or suffix in (".pkl", ".pickle", ".joblib"):
-        old = suffix in _TORCH
-        fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
-        raise FileError("it is a pickle, and reading one runs whatever code is in it", fix=fix)
+        old = suffix in _TORCH_SUFFIXES
+        fix = "Save it again: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
+        raise FileError("it is a pickle, which can run any code when it is read", fix=fix)
     if suffix == ".onnx":
         fix = "Read its weights: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer."
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
-    if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # after a program, or text
+    if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # a zip after other data
         return ".npz"
-    other = other_file(start)
+    other = identify_file(start)
     if other is not None:
         raise other
-    if suffix in _BY_NAME:  # its reader finds the fault
-        return _BY_NAME[suffix]
-    read = ".npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5"
-    raise FileError(f"its first bytes are those of no format that dlx reads: {read}")
+    if suffix in _KINDS:  # the reader reports the error
+        return _KINDS[suffix]
+    raise FileError("unknown file format (supported: .npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet, HDF5)")
 
 
 def _has_user_block(file: File) -> bool:
-    """Return whether HDF5 begins after a block of another program, of 512, 1,024, 2,048 and so on bytes."""
+    """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
     at = 512
     while at < file.size:
         if os.pread(file.handle.fileno(), len(HDF5), at) == HDF5:
@@ -85,30 +84,30 @@ def _has_user_block(file: File) -> bool:
 
 
 def _is_torch(file: File) -> bool:
-    from dlx._files.npy import opened_zip
+    from dlx._files.npy import open_zip
 
     try:
-        with opened_zip(file) as archive:
+        with open_zip(file) as archive:
             return any(each.endswith("/data.pkl") for each in archive.namelist())
     except FileError:
-        return file.path.suffix in _TORCH
+        return file.path.suffix in _TORCH_SUFFIXES
 
 
 _MODULES = {".safetensors": "safetensors", ".gguf": "gguf", "HDF5": "hdf5", ".npy": "npy", ".npz": "npy"}
 
 
-def _reader(kind: str) -> Callable[[File], Contents]:
-    """Return the reader of a kind; modules are loaded when a file of their kind is met."""
+def _find_reader(kind: str) -> Callable[[File], Contents]:
+    """Import the reader of a format."""
     module = importlib.import_module(f"dlx._files.{_MODULES[kind]}")
     found: Callable[[File], Contents] = getattr(module, f"read_{kind.removeprefix('.').lower()}")
     return found
 
 
 @contextmanager
-def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
-    """Yield a file and its contents, then those of the files that an index names; they are closed afterwards."""
+def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
+    """Read a file and the files listed in an index; yield each with its contents, and close them afterwards."""
     if kind != INDEX:
-        yield [(file, _reader(kind)(file))]
+        yield [(file, _find_reader(kind)(file))]
         return
     contents, shards = read_index(file)
     parts = [(file, contents)]
@@ -122,12 +121,12 @@ def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
                 wanted = set(names)
                 missing = wanted - {each.name for each in found.entries}
                 if missing:
-                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which the index says it has")
+                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
             except FileError as error:
                 raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
             except OSError as error:
-                raise FileError(f"{one_line(place, 80)}, which it names, cannot be opened: {error.strerror}") from error
-            # A tensor that the index finds in another file is a stale copy; one that it does not know counts.
+                raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
+            # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
             entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
             parts[-1] = shard, found._replace(entries=entries)
         yield parts

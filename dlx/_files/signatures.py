@@ -1,4 +1,4 @@
-"""Signatures of files: of the formats that dlx reads, and of those that it names when it refuses them."""
+"""File signatures of supported formats, and of known formats that dlx cannot read, with advice for each."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from pathlib import Path
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["FIRST", "HDF5", "OWN", "other_file", "other_folder", "other_zip"]
+__all__ = ["HDF5", "SIGNATURE_BYTES", "SUPPORTED", "identify_file", "identify_folder", "identify_zip"]
 
-FIRST = 512  # bytes that are looked at
+SIGNATURE_BYTES = 512  # bytes read from the start of a file
 HDF5 = b"\x89HDF\r\n\x1a\n"
 
-OWN = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": ".gguf", HDF5: "HDF5"}
-"""Signatures of formats that dlx reads, or of which it lists the columns."""
+SUPPORTED = {b"\x93NUMPY": ".npy", b"ARROW1": ".arrow", b"PAR1": ".parquet", b"GGUF": ".gguf", HDF5: "HDF5"}
+"""Signatures of formats that dlx reads or lists."""
 
-_EXPAND = "Expand it, and open what comes out: {} FILE."
-_AGAIN = "Fetch it again: curl -fL -o FILE URL, with a token if the server asks for one."
-_ELSEWHERE = "Read it by {}, and convert the arrays."
+_EXPAND = "Extract it and open the result: {} FILE."
+OPEN_ARRAYS = "Open a file of arrays, such as .npy, .npz, .safetensors or .gguf."
+_AGAIN = "Download it again: curl -fL -o FILE URL, with a token if the server requires one."
+_ELSEWHERE = "Read it with {} and convert the arrays."
 _ZARR = (
-    "it is a Zarr store, a folder of chunks that are compressed one by one",
-    "Read it by zarr: dlx.convert(zarr.open(path)[name][...], to=...).",
+    "it is a Zarr store, a folder of compressed chunks",
+    "Read it with zarr: dlx.convert(zarr.open(path)[name][...], to=...).",
 )
-_GGML = "it is a model of ggml from before GGUF", "Convert it by llama.cpp: convert_llama_ggml_to_gguf."
+_GGML = "it is a ggml model from before GGUF", "Convert it with llama.cpp: convert_llama_ggml_to_gguf."
 
 # (offset, bytes, or a pattern at the start; reason; fix)
 _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
-    (0, b"version https://git-lfs.github.com/", "it is a pointer of Git LFS, not the file itself",
-     "Run: git lfs pull."),
-    (0, b"/annex/objects/", "it is a pointer of git-annex, not the file itself", "Run: git annex get FILE."),
-    (0, re.compile(rb"(md5: |outs:|frozen: )"), "it is a pointer of DVC, not the file itself", "Run: dvc pull FILE."),
+    (0, b"version https://git-lfs.github.com/", "it is a Git LFS pointer, not the file itself", "Run: git lfs pull."),
+    (0, b"/annex/objects/", "it is a git-annex pointer, not the file itself", "Run: git annex get FILE."),
+    (0, re.compile(rb"(md5: |outs:|frozen: )"), "it is a DVC pointer, not the file itself", "Run: dvc pull FILE."),
     (0, re.compile(rb"\s*(<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b", re.I | re.S),
      "it is a web page (HTML), not the file itself", _AGAIN),
-    (0, re.compile(rb"(\xef\xbb\xbf)?\s*<(\?xml|Error>)"), "it is XML, perhaps a server's error message", _AGAIN),
-    (0, re.compile(rb'\s*\{.*"weight_map"\s*:', re.S), "it is the index of a checkpoint in files of another format",
-     "Open each of its files."),
+    (0, re.compile(rb"(\xef\xbb\xbf)?\s*<(\?xml|Error>)"), "it is XML, possibly a server's error message", _AGAIN),
+    (0, re.compile(rb'\s*\{.*"weight_map"\s*:', re.S), "it is the index of a checkpoint in another format",
+     "Open its files one by one."),
     (0, re.compile(rb'\s*\{\s*"(errors?|message|detail|code|status)"\s*:'), "it is a server's error message", _AGAIN),
-    (0, b"\x1f\x8b", "it is compressed by gzip", _EXPAND.format("gzip -dk")),
-    (0, b"\x28\xb5\x2f\xfd", "it is compressed by Zstandard", _EXPAND.format("zstd -d")),
-    (0, b"\xfd7zXZ\0", "it is compressed by xz", _EXPAND.format("xz -dk")),
-    (0, re.compile(rb"BZh[1-9]1AY&SY"), "it is compressed by bzip2", _EXPAND.format("bzip2 -dk")),
-    (0, b"\x04\x22\x4d\x18", "it is compressed by LZ4", _EXPAND.format("lz4 -d")),
+    (0, b"\x1f\x8b", "it is compressed with gzip", _EXPAND.format("gzip -dk")),
+    (0, b"\x28\xb5\x2f\xfd", "it is compressed with Zstandard", _EXPAND.format("zstd -d")),
+    (0, b"\xfd7zXZ\0", "it is compressed with xz", _EXPAND.format("xz -dk")),
+    (0, re.compile(rb"BZh[1-9]1AY&SY"), "it is compressed with bzip2", _EXPAND.format("bzip2 -dk")),
+    (0, b"\x04\x22\x4d\x18", "it is compressed with LZ4", _EXPAND.format("lz4 -d")),
     (257, b"ustar", "it is a tar archive", _EXPAND.format("tar -xf")),
     (0, b"7z\xbc\xaf\x27\x1c", "it is a 7z archive", _EXPAND.format("7z x")),
     (0, b"Rar!\x1a\x07", "it is a RAR archive", _EXPAND.format("unrar x")),
-    (0, b"FEA1", "it is Feather of version 1",
-     "Write it as version 2: pyarrow.feather.write_feather(pyarrow.feather.read_table(path), NEW)."),
+    (0, b"FEA1", "it is a Feather file of version 1",
+     "Save it as version 2: pyarrow.feather.write_feather(pyarrow.feather.read_table(path), NEW)."),
     (0, b"PARE", "it is an encrypted Parquet file", _ELSEWHERE.format("pyarrow.parquet, with its keys")),
     (0, b"ORC", "it is an ORC file", _ELSEWHERE.format("pyarrow.orc.read_table")),
     (0, b"Obj\x01", "it is an Avro file", _ELSEWHERE.format("fastavro")),
@@ -58,71 +58,72 @@ _OTHERS: tuple[tuple[int, bytes | re.Pattern[bytes], str, str], ...] = (
     (0, b"SIMPLE  =", "it is a FITS file", _ELSEWHERE.format("astropy.io.fits")),
     (128, b"DICM", "it is a DICOM file", _ELSEWHERE.format("pydicom")),
     (4, b"TFL3", "it is a TensorFlow Lite model", _ELSEWHERE.format("tensorflow.lite.Interpreter")),
-    (0, re.compile(rb"(model_checkpoint_path|all_model_checkpoint_paths): "), "it is a checkpoint of TensorFlow",
+    (0, re.compile(rb"(model_checkpoint_path|all_model_checkpoint_paths): "), "it is a TensorFlow checkpoint",
      _ELSEWHERE.format("tensorflow.train.load_checkpoint(FOLDER)")),
     (0, b"lmgg", *_GGML),
     (0, b"tjgg", *_GGML),
     (0, b"fmgg", *_GGML),
-    (0, b"SQLite format 3\0", "it is an SQLite database", "Read it by sqlite3."),
+    (0, b"SQLite format 3\0", "it is an SQLite database", "Read it with sqlite3."),
     (0, re.compile(rb"(\x89PNG\r\n|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|BM.{4}\0\0\0\0|RIFF.{4}WEBP)", re.S),
-     "it is an image", "Read it: dlx.convert(numpy.asarray(PIL.Image.open(path)), to=...)."),
-    (0, re.compile(rb"(RIFF.{4}WAVE|fLaC|OggS|ID3)", re.S), "it is a sound", _ELSEWHERE.format("soundfile")),
-    (0, b"%PDF-", "it is a PDF document", ""),
-    (0, b"\x7fELF", "it is a program or a library", ""),
+     "it is an image", "Read it with Pillow: dlx.convert(numpy.asarray(PIL.Image.open(path)), to=...)."),
+    (0, re.compile(rb"(RIFF.{4}WAVE|fLaC|OggS|ID3)", re.S), "it is an audio file", _ELSEWHERE.format("soundfile")),
+    (0, b"%PDF-", "it is a PDF document", OPEN_ARRAYS),
+    (0, b"\x7fELF", "it is a program or a library", OPEN_ARRAYS),
 )  # fmt: skip
 
-# (a member that only such archives have; reason; fix)
+# (a characteristic member of the archive; reason; fix)
 _ZIPS = (
-    ("archive_format", "it is a program of torch.export with its weights",
-     "Read them: dlx.convert(torch.export.load(path).state_dict, to=...)."),
-    ("model.weights.h5", "it is a model of Keras 3", "Open the model.weights.h5 that is in it: unzip FILE."),
-    ("saved_model.pb", "it is a model of TensorFlow in a zip file", "Read it by tensorflow.saved_model.load."),
-    ("[Content_Types].xml", "it is a document of an office suite", ""),
-    ("META-INF/MANIFEST.MF", "it is a Java archive", ""),
+    ("archive_format", "it is a torch.export program with its weights",
+     "Read its weights: dlx.convert(torch.export.load(path).state_dict, to=...)."),
+    ("model.weights.h5", "it is a Keras 3 model", "Extract it (unzip FILE) and open its model.weights.h5."),
+    ("saved_model.pb", "it is a TensorFlow model in a zip file", "Read it with tensorflow.saved_model.load."),
+    ("[Content_Types].xml", "it is an office document", OPEN_ARRAYS),
+    ("META-INF/MANIFEST.MF", "it is a Java archive", OPEN_ARRAYS),
 )  # fmt: skip
 
-# (a member that only such folders have; reason; fix)
+# (a characteristic member of the folder; reason; fix)
 _FOLDERS = (
     (".zgroup", *_ZARR),
     (".zarray", *_ZARR),
     ("zarr.json", *_ZARR),
-    ("saved_model.pb", "it is a SavedModel of TensorFlow", _ELSEWHERE.format("tensorflow.saved_model.load")),
-    (".metadata", "it is a checkpoint of torch.distributed",
-     "Write it as one file: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, 'NEW.pt')."),
-    ("manifest.ocdbt", "it is a checkpoint of Orbax", _ELSEWHERE.format("orbax.checkpoint")),
+    ("saved_model.pb", "it is a TensorFlow SavedModel", _ELSEWHERE.format("tensorflow.saved_model.load")),
+    (".metadata", "it is a torch.distributed checkpoint",
+     "Save it as one file: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, 'NEW.pt')."),
+    ("manifest.ocdbt", "it is an Orbax checkpoint", _ELSEWHERE.format("orbax.checkpoint")),
 )  # fmt: skip
 
 
-def other_file(start: bytes) -> FileError | None:
-    """Return the error for a file of a format that dlx knows and does not read, by its first bytes; else None."""
+def identify_file(start: bytes) -> FileError | None:
+    """Return the error for a file of a known, unsupported format, by its first bytes; None for other files."""
     for offset, signature, found, fix in _OTHERS:
         if start.startswith(signature, offset) if isinstance(signature, bytes) else signature.match(start):
             return FileError(found, fix=fix)
     if not start.strip(b"\0"):
-        reason = f"its first {len(start)} bytes are 0, as in a download that did not finish"
-        return FileError(reason, fix="Write it or fetch it again.")
+        reason = f"its first {len(start)} bytes are 0, as in an incomplete download"
+        return FileError(reason, fix="Save or download it again.")
     try:
-        text = start.decode("utf-8", "strict" if len(start) < FIRST else "ignore")
+        text = start.decode("utf-8", "strict" if len(start) < SIGNATURE_BYTES else "ignore")
     except UnicodeDecodeError:
         return None
     if all(each.isprintable() or each in "\t\n\r\f" for each in text):
         kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "text"
-        return FileError(f"it is {kind}, which begins with {one_line(text.strip(), 40)!r}")
+        return FileError(f"it is {kind} that begins with {one_line(text.strip(), 40)!r}", fix=OPEN_ARRAYS)
     return None
 
 
-def other_folder(path: Path) -> FileError | None:
-    """Return the error for a folder that is one store or model of another library; else None."""
+def identify_folder(path: Path) -> FileError | None:
+    """Return the error for a folder that is a store or model of another library; None for other folders."""
     for member, found, fix in _FOLDERS:
         if (path / member).exists():
             return FileError(found, fix=fix)
     return None
 
 
-def other_zip(names: Sequence[str]) -> FileError:
-    """Return the error for a zip file without arrays in it, by the names of its members."""
+def identify_zip(names: Sequence[str]) -> FileError:
+    """Return the error for a zip file without arrays, by the names of its members."""
     for member, found, fix in _ZIPS:
         if any(name == member or name.endswith(f"/{member}") for name in names):
             return FileError(found, fix=fix)
-    held = one_line(", ".join(names[:3]), 80) or "nothing"
-    return FileError(f"it is a zip file without arrays in it; it holds {held}{', ...' if len(names) > 3 else ''}")
+    found = one_line(", ".join(names[:3]), 80) or "nothing"
+    reason = f"it is a zip file without arrays; it contains {found}{', ...' if len(names) > 3 else ''}"
+    return FileError(reason, fix=OPEN_ARRAYS)

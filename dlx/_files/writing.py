@@ -1,7 +1,4 @@
-"""Write arrays into files of another format: .npy, .npz, .safetensors and Arrow IPC, one array at a time.
-
-A dtype that the format lacks is refused, never changed.
-"""
+"""Writers of .npy, .npz, .safetensors and Arrow IPC files, which write one array at a time and never change a dtype."""
 
 from __future__ import annotations
 
@@ -19,39 +16,39 @@ from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor, tensor_copy
 from dlx._core.types import DType, contiguous
-from dlx._files.header import needed
-from dlx._files.safetensors import WORDS
+from dlx._files.header import import_reader
+from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
 __all__ = ["FORMATS", "Item", "write"]
 
-PIECE = 4 << 20  # bytes that are written at a time
+PIECE = 4 << 20  # bytes written at a time
 
 
 class Item(NamedTuple):
-    """One array to be written: its name, dtype and shape, and a function that reads it."""
+    """One array to write: its name, dtype and shape, and a function that reads it."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    read: Callable[[], Tensor]  # a tensor in host memory, which is released once it is written
+    read: Callable[[], Tensor]  # returns a tensor in host memory, which is released once it is written
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements, packed."""
+        """Number of bytes of its elements, packed."""
         return -(-math.prod(self.shape) * self.dtype.bits * self.dtype.lanes // 8)
 
 
 class _Output(NamedTuple):
     file: BinaryIO
-    advance: Callable[[int], object]  # called with the bytes that were written
+    advance: Callable[[int], object]  # called with the number of written bytes
 
     def pieces(self, item: Item, *, order: bool = False) -> Iterator[memoryview]:
-        """Give the bytes of an array, row-major; with `order` as they lie in memory where that is column-major."""
+        """Yield the bytes of an array in row-major order; with `order`, keep column-major order."""
         tensor = item.read()
         if tensor.dtype != item.dtype or tensor.shape != item.shape:
-            raise FileError(f"{_shown(item)} changed while it was read", fix="Try it again.")
+            raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
         if not contiguous(tensor.shape, tensor.strides) and not (order and _is_column_major(tensor)):
             tensor = tensor_copy(tensor, False)
         data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes)) if item.nbytes else b""
@@ -69,22 +66,22 @@ def _is_column_major(tensor: Tensor) -> bool:
     return contiguous(tensor.shape[::-1], tensor.strides[::-1])
 
 
-def _shown(item: Item) -> str:
+def _item_text(item: Item) -> str:
     return f"{one_line(item.name, 80)!r}" if item.name else "the array"
 
 
-def _lacking(items: Sequence[Item], known: Callable[[DType], Any], kind: str) -> None:
-    """Refuse the first array whose dtype a format lacks."""
+def _check_dtypes(items: Sequence[Item], known: Callable[[DType], Any], kind: str) -> None:
+    """Raise `DTypeError` for the first array whose dtype a format lacks."""
     for item in items:
         if known(item.dtype) is None:
-            others = [name for name, has in _KNOWN.items() if name != kind and has(item.dtype) is not None]
-            into = f"Write {' or '.join(others)}, which has it, or" if others else "To store it all the same,"
-            reason = f"{_shown(item)} is {item.dtype}, which {kind} has not, and no dtype is changed on the way"
-            raise DTypeError(reason, fix=f"{into} convert it to another dtype in its own framework first.")
+            others = [name for name, has in _DTYPES.items() if name != kind and has(item.dtype) is not None]
+            into = f"Write {' or '.join(others)}, or change" if others else "Change"
+            reason = f"{kind} cannot store {item.dtype} ({_item_text(item)}); dlx does not change dtypes"
+            raise DTypeError(reason, fix=f"{into} the dtype in the array's framework first.")
 
 
-def _nameless(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
-    """Refuse the first array whose name is no text; with `suffix`, also one that a .zip file would cut off there."""
+def _check_names(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
+    """Raise `FileError` for the first name that UTF-8 or, with `suffix`, a zip file cannot store."""
     for item in items:
         if not _is_text(item.name):
             why = "a lone surrogate"
@@ -95,15 +92,15 @@ def _nameless(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
         else:
             continue
         into = "Write .safetensors or rename it." if why != "a lone surrogate" else "Rename it."
-        raise FileError(f"{_shown(item)} is a name with {why}, which {kind} cannot hold", fix=into)
+        raise FileError(f"{kind} cannot store the name {_item_text(item)}, which has {why}", fix=into)
 
 
-def _untold(metadata: dict[str, str]) -> None:
-    """Refuse metadata that are no text."""
+def _check_metadata(metadata: dict[str, str]) -> None:
+    """Raise `FileError` for metadata that UTF-8 cannot store."""
     for key, value in metadata.items():
         if not (_is_text(key) and _is_text(value)):
-            reason = f"its metadata of {one_line(key, 80)!r} has a lone surrogate, which has no bytes in UTF-8"
-            raise FileError(reason, fix="Write .npz, which has no metadata, or correct them.")
+            reason = f"its metadata {one_line(key, 80)!r} has a lone surrogate, which UTF-8 cannot store"
+            raise FileError(reason, fix="Write .npz, which stores no metadata, or correct it.")
 
 
 def _is_text(text: str) -> bool:
@@ -125,24 +122,24 @@ def _npy_header(item: Item, fortran: bool) -> bytes:
     return b"\x93NUMPY" + bytes([1 if width == 2 else 2, 0]) + len(text).to_bytes(width, "little") + text
 
 
-def _npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
     if len(items) != 1:
-        raise FileError(f"a .npy file holds one array, found {len(items):,}", fix="Write .npz or .safetensors.")
-    _lacking(items, typestr, ".npy")
+        raise FileError(f"a .npy file stores one array, found {len(items):,}", fix="Write .npz or .safetensors.")
+    _check_dtypes(items, typestr, ".npy")
     tensor = items[0].read()
     fortran = not contiguous(tensor.shape, tensor.strides) and _is_column_major(tensor)
     out.file.write(_npy_header(items[0], fortran))
     out.data(items[0]._replace(read=lambda: tensor), order=True)
 
 
-def _npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    _lacking(items, typestr, ".npz")
-    _nameless(items, ".npz", suffix=".npy")
+def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    _check_dtypes(items, typestr, ".npz")
+    _check_names(items, ".npz", suffix=".npy")
     with zipfile.ZipFile(out.file, "w") as archive:
         for item in items:
-            member = zipfile.ZipInfo(f"{item.name}.npy")  # of 1980: the same arrays give the same bytes
+            member = zipfile.ZipInfo(f"{item.name}.npy")  # a fixed date, 1980: the output is reproducible
             assert member.filename == f"{item.name}.npy"
-            # An extra field (as zipalign has it) brings the data to a multiple of 64 bytes, so that they can be mapped.
+            # An extra field (that of zipalign) pads the header to a multiple of 64 bytes, so that data can be mapped.
             begin = out.file.tell() + 30 + len(member.filename.encode()) + 4 + 20  # 20: sizes of 64 bits
             member.extra = struct.pack("<HH", 0xD935, -begin % 64) + bytes(-begin % 64)
             with archive.open(member, "w", force_zip64=True) as content:
@@ -154,23 +151,23 @@ def _npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
 # ---- .safetensors ----------------------------------------------------------------------------------------------------
 
 
-def _word(dtype: DType) -> str | None:
-    return WORDS.get(dtype) if sys.byteorder == "little" else None
+def _dtype_name(dtype: DType) -> str | None:
+    return DTYPE_NAMES.get(dtype) if sys.byteorder == "little" else None
 
 
-def _safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    _lacking(items, _word, ".safetensors")
-    _nameless(items, ".safetensors")
-    _untold(metadata)
+def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    _check_dtypes(items, _dtype_name, ".safetensors")
+    _check_names(items, ".safetensors")
+    _check_metadata(metadata)
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    # Wide elements first, as the format's own library sorts them, so that each is aligned.
+    # Wide elements first, in the order of the safetensors library, so that each array is aligned.
     ordered = sorted(items, key=lambda item: (-item.dtype.bits, item.name))
     for item in ordered:
         if item.name == "__metadata__":
-            raise FileError("an array is named '__metadata__', which the format keeps for itself", fix="Rename it.")
+            raise FileError("an array is named '__metadata__', which the format reserves", fix="Rename it.")
         start, end = end, end + item.nbytes
-        header[item.name] = {"dtype": _word(item.dtype), "shape": item.shape, "data_offsets": [start, end]}
+        header[item.name] = {"dtype": _dtype_name(item.dtype), "shape": item.shape, "data_offsets": [start, end]}
     raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-(len(raw) + 8) % 64)
     out.file.write(len(raw).to_bytes(8, "little") + raw)
@@ -182,7 +179,7 @@ def _safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) 
 
 _ARROW = re.compile(r"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))")
 
-_LONGEST = (1 << 31) - 1  # elements of a FixedSizeList
+_MAX_LIST = (1 << 31) - 1  # elements of a FixedSizeList
 
 
 def _arrow_type(dtype: DType) -> str | None:
@@ -190,31 +187,31 @@ def _arrow_type(dtype: DType) -> str | None:
     return None if found is None else {"bool": "bool_"}.get(dtype.name, dtype.name)
 
 
-def _arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    pa = needed("pyarrow", ".arrow")
-    _lacking(items, _arrow_type, ".arrow")
-    _nameless(items, ".arrow")
-    _untold(metadata)
+def _write_arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    pa = import_reader("pyarrow", ".arrow")
+    _check_dtypes(items, _arrow_type, ".arrow")
+    _check_names(items, ".arrow")
+    _check_metadata(metadata)
     for item in items:
-        reason, shaped = "", f"{_shown(item)} has shape {list(item.shape)}, and"
+        reason, shaped = "", f"{_item_text(item)} has shape {list(item.shape)}, but"
         if not item.shape or 0 in item.shape[1:]:
-            reason = f"{shaped} a column of .arrow has rows that are not empty"
-        elif max(item.shape[1:], default=0) > _LONGEST:
-            reason = f"{shaped} a row of .arrow has at most {_LONGEST:,} elements along a dimension"
+            reason = f"{shaped} an .arrow column needs non-empty rows"
+        elif max(item.shape[1:], default=0) > _MAX_LIST:
+            reason = f"{shaped} an .arrow row has at most {_MAX_LIST:,} elements along a dimension"
         elif item.shape[0] != items[0].shape[0]:
-            found = f"{items[0].shape[0]:,} rows of {_shown(items[0])} and {item.shape[0]:,} of {_shown(item)}"
-            reason = f"columns of .arrow are of one length, found {found}"
+            found = f"{items[0].shape[0]:,} rows of {_item_text(items[0])} and {item.shape[0]:,} of {_item_text(item)}"
+            reason = f".arrow columns must have the same length, found {found}"
         if reason:
             raise FileError(reason, fix="Write .npz or .safetensors.")
-    columns = [_column(pa, out, item) for item in items]
+    columns = [_build_column(pa, out, item) for item in items]
     schema = pa.schema([(item.name, column.type) for item, column in zip(items, columns, strict=True)])
     ipc = importlib.import_module("pyarrow.ipc")
     with ipc.new_file(out.file, schema.with_metadata(metadata or None)) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def _column(pa: Any, out: _Output, item: Item) -> Any:
-    """Return an array as a column: over its own memory, but for bools, whose bits Arrow packs."""
+def _build_column(pa: Any, out: _Output, item: Item) -> Any:
+    """Return an array as a column that uses its memory; bools are copied, since Arrow packs them into bits."""
     tensor = item.read()
     if not contiguous(tensor.shape, tensor.strides):
         tensor = tensor_copy(tensor, False)
@@ -232,15 +229,15 @@ def _column(pa: Any, out: _Output, item: Item) -> Any:
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-_KNOWN: dict[str, Callable[[DType], Any]]
-_KNOWN = {".safetensors": _word, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
+_DTYPES: dict[str, Callable[[DType], Any]]
+_DTYPES = {".safetensors": _dtype_name, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
 FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
-FORMATS = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".arrow": _arrow}
-"""The writers, by the end of the file's name."""
+FORMATS = {".npy": _write_npy, ".npz": _write_npz, ".safetensors": _write_safetensors, ".arrow": _write_arrow}
+"""The writers, by suffix."""
 
 
 def write(
     file: BinaryIO, kind: str, items: Sequence[Item], metadata: dict[str, str], advance: Callable[[int], object]
 ) -> None:
-    """Write arrays to a file in a format of `FORMATS`."""
+    """Write arrays to a file in one of the `FORMATS`."""
     FORMATS[kind](_Output(file, advance), items, metadata)

@@ -1,7 +1,6 @@
-"""Arrow's PyCapsule interface: an object in, its columns out. No Arrow library is needed.
+"""Columns of objects with Arrow's PyCapsule interface; no Arrow library is needed.
 
-An object is asked for its data once. Every tensor over one of its columns keeps all of it: columns of a table share
-their batches' memory and its release.
+dlx calls an object's method once. Each tensor over a column keeps the data of the whole object alive.
 """
 
 from __future__ import annotations
@@ -12,31 +11,42 @@ from typing import Any, NamedTuple
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType, row_major
-from dlx._protocols.dlpack import answered
+from dlx._protocols.dlpack import return_or_raise
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
-__all__ = ["MAX_LIST", "METHODS", "NUMBERS", "PACKED", "Column", "Table", "column", "method_of", "opened", "speaks"]
+__all__ = [
+    "MAX_LIST",
+    "METHODS",
+    "NUMBERS",
+    "PACKED",
+    "Column",
+    "Table",
+    "column",
+    "has_interface",
+    "method_of",
+    "read_columns",
+]
 
 METHODS = ("__arrow_c_device_array__", "__arrow_c_device_stream__", "__arrow_c_stream__", "__arrow_c_array__")
-"""In the order in which they are used: the first two never move data between devices, streams take any chunks."""
+"""In order of preference: the first two never move data between devices, and streams allow any number of chunks."""
 
 
 NUMBERS = (
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *(f"float{bits}" for bits in (16, 32, 64)),
 )
-"""The dtypes whose values lie in Arrow's arrays as in DLPack's."""
+"""The dtypes with the same memory layout in Arrow and DLPack."""
 
 PACKED = {"bool": "packs bools eight to a byte"}
-"""The dtypes that a copy makes values of Arrow's arrays of, and why."""
+"""The dtypes that need a copy in Arrow, with reasons."""
 
 MAX_LIST = 2**31 - 1
-"""The greatest size of a fixed-size list."""
+"""The maximum size of a fixed-size list."""
 
 
 class Type(NamedTuple):
-    """An Arrow type, as the C data interface says it."""
+    """An Arrow type of the C data interface."""
 
     format: str
     name: str
@@ -46,18 +56,18 @@ class Type(NamedTuple):
 
     @property
     def extension(self) -> str:
-        """The name of the extension type; empty for none."""
+        """The name of the extension type, or ``""``."""
         return self.metadata.get(b"ARROW:extension:name", b"").decode(errors="replace")
 
     def child(self, i: int = 0) -> Type:
-        """Return the type of a child."""
+        """Return the type of child `i`."""
         return Type(*self.children[i])
 
     @property
     def values(self) -> Type:
-        """The innermost type: of the elements of fixed-size lists, however deep."""
-        plain = not self.has_dictionary and (not self.extension or self.extension == FIXED_SHAPE)
-        return self.child().values if plain and self.format.startswith("+w:") and self.children else self
+        """The innermost type: the elements of nested fixed-size lists."""
+        is_list = not self.has_dictionary and (not self.extension or self.extension == FIXED_SHAPE)
+        return self.child().values if is_list and self.format.startswith("+w:") and self.children else self
 
     def __str__(self) -> str:
         if self.has_dictionary:
@@ -80,7 +90,7 @@ _UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
 
 
 def _name(text: str) -> str:
-    """Return what Arrow calls the type of a format string."""
+    """Return Arrow's name for the type of a format string."""
     head, _, rest = text.partition(":")
     if text in _NAMES:
         return _NAMES[text]
@@ -93,14 +103,14 @@ def _name(text: str) -> str:
 
 
 class Column:
-    """A column of a table, or the whole of an array, series or column."""
+    """A column of a table, or a whole array, series or column."""
 
     def __init__(self, data: object, number: int, kind: type, described: Type) -> None:
-        self._data, self.number = data, number  # of the table's columns; -1: it is no table
-        self.kind, self.type = kind, described  # the type of the object that it comes from, and the Arrow type
+        self._data, self.number = data, number  # index in the table; -1: not a table
+        self.kind, self.type = kind, described  # the Python type of the object, and the Arrow type
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))
-        self.dtype = DType(dtype) if known else None  # None, and only a length and no address, if they are not numbers
+        self.dtype = DType(dtype) if known else None  # None if not numeric; shape and address are incomplete then
         self.shape: tuple[int, ...] = shape if known else shape[:1]
         self.strides = row_major(self.shape)
         self.address: int = address if known else 0
@@ -111,24 +121,24 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values, a byte for each bool; 0 where they are no numbers."""
+        """Bytes of the values, one byte per bool; 0 if not numeric."""
         return math.prod(self.shape) * self.dtype.bits // 8 if self.dtype is not None else 0
 
-    def shared(self) -> Tensor:
-        """Return a read-only tensor over its memory."""
-        return self._shaped(native.arrow_tensor(self._data, self.number, False))
+    def share(self) -> Tensor:
+        """Return a read-only tensor over the memory."""
+        return self._reshape(native.arrow_tensor(self._data, self.number, False))
 
-    def gathered(self) -> Tensor:
-        """Return a tensor over new memory: chunks joined, bools in a byte each."""
-        return self._shaped(native.arrow_tensor(self._data, self.number, True))
+    def gather(self) -> Tensor:
+        """Return a tensor over a copy, with chunks joined and bools unpacked."""
+        return self._reshape(native.arrow_tensor(self._data, self.number, True))
 
-    def _shaped(self, tensor: Tensor) -> Tensor:
+    def _reshape(self, tensor: Tensor) -> Tensor:
         if not self._permuted:
             return tensor
         flags = tensor.flags & READ_ONLY
-        made = native.tensor_new(tensor.data_ptr, self.shape, self.strides, tensor.dtype, tensor.device, flags, tensor)
+        view = native.tensor_new(tensor.data_ptr, self.shape, self.strides, tensor.dtype, tensor.device, flags, tensor)
         ready = cuda.readiness_of(tensor)
-        return made if ready is None else cuda.when(made, ready)
+        return view if ready is None else cuda.when(view, ready)
 
 
 class Table(dict[str, Column]):
@@ -136,7 +146,7 @@ class Table(dict[str, Column]):
 
 
 def _levels(described: Type) -> list[Type]:
-    """Return a type and those below it down to its values, a fixed-shape tensor as the outermost one left out."""
+    """Return a type and its nested value types, without an outermost fixed-shape tensor."""
     levels = [described.child() if described.extension == FIXED_SHAPE and described.children else described]
     while levels[-1].format.startswith("+w:") and levels[-1].children:
         levels.append(levels[-1].child())
@@ -144,63 +154,63 @@ def _levels(described: Type) -> list[Type]:
 
 
 def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of an array of tensors, from its metadata."""
+    """Return shape and strides of a fixed-shape tensor array from its metadata."""
     import json
 
     try:
-        said = json.loads(described.metadata[b"ARROW:extension:metadata"])
-        inner = tuple(int(extent) for extent in said["shape"])
-        order = [int(i) for i in said.get("permutation") or range(len(inner))]
+        metadata = json.loads(described.metadata[b"ARROW:extension:metadata"])
+        inner = tuple(int(extent) for extent in metadata["shape"])
+        order = [int(i) for i in metadata.get("permutation") or range(len(inner))]
         fits = min(inner, default=0) >= 0 and math.prod(inner) == math.prod(stored[1:])
         if not fits or sorted(order) != [*range(len(inner))]:
             raise ValueError(f"shape {inner} and permutation {order} for {math.prod(stored[1:])} values")
     except Exception as error:
-        raise foreign_error(f"the metadata of {FIXED_SHAPE} are wrong:", error, ProtocolError) from error
+        raise foreign_error(f"the metadata of {FIXED_SHAPE} are invalid:", error, ProtocolError) from error
     steps = row_major(inner)
     return (stored[0], *(inner[i] for i in order)), (math.prod(inner), *(steps[i] for i in order))
 
 
-def speaks(kind: type) -> bool:
-    """Return whether objects of a type have a method of Arrow's."""
+def has_interface(kind: type) -> bool:
+    """Return whether a type has a method of Arrow's PyCapsule interface."""
     return any(hasattr(kind, name) for name in METHODS)
 
 
 def method_of(kind: type) -> str:
     """Return the Arrow method to call on objects of a type; raise `LayoutError` if they can be read only once."""
     if hasattr(kind, "__next__") or hasattr(kind, "read_all"):
-        fix = "Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives."
+        fix = "Read it first with .read_all() or pyarrow.table(it), and convert the result."
         raise LayoutError("it is a stream of batches, which can be read only once", source=type_name(kind), fix=fix)
     return next(name for name in METHODS if hasattr(kind, name))
 
 
 def _open(obj: Any) -> tuple[object, Type]:
-    """Ask an object for its data; return them with their type."""
+    """Call an object's Arrow method; return its data and type."""
     method = method_of(type(obj))
     try:
-        answer = native.producer_answer(obj)
-        data = native.arrow_open(obj, method) if answer is None else answered(*answer)
+        answer = native.producer_response(obj)
+        data = native.arrow_open(obj, method) if answer is None else return_or_raise(*answer)
         return data, Type(*native.arrow_schema(data))
     except DlxError as error:
-        error.brief = first_line(error.brief)  # it may end with a stream's own text
+        error.brief = first_line(error.brief)  # the rest may be a stream's own text
         raise
     except MemoryError:
         raise
     except Exception as error:
         raise foreign_error(f"{method}() failed:", error) from error
     finally:
-        answer = None  # else an error keeps itself, by the frame in its traceback
+        answer = None  # otherwise an error would refer to itself through its traceback
 
 
 def column(obj: Any) -> Column:
-    """Return all that an object gives out as one column; structs are refused later."""
+    """Return the data of an object as one column; structs are refused later."""
     if type(obj) is Column:
         return obj
     data, described = _open(obj)
     return Column(data, -1, type(obj), described)
 
 
-def opened(obj: Any) -> Column | Table:
-    """Return the columns of a table by name, or the only one of anything else."""
+def read_columns(obj: Any) -> Column | Table:
+    """Return a `Table` for a table, otherwise the only `Column`."""
     data, described = _open(obj)
     if described.format != "+s" or described.has_dictionary or described.extension:
         return Column(data, -1, type(obj), described)
@@ -217,7 +227,7 @@ def opened(obj: Any) -> Column | Table:
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
-_CALLS = {  # how a package's users drop nulls, fill them, flatten lists, and make integers of dates and of categories
+_CALLS = {  # calls to drop nulls, fill nulls, flatten lists, and convert dates and categories to integers
     "polars": (".drop_nulls()", ".fill_null(value)", ".explode()", ".to_physical()", ".to_physical()"),
     "pandas": (".dropna()", ".fillna(value)", ".list.flatten()", ".astype({!r})", ".astype('category').cat.codes"),
 }
@@ -225,7 +235,7 @@ _INTEGERS = {"tdD": 32, "tiM": 32, "tts": 32, "ttm": 32, "tiD": 0, "tin": 0}
 
 
 def null_fix(column: Column) -> str:
-    """Return a sentence that says how users of an object's package are rid of nulls."""
+    """Return a fix for nulls, with calls of the object's package."""
     start, many, one = _in_pyarrow(column)
     calls = f"{many}.drop_null()", f"{many}.fill_null(value)", f"{one}.flatten()"
     drop, fill, flat, *_ = _CALLS.get(_package_of(column.kind), calls)
@@ -236,35 +246,35 @@ def null_fix(column: Column) -> str:
 
 
 def why_not_gathered(column: Column) -> tuple[str, str]:
-    """Return (reason, fix) for device memory that would have to be copied into one array of numbers."""
+    """Return (reason, fix) for device memory that only a copy could make one numeric array."""
     if column.is_packed:
-        return "its bools are packed, in device memory", "Cast them to uint8 first."
-    return f"it lies in {column.n_chunks} chunks of device memory", "Join them first."
+        return "its bools are packed in device memory", "Cast them to uint8 first."
+    return f"it consists of {column.n_chunks} chunks of device memory", "Join them first."
 
 
 def _package_of(kind: type) -> str:
-    """Return the root package of a type, or of the base in one whose calls are known."""
+    """Return the root package of a type, preferably a base class's package with known calls."""
     roots = [module_of(each).partition(".")[0] for each in kind.__mro__]
     return next((root for root in roots if root in (*_CALLS, "pyarrow", "narwhals")), roots[0])
 
 
 def _in_pyarrow(column: Column) -> tuple[str, str, str]:
-    """Return the verb for calls of pyarrow, the prefix of a method of a column, and that of a method of one chunk."""
+    """Return the verb for a call of pyarrow, and the prefixes of a column's and a chunk's methods."""
     package, name = _package_of(column.kind), class_name(column.kind)
     if package in _CALLS or package == "pyarrow":
         return "Call", "", ".combine_chunks()" if name in ("ChunkedArray", "Table") else ""
     place = f"[{column.type.name!r}]" if column.number >= 0 else ""
     if package == "narwhals":
-        made, is_one = f"it.to_arrow(){place}", not place
+        source, is_one = f"it.to_arrow(){place}", not place
     elif not place and hasattr(column.kind, "__arrow_c_array__"):
-        made, is_one = "pyarrow.array(it)", True
+        source, is_one = "pyarrow.array(it)", True
     else:
-        made, is_one = f"pyarrow.table(it){place}" if place else "pyarrow.chunked_array(it)", False
-    return f"With x = {made}, call", "x", "x" if is_one else "x.combine_chunks()"
+        source, is_one = f"pyarrow.table(it){place}" if place else "pyarrow.chunked_array(it)", False
+    return f"With x = {source}, call", "x", "x" if is_one else "x.combine_chunks()"
 
 
 def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
-    """Return (reason, fix) for a column without numbers; `shown` is how its package names its type."""
+    """Return (reason, fix) for a column without numbers; `shown` is the package's name of its type."""
     described, package = column.type, _package_of(column.kind)
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)
@@ -295,51 +305,51 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
 
 
 def _without_extension(extension: str, column: Column, start: str) -> str:
-    """Return a sentence that says what to convert instead of an extension array."""
+    """Return a fix that converts something else than the extension array."""
     if extension.startswith("geoarrow."):
         kind = "GeoSeries" if column.number < 0 else "GeoDataFrame"
         return f"Convert geopandas.{kind}.from_arrow(it).get_coordinates()."
     return f"{start}.{'to_numpy(zero_copy_only=False)' if extension.startswith('datasets.') else 'storage'}."
 
 
-_APART = "Convert its parts apart."
+_APART = "Convert its parts separately."
 _TEXT = ("DLPack has no text or raw bytes", "{take} {one}.dictionary_encode().indices, which encodes it as numbers.")
 _VARYING = "its values vary in length"
-_NULLS = "it holds nulls only, without a type"
+_NULLS = "it contains only nulls, without a type"
 _EXTENSION = "DLPack has no counterpart of"
-_OTHER = ("DLPack has no values of this type", "Cast it to a type of numbers first.")
-_OWN_FIXES = {  # where a package has not what pyarrow has
+_OTHER = ("DLPack has no values of this type", "Cast it to a numeric type first.")
+_OWN_FIXES = {  # for packages without pyarrow's methods
     ("polars", _TEXT[0]): "Encode it as numbers first, as .cast(pl.Categorical).to_physical() does.",
     ("polars", _VARYING): (
         "Call .list.to_array(n) first if its rows have one length n, else convert its .explode() and its .list.len() "
-        "apart."
+        "separately."
     ),
     ("polars", "vz"): "Encode it as numbers first, as .rank('dense') does.",
-    ("polars", "w:"): "Make numbers of them first, as .map_elements(float, pl.Float64) does.",
+    ("polars", "w:"): "Convert them to numbers first, as .map_elements(float, pl.Float64) does.",
     ("polars", "DLPack has no decimals"): "Call .cast(pl.Float64) first, if that is exact enough.",
     ("polars", "DLPack has no structures"): "Convert its fields one by one: .struct.unnest().",
     ("polars", _NULLS): "Call .cast(pl.Float64).fill_null(value) first.",
     ("polars", _OTHER[0]): "Call .cast(pl.Int64) first, if its values fit.",
     ("pandas", _TEXT[0]): "Encode it as numbers first, as .astype('category').cat.codes does.",
-    ("pandas", _VARYING): "Convert its .list.flatten() and its .list.len() apart.",
+    ("pandas", _VARYING): "Convert its .list.flatten() and its .list.len() separately.",
     ("pandas", "DLPack has no decimals"): "Call .astype('float64') first, if that is exact enough.",
     ("pandas", "DLPack has no structures"): "Convert its fields one by one: .struct.field(0).",
     ("pandas", _NULLS): "Call .astype('float64').fillna(value) first.",
     ("pandas", "pandas.period"): "Call .astype('int64') first, and keep the frequency yourself.",
-    ("pandas", "pandas.interval"): "Convert its .array.left.to_numpy() and its .array.right.to_numpy() apart.",
-    ("pandas", _EXTENSION): "Call .astype of a dtype of numbers first.",
+    ("pandas", "pandas.interval"): "Convert its .array.left.to_numpy() and its .array.right.to_numpy() separately.",
+    ("pandas", _EXTENSION): "Call .astype with a numeric dtype first.",
 }
 _REFUSED = (  # beginning of the format, reason, fix
     ("d:", "DLPack has no decimals", "{call} {many}.cast('float64') first, if that is exact enough."),
     ("+r", "it is run-end encoded", "{call} pyarrow.compute.run_end_decode(x) first."),
     ("+u", "DLPack has no unions", "{take} {one}.field(0), and its other fields."),
     ("+s", "DLPack has no structures", "{take} {one}.field(0), and its other fields."),
-    ("+m", _VARYING, "{take} {one}.keys, {one}.items and {one}.offsets apart."),
+    ("+m", _VARYING, "{take} {one}.keys, {one}.items and {one}.offsets separately."),
     (
         "+",
         _VARYING,
         "{call} {many}.cast(pyarrow.list_(x.type{values}, n)) first if its rows have one length n, else convert "
-        "{one}.flatten() and {one}.offsets apart.",
+        "{one}.flatten() and {one}.offsets separately.",
     ),
     ("n", _NULLS, "{call} {many}.cast('float64').fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),

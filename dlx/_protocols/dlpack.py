@@ -1,4 +1,4 @@
-"""The DLPack protocol as a consumer speaks it: call ``__dlpack__`` once, with the arguments that it takes."""
+"""DLPack as a consumer: call ``__dlpack__`` once, with the keywords that it supports."""
 
 from __future__ import annotations
 
@@ -12,88 +12,88 @@ from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, Device, host_readable
-from dlx._support.reflect import TypeCache, class_name, cut, foreign_error, is_key, message_of
+from dlx._support.reflect import TypeCache, class_name, foreign_error, is_key, message_of, truncate
 from dlx.errors import DlxError, ProtocolError
 
-__all__ = ["answered", "device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
+__all__ = ["device_of", "export", "keywords_of", "no_numbers", "return_or_raise", "why_no_numbers"]
 
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 
 
 class _Signature(NamedTuple):
-    """How ``__dlpack__`` of a type is called."""
+    """How to call ``__dlpack__`` of a type."""
 
-    function: Any  # from the class, weakly: its descriptor may make a new one each time
-    keywords: dict[str, Any] | None  # sent if no stream is; None: only a call can tell
+    function: Any  # from the class: a descriptor may return a new object at each access
+    keywords: dict[str, Any] | None  # without a stream; None: unknown until the first call
     takes_stream: bool
 
 
 _signatures: TypeCache[_Signature] = TypeCache()
 _ON_HOST = {"max_version": MAX_VERSION}
 _ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
-"""Keywords of the standard, none of which the producer insists on."""
+"""The standard's keywords; False: the producer does not require it."""
 
 
 def device_of(obj: Any) -> Device | None:
-    """Return what ``__dlpack_device__`` says, or None; the capsule's device may differ (torch's pinned memory)."""
+    """Return the device from ``__dlpack_device__``, or None; the capsule's may differ (torch's pinned memory)."""
     ask = getattr(type(obj), "__dlpack_device__", None)
     if ask is None:
         return None
     try:
         answer = ask(obj)
         is_pair = type(answer) is tuple and len(answer) == 2
-        # The types come first: other objects may not allow the comparison.
+        # Check the types first: other objects may not support the comparison.
         if is_pair and isinstance(answer[0], int) and isinstance(answer[1], int) and answer == HOST:
             return HOST
-        if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
+        if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle's host memory
             place = Device(answer[0], 0)
             answer = place if host_readable(place) else answer
         return Device(answer)
     except DlxError as error:
-        raise ProtocolError(f"its __dlpack_device__ is wrong: {error.reason}") from error
+        raise ProtocolError(f"its __dlpack_device__ is invalid: {error.reason}") from error
     except Exception as error:
         raise foreign_error("its __dlpack_device__ raised", error) from error
 
 
-# Names of dtypes that are not numbers, of which tensorflow's __dlpack__ ends the process.
+# Names of non-numeric dtypes: tensorflow's __dlpack__ aborts the process for them.
 _NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_ref)?('>)?", re.IGNORECASE)
 
 
 def why_no_numbers(obj: Any) -> str:
-    """Return why elements are not numbers, by their ``dtype``, before ``__dlpack__`` is called; else nothing."""
+    """Return the reason if the ``dtype`` of an object is not numeric, else ``""``; call it before ``__dlpack__``."""
     try:
         dtype = getattr(obj, "dtype", None)
     except MemoryError:
         raise
-    except Exception:  # it is not known then, and `__dlpack__` will say
+    except Exception:  # unknown; `__dlpack__` decides
         return ""
     return "" if dtype is None else no_numbers(dtype)
 
 
 def no_numbers(dtype: Any) -> str:
-    """Return the same of a dtype."""
+    """Return the reason if a dtype is not numeric, else ``""``."""
     try:
         name = getattr(dtype, "name", None)
-        said = name if isinstance(name, str) else class_name(dtype) if isinstance(dtype, type) else str(dtype)
-        is_known = _NO_NUMBERS.fullmatch(said) is not None
+        text = name if isinstance(name, str) else class_name(dtype) if isinstance(dtype, type) else str(dtype)
+        is_known = _NO_NUMBERS.fullmatch(text) is not None
     except MemoryError:
         raise
-    except Exception:  # as above
+    except Exception:  # unknown, as above
         return ""
-    return f"its dtype is {cut(said, 60)}, and DLPack knows numbers only" if is_known else ""
+    return f"its dtype is {truncate(text, 60)}, and DLPack supports only numbers" if is_known else ""
 
 
 def export(obj: Any, *, stream: int | None = None) -> Tensor:
-    """Ask an object for its capsule, once, and claim it; on the host without a stream, since numpy refuses even -1."""
+    """Call an object's ``__dlpack__`` once and claim its capsule; on the host without a stream (numpy refuses -1)."""
     try:
-        answer = native.producer_answer(obj)
-        if answer is not None and stream is None:  # the fast path has called it
-            capsule = answered(*answer)
+        answer = native.producer_response(obj)
+        if answer is not None and stream is None:  # the fast path has called it already
+            capsule = return_or_raise(*answer)
         else:
             function, keywords, takes_stream = _signature_of(type(obj))
             ordered = {} if stream is None else {"stream": stream}
             if keywords is None:
-                capsule = _called_first(obj, function, ordered)
+                capsule = _call_first(obj, function, ordered)
             else:
                 capsule = obj.__dlpack__(**(keywords | ordered if takes_stream else keywords))
     except DlxError:
@@ -101,28 +101,28 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     except Exception as error:
         raise foreign_error("its __dlpack__ raised", error) from error
     finally:
-        answer = None  # else an error keeps itself, by the frame in its traceback
+        answer = None  # otherwise an error would refer to itself through its traceback
     if native.capsule_state(capsule) is None:
-        raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
+        raise ProtocolError(f"its __dlpack__ returned {class_name(type(capsule))}, not a DLPack capsule")
     return native.capsule_claim(capsule)
 
 
-def answered(obj: Any, given: Any, raised: Exception | None) -> Any:
-    """Return the fast path's answer from a method of an object, or raise its error."""
+def return_or_raise(obj: Any, result: Any, error: Exception | None) -> Any:
+    """Return the result of a method that the fast path called, or raise its error."""
     try:
-        if raised is not None:
-            raise raised
-        return given
+        if error is not None:
+            raise error
+        return result
     finally:
-        del raised  # this frame is in its traceback, and would keep it, and all that it holds, alive
+        del error  # this frame is in its traceback: a reference cycle
 
 
-def _called_first(obj: Any, function: Any, stream: dict[str, int]) -> Any:
-    """Return what ``__dlpack__`` gives whose signature cannot be read, and learn which keywords it takes."""
+def _call_first(obj: Any, function: Any, stream: dict[str, int]) -> Any:
+    """Call a ``__dlpack__`` without a readable signature, and learn which keywords it supports."""
     try:
         capsule = obj.__dlpack__(max_version=MAX_VERSION, **stream)
     except TypeError as error:
-        if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
+        if "keyword argument" not in message_of(error):  # or "takes no keyword arguments"
             raise
         _learn(type(obj), function, {"stream": False})
         return obj.__dlpack__(**stream)
@@ -131,17 +131,17 @@ def _called_first(obj: Any, function: Any, stream: dict[str, int]) -> Any:
 
 
 def keywords_of(kind: Any) -> dict[str, Any] | None:
-    """Return what ``__dlpack__`` of a type is called with on the host; None where only a call can tell."""
+    """Return the keywords for ``__dlpack__`` of a type on the host; None if unknown until the first call."""
     return _signature_of(kind).keywords
 
 
 def _signature_of(kind: Any) -> _Signature:
-    """Return how ``__dlpack__`` of a type is called, read once for each function that stands in the class."""
+    """Return how to call ``__dlpack__`` of a type; the result is cached for each function in the class."""
     function = None
     for cls in kind.__mro__:
         if "__dlpack__" in cls.__dict__:
             function = cls.__dict__["__dlpack__"]
-            if type(function) is FunctionType:  # it may hold its class, which must not live by it
+            if type(function) is FunctionType:  # a strong reference could keep the class alive
                 function = ref(function)
             break
     known = _signatures.get(ref(kind)) if type(kind) is type or is_key(kind) else None
@@ -151,7 +151,7 @@ def _signature_of(kind: Any) -> _Signature:
 
 
 def _learn(kind: type, function: Any, accepted: dict[str, bool] | None) -> _Signature:
-    """Note which keywords a function takes, and whether it insists on them; None where that cannot be read."""
+    """Cache which keywords a function supports and requires (None: unknown)."""
     if accepted is None:
         return _signatures.keep(kind, _Signature(function, None, False))
     keywords = {name: _ON_HOST.get(name) for name, must in accepted.items() if must or name in _ON_HOST}

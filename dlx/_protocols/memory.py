@@ -1,4 +1,4 @@
-"""The buffer protocol, ``__array_interface__`` and ``__cuda_array_interface__``: an object in, a `Tensor` out."""
+"""Tensors from the buffer protocol, ``__array_interface__`` and ``__cuda_array_interface__``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlx._core import cuda, native
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.stream import Stream, meaning
+from dlx._core.stream import Stream, parse_stream
 from dlx._core.types import HOST, IS_COPIED, READ_ONLY, Device, DType
 from dlx._support.reflect import foreign_error, safe_repr
 from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
@@ -23,30 +23,28 @@ _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
 
 NUMBERS = {name[1:]: each for each in DType.all() if (name := typestr(each)) is not None}
-"""What array interfaces and .npy files call each dtype, without the byte order (``"f4"``)."""
+"""Names of the dtypes in array interfaces and .npy files, without the byte order (``"f4"``)."""
 
 
-def _checked(dtype: tuple[int, int, int] | None, order: str, itemsize: int, shown: str) -> DType:
-    """Return the dtype of elements; raise `DTypeError` if they have none, or are in the other byte order."""
+def _check_dtype(dtype: tuple[int, int, int] | None, order: str, itemsize: int, shown: str) -> DType:
+    """Return the dtype; raise `DTypeError` if it is unknown or in the other byte order."""
     if itemsize > 1 and order and order in _FOREIGN_ORDER:
         raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
     if dtype is None:
-        raise DTypeError(
-            f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first."
-        )
+        raise DTypeError(f"DLPack has no dtype for its elements ({shown!r})", fix="View them as numbers first.")
     return DType(dtype)
 
 
 def buffer(obj: Any) -> Tensor:
-    """Return a tensor over an object with the buffer protocol (PEP 3118); it holds the buffer until it is released."""
+    """Return a tensor over an object's buffer (PEP 3118); the tensor holds the buffer."""
     try:
         view = memoryview(obj)
     except (BufferError, ValueError) as error:
         fix = "" if isinstance(error, BufferError) else "Convert it before it is released or closed."
-        raise foreign_error("its buffer cannot be had:", error, fix=fix) from error
+        raise foreign_error("cannot acquire its buffer:", error, fix=fix) from error
     order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
     found = native.letters_dtype(view.format[len(order) :], view.itemsize)
-    dtype = _checked(found, order, view.itemsize, view.format)
+    dtype = _check_dtype(found, order, view.itemsize, view.format)
     if view.suboffsets:
         raise LayoutError("its buffer is indirect (suboffsets)", fix="Copy it into one block first.")
     address = native.buffer_address(view)
@@ -65,7 +63,7 @@ def _whole_elements(byte_strides: Any, shape: Any, itemsize: int) -> tuple[int, 
 
 
 def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
-    """Return integers of so many bits: neither fractions nor text, which `int` would take."""
+    """Return integers of at most `bits` bits; raise for fractions and text, which `int` would accept."""
     found = tuple(map(index, numbers))
     if max(map(int.bit_length, found), default=0) > bits:
         raise OverflowError("a number of more than 64 bits")
@@ -73,11 +71,11 @@ def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
 
 
 def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...] | None, DType, int]:
-    """Return the entries of an interface; and, checked, its shape, byte strides, dtype and bytes of an element."""
+    """Return the entries of an interface, and its validated shape, byte strides, dtype and item size."""
     try:
         entries = dict(interface)
     except Exception as error:
-        raise foreign_error(f"its {name} is no dict:", error, ProtocolError) from error
+        raise foreign_error(f"its {name} is not a dict:", error, ProtocolError) from error
     try:
         shape, strides = _integers(entries["shape"]), entries.get("strides")
         steps = None if strides is None else _integers(strides)
@@ -94,16 +92,16 @@ def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...]
     return entries, shape, steps, dtype, itemsize
 
 
-@functools.lru_cache(maxsize=64)  # of structures there is no end
+@functools.lru_cache(maxsize=64)  # bounded: structures have unlimited typestrs
 def _element(text: str) -> tuple[DType, int]:
-    """Return dtype and bytes of an element."""
+    """Return the dtype and the item size."""
     width = text[2:]
-    itemsize = int(width) if width.isdecimal() and len(width) < 10 else 0  # dates carry their unit: '<M8[s]'
-    return _checked(NUMBERS.get(f"{text[1]}{itemsize}"), text[0], itemsize, text), itemsize
+    itemsize = int(width) if width.isdecimal() and len(width) < 10 else 0  # dates include a unit: '<M8[s]'
+    return _check_dtype(NUMBERS.get(f"{text[1]}{itemsize}"), text[0], itemsize, text), itemsize
 
 
 def _interface_address(data: Any, name: str) -> tuple[int, bool]:
-    """Return address and read-only bit."""
+    """Return the address, and whether it is read-only."""
     try:
         (address,), readonly = _integers(data[:1], 64), bool(data[1])
         if address >= 0:
@@ -116,35 +114,35 @@ def _interface_address(data: Any, name: str) -> tuple[int, bool]:
 
 
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__array_interface__`` (version 3), read-only as that says."""
+    """Return a tensor over an object with ``__array_interface__`` (version 3)."""
     name = "__array_interface__"
     entries, shape, strides, dtype, itemsize = _entries(interface, name)
     data = entries.get("data")
     owner: Any = obj
     if isinstance(data, tuple):
         address, readonly = _interface_address(data, name)
-    else:  # a buffer, or the object itself as one; its length bounds what may be read
+    else:  # a buffer, or the object itself; its length limits the reads
         try:
             view, start = memoryview(obj if data is None else data), index(entries.get("offset") or 0)
         except Exception as error:
-            raise foreign_error(f"the data of its {name} cannot be had:", error, ProtocolError) from error
+            raise foreign_error(f"cannot acquire the data of its {name}:", error, ProtocolError) from error
         needed = itemsize * math.prod(shape)
         if not view.c_contiguous or strides is not None or start + needed > view.nbytes or start < 0:
-            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes from {start} on")
+            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes at offset {start}")
         address, readonly = native.buffer_address(view) + start, view.readonly
         owner = (obj, view)
     flags = READ_ONLY if readonly else 0
     if type(data) is bytes:
-        flags |= IS_COPIED  # an object that returns bytes has just made a copy for this export (pillow does)
+        flags |= IS_COPIED  # bytes are a copy for this export (pillow)
     return native.tensor_new(address, shape, _whole_elements(strides, shape, itemsize), dtype, HOST, flags, owner)
 
 
 def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__cuda_array_interface__`` (2 and 3); the driver says where it is."""
+    """Return a tensor over an object with ``__cuda_array_interface__`` (2 and 3); the driver finds the device."""
     name = "__cuda_array_interface__"
     entries, shape, strides, dtype, itemsize = _entries(interface, name)
     address, readonly = _interface_address(entries.get("data"), name)
-    device = cuda.where(address) if address else Device("cuda")  # without an element there is no address
+    device = cuda.where(address) if address else Device("cuda")  # no address without elements
     if device == HOST:
         raise ProtocolError(f"the address {address:#x} in its {name} is plain host memory")
     flags = READ_ONLY if readonly else 0
@@ -152,14 +150,14 @@ def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
 
 
 def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream | None:
-    """Return the stream to wait for by ``__cuda_array_interface__``, or None; before version 3 the legacy one."""
+    """Return the stream of a ``__cuda_array_interface__`` to wait for, or None; the legacy stream before version 3."""
     if int(interface.get("version", 0)) < 3:
         return Stream(device, lib.DLX_STREAM_LEGACY)
-    said = interface.get("stream")
-    if said is None:
+    stream = interface.get("stream")
+    if stream is None:
         return None
     try:
-        return meaning(said, device)
+        return parse_stream(stream, device)
     except StreamError as error:
-        reason = f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}"
+        reason = f"the stream of its __cuda_array_interface__ is {safe_repr(stream)}: {error.reason}"
         raise ProtocolError(reason) from error

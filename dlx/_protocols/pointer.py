@@ -1,4 +1,4 @@
-"""`from_pointer` and `from_managed`: tensors over memory that C code gives as an address; `empty`: over new memory.
+"""`from_pointer` and `from_managed`: tensors over memory at an address; `empty`: over new memory.
 
 A pointer may be an int, a cffi cdata of any FFI, or a ctypes pointer or array.
 """
@@ -23,46 +23,46 @@ from dlx.errors import DeviceError, DlxError, LayoutError, ProtocolError
 __all__ = ["MANAGED", "Pointer", "dltensor", "empty", "extents_of", "from_managed", "from_pointer", "look_at"]
 
 MANAGED = {"DLManagedTensor": True, "DLManagedTensorVersioned": False}
-"""Names of managed tensors -> whether they are the legacy one."""
+"""Names of DLPack's managed tensors -> whether the struct is the legacy one."""
 
 
 class Pointer(NamedTuple):
-    """An address, and facts about its memory from the pointer's type."""
+    """An address, with the type and size of its memory if known."""
 
     address: int  # 0 for NULL
-    to: str = "void"  # the C type behind it, without ``struct``; with a star for a pointer
-    room: int | None = None  # bytes behind it, if the type says so, as arrays do
+    to: str = "void"  # the C type of the memory, without ``struct``; with a star for a pointer
+    room: int | None = None  # bytes of the memory, for arrays
 
 
 def look_at(ptr: Any) -> Pointer:
-    """Return the address and type of a pointer; ``__index__`` is refused: a 0-d array is a number, not an address."""
+    """Return the address and type of a pointer; objects with ``__index__``, such as 0-d arrays, are refused."""
     if ptr is None:
         return Pointer(0)
     if isinstance(ptr, int) and not isinstance(ptr, bool):
         if not 0 <= ptr < 1 << 64:
-            raise ValueError(f"an address has 64 bits and no sign, found {ptr}")
+            raise ValueError(f"an address must be an unsigned 64-bit number, found {ptr}")
         return Pointer(int(ptr))
     if isinstance(ptr, ffi.CData):
         return _cdata(ptr)
-    found = _ctypes(ptr)
-    if found is None:
+    pointer = _ctypes(ptr)
+    if pointer is None:
         kinds = "an int, a cffi cdata, a ctypes pointer or array"
-        raise TypeError(f"expected a pointer: {kinds}; found {type_name(type(ptr))}. Arrays go to dlx.from_dlpack.")
-    return found
+        raise TypeError(f"expected a pointer: {kinds}; found {type_name(type(ptr))}. Pass arrays to dlx.from_dlpack.")
+    return pointer
 
 
 def _cdata(ptr: Any) -> Pointer:
     kind = ffi.typeof(ptr)
     if kind.kind not in ("pointer", "array"):
         hint = "ffi.addressof(it)" if kind.kind in ("struct", "union") else "int(it), if it is an address"
-        raise TypeError(f"expected a pointer, found the cdata {kind.cname!r}. Give {hint}.")
+        raise TypeError(f"expected a pointer, found the cdata {kind.cname!r}. Pass {hint}.")
     item = kind.item
     room = ffi.sizeof(ptr) if kind.kind == "array" else None
     name = item.cname.removeprefix("struct ")
     return Pointer(int(ffi.cast("uintptr_t", ptr)), name if item.kind != "pointer" else f"{name.rstrip(' *')} *", room)
 
 
-# ctypes has no public name for the classes of pointers and functions; they are what POINTER() and CFUNCTYPE() derive.
+# ctypes has no public names for these base classes of POINTER() and simple types.
 _POINTER: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _SIMPLE: Any = ctypes.c_int.__mro__[1]
 
@@ -75,7 +75,7 @@ def _ctypes(ptr: Any) -> Pointer | None:
     if isinstance(ptr, ctypes.Array):
         return Pointer(ctypes.addressof(ptr), _ctypes_name(ptr._type_), ctypes.sizeof(ptr))
     if isinstance(ptr, ctypes.Structure | ctypes.Union | _SIMPLE):
-        raise TypeError(f"expected a pointer, found a {type_name(type(ptr))} by value. Give ctypes.pointer(it).")
+        raise TypeError(f"expected a pointer, found a {type_name(type(ptr))} by value. Pass ctypes.pointer(it).")
     return None
 
 
@@ -104,10 +104,10 @@ def from_pointer(
     ----------
     ptr
         Address of the first element: an int, a cffi cdata (of any ``FFI``), a ctypes pointer, ``c_void_p`` or array.
-        The object is kept alive as `owner` is, so that memory which it owns itself (``ffi.new``, ``ffi.gc``, a ctypes
-        array) needs no other owner.
+        dlx keeps the object alive like `owner`, so memory that it owns (``ffi.new``, ``ffi.gc``, a ctypes array) needs
+        no other owner.
     shape
-        Extents, ``(ndim,)``; an int means one dimension.
+        Extents, ``(ndim,)``; an int for one dimension.
     dtype
         A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
     strides
@@ -115,30 +115,30 @@ def from_pointer(
     device
         Where the memory is.
     readonly
-        Whether writing is forbidden.
+        Whether the memory is read-only.
     owner
-        Object that lives as long as the memory is used.
+        Object that keeps the memory alive.
     release
-        Called without arguments, exactly once, when nothing uses the memory any more; `owner` is still alive then. It
-        runs on the thread of the last release, with the GIL; what it raises goes to ``sys.unraisablehook``. It is not
-        called once the interpreter is finalizing: the memory goes with the process. If this function raises, it is not
-        called: the memory is still the caller's.
+        Called once, without arguments, when the memory is no longer used; `owner` is still alive then. It runs on the
+        thread of the last release, with the GIL; its exceptions go to ``sys.unraisablehook``. It is not called while
+        the interpreter finalizes (the process frees the memory), nor if `from_pointer` raises (you still own the
+        memory).
 
     Raises
     ------
     TypeError, ValueError
-        If the pointer, shape or strides are none.
+        If the pointer, shape or strides are invalid.
     LayoutError
-        If there are elements but no address, if their bytes do not fit the address space, or if they do not fit a cffi
-        or ctypes array whose length is known.
+        If there are elements but no address, or if the elements exceed the address space, or the length of a cffi or
+        ctypes array.
     DTypeError, DeviceError
-        If there is no such dtype or device.
+        If the dtype or device is unknown.
 
     Notes
     -----
-    What cannot be checked: that there is memory at the address, that it is as large as shape and strides say (unless
-    `ptr` is an array with a length), that its elements are of this dtype, that it is writable, that it is on that
-    device, and that it stays there until `release` or while `owner` lives. A mistake in these kills the process.
+    dlx cannot check that there is memory at the address, that it contains all elements (unless `ptr` is an array with a
+    length), that dtype and device are correct, that the memory is writable, and that it stays valid until `release` or
+    while `owner` is alive. A mistake crashes the process.
 
     Examples
     --------
@@ -149,120 +149,120 @@ def from_pointer(
     """
     at = look_at(ptr)
     if at.to.endswith("*"):
-        raise TypeError(f"expected a pointer to data, found one to a pointer ('{at.to}'). Give what it points at.")
+        raise TypeError(f"expected a pointer to data, found one to a pointer ('{at.to}'). Dereference it first.")
     if at.to in MANAGED:
         raise TypeError(f"expected a pointer to data, found a {at.to} *. Call dlx.from_managed.")
     if at.to == "DLTensor":
-        raise TypeError("expected a pointer to data, found a DLTensor *. Give its data, and its shape and strides.")
+        raise TypeError("expected a pointer to data, found a DLTensor *. Pass its data, shape and strides.")
     if release is not None and not callable(release):
         raise TypeError(f"release must be callable without arguments, found {release!r}")
     extents = extents_of(shape)
     steps = None if strides is None else _integers(strides, "strides")
     if steps is not None and len(steps) != len(extents):
         raise ValueError(f"shape has {len(extents)} numbers, strides has {len(steps)}: {extents}, {steps}")
-    held = None if isinstance(ptr, int) else ptr, owner
-    # Without `release` no Python code runs in the deleter, so that a consumer that calls it under a lock keeps the GIL.
-    kept = held if release is None else _Released(held)
+    owners = None if isinstance(ptr, int) else ptr, owner
+    # Without `release`, the deleter runs no Python code, so a consumer that calls it under a lock keeps the GIL.
+    keeper = owners if release is None else _Releaser(owners)
     flags = READ_ONLY if readonly else 0
     kind, place = DType(dtype), Device(device)
     try:
-        tensor = native.tensor_new(at.address, extents, steps, kind, place, flags, kept)
+        tensor = native.tensor_new(at.address, extents, steps, kind, place, flags, keeper)
         if at.room is not None:
-            _fits(tensor, at.room)
+            _check_room(tensor, at.room)
     except DlxError as error:
-        fix = "Give an address, and a shape and strides that its memory holds."
+        fix = "Pass an address, and a shape and strides that fit its memory."
         error.complete(source=f"{kind}{list(extents)} at {at.address:#x}", target="dlx", fix=fix)
         raise
-    if isinstance(kept, _Released):
-        kept.release = release  # from here on it is owed; nothing above could have called it
+    if isinstance(keeper, _Releaser):
+        keeper.release = release  # last: `from_pointer` cannot fail any more
     return tensor
 
 
-class _Released:
-    """The owner of a tensor's memory, and the function that is called when the memory is no longer used."""
+class _Releaser:
+    """The owner of a tensor's memory; calls a function when the memory is no longer used."""
 
-    __slots__ = ("held", "release")
+    __slots__ = ("owners", "release")
 
-    def __init__(self, held: object) -> None:
-        self.held = held
+    def __init__(self, owners: object) -> None:
+        self.owners = owners
         self.release: Callable[[], object] | None = None
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        release = getattr(self, "release", None)  # it was not made whole where memory ran out
+        release = getattr(self, "release", None)  # missing if __init__ ran out of memory
         if release is not None and not finalizing():
             release()
 
 
-def _fits(tensor: Tensor, room: int) -> None:
-    """Refuse a tensor that leaves the array which it was made over, of `room` bytes."""
+def _check_room(tensor: Tensor, room: int) -> None:
+    """Raise if a tensor exceeds its array of `room` bytes."""
     low, high = ffi.new("int64_t *"), ffi.new("int64_t *")
     lib.dlx_extent(dltensor(tensor), tensor.flags, low, high)
     if low[0] < 0 or high[0] > room:
-        taken = f"takes the bytes {low[0]} to {high[0]}, and the array has {room}"
-        reason = f"{tensor.dtype}{list(tensor.shape)} with strides {tensor.strides} {taken}"
-        raise LayoutError(reason, fix="Strides are in elements, counted from where the pointer points.")
+        span = f"covers the bytes {low[0]} to {high[0]}, but the array has {room}"
+        reason = f"{tensor.dtype}{list(tensor.shape)} with strides {tensor.strides} {span}"
+        raise LayoutError(reason, fix="Pass strides in elements, relative to the pointer.")
 
 
 @public
 @set_module("dlx")
 def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Tensor:
-    """Return a tensor from a ``DLManagedTensorVersioned *``, or a ``DLManagedTensor *`` where `legacy`.
+    """Return a tensor from a ``DLManagedTensorVersioned *``, or from a ``DLManagedTensor *`` if `legacy`.
 
     Parameters
     ----------
     ptr
-        Address of the struct: an int, a cffi cdata (of any ``FFI``), a ctypes pointer or ``c_void_p``. The object is
-        kept alive until the deleter has run.
+        Address of the struct: an int, a cffi cdata (of any ``FFI``), a ctypes pointer or ``c_void_p``. dlx keeps the
+        object alive until the deleter has run.
     legacy
-        Whether it is the struct from before DLPack 1.0. A typed pointer must agree.
+        Whether the struct is older than DLPack 1.0. A typed pointer must have the matching type.
     borrow
-        False: the tensor takes the struct, and its deleter is called exactly once, on the thread of the last release.
-        True: the deleter is never called, and the caller keeps the memory alive for as long as anything uses it.
+        False: the tensor owns the struct and calls its deleter once, on the thread of the last release. True: dlx never
+        calls the deleter, and you keep the memory alive while it is used.
 
     Returns
     -------
     Tensor
-        With a shape and strides of its own; of the struct nothing is read later but the deleter.
+        It copies shape and strides; later, dlx reads only the deleter of the struct.
 
     Raises
     ------
     TypeError
-        If it is no pointer, or one to something else.
+        If `ptr` is not a pointer to this struct.
     ProtocolError, LayoutError, DTypeError
-        If it is NULL or not aligned, of another major version, or describes no tensor. The struct was then only read,
-        and is still the caller's.
+        If the pointer is NULL or misaligned, or the struct has another major version or is invalid. You still own the
+        struct then; dlx has only read it.
 
     Notes
     -----
-    What cannot be checked: that there is such a struct at an address without a type, that its shape and strides
-    pointers are good, and that nothing else consumes it. The two structs differ in layout, and one that is read as the
-    other is noticed by its numbers only. Layout and versions are those of ``dlpack.h`` 1.3.
+    dlx cannot check that an untyped address points to this struct, that its shape and strides pointers are valid, and
+    that no other consumer uses it. It can detect the wrong kind of struct only by implausible values. Layout and
+    versions are those of ``dlpack.h`` 1.3.
     """
     at = look_at(ptr)
     name = "DLManagedTensor" if legacy else "DLManagedTensorVersioned"
     if at.to in MANAGED and at.to != name:
         raise TypeError(f"with legacy={bool(legacy)} expected a {name} *, found a {at.to} *. Pass legacy={not legacy}.")
     if at.to not in (name, "void"):
-        raise TypeError(f"expected a {name} *, found a pointer to '{at.to}'. Cast it, if it is one all the same.")
+        raise TypeError(f"expected a {name} *, found a pointer to '{at.to}'. Cast it first.")
     alignment = ffi.alignof(name)
     if at.address == 0 or at.address % alignment:
         found = "NULL" if at.address == 0 else f"{at.address:#x}, which is not a multiple of {alignment}"
-        raise ProtocolError(f"there is no {name} at {found}", fix="Look at what the function that gave it reports.")
+        raise ProtocolError(f"the {name} * is {found}", fix="Check for errors of the function that returned it.")
     try:
         return native.managed_adopt(at.address, legacy, borrow, None if isinstance(ptr, int) else ptr)
     except DlxError as error:
-        fix = f"Mend it where it is made, or pass legacy={not legacy} if it is of the other kind."
+        fix = f"Fix its producer, or pass legacy={not legacy} if it is the other struct."
         error.complete(source=f"the {name} at {at.address:#x}", target="dlx", fix=fix)
         raise
 
 
 def dltensor(tensor: Tensor) -> Any:
-    """Return a tensor's own DLTensor, which lives as long as the tensor."""
+    """Return a tensor's DLTensor; it is valid while the tensor is alive."""
     return ffi.cast("DLTensor *", native.tensor_address(tensor))
 
 
 def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Return a shape as the caller gave it, checked; an int means one dimension."""
+    """Return a validated shape; an int means one dimension."""
     extents = _integers((shape,) if isinstance(shape, int) else shape, "shape")
     if any(extent < 0 for extent in extents):
         raise ValueError(f"shape must not have a negative extent, found {extents}")
@@ -271,23 +271,23 @@ def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 def _integers(numbers: Sequence[int], what: str) -> tuple[int, ...]:
     try:
-        found = tuple(index(number) for number in numbers)
+        integers = tuple(index(number) for number in numbers)
     except TypeError:
         raise TypeError(f"{what} must be a sequence of int, found {numbers!r}") from None
-    if any(not -(1 << 63) <= number < 1 << 63 for number in found):
-        raise ValueError(f"{what} must hold numbers of 64 bits, found {found}")
-    return found
+    if any(not -(1 << 63) <= number < 1 << 63 for number in integers):
+        raise ValueError(f"{what} must contain 64-bit integers, found {integers}")
+    return integers
 
 
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
-    """Return a writable, row-major tensor over new, uninitialized memory: `dlx.empty` without options."""
+    """Return a writable, row-major tensor over uninitialized memory: `dlx.empty` without options."""
     extents = extents_of(shape)
     kind, where = DType(dtype), Device(device)
     on_device = where.type == lib.kDLCUDA
     if not on_device and where != HOST:
-        reason = f"dlx allocates on the host and on CUDA devices, asked for {where}"
-        raise DeviceError(reason, fix="Say 'cpu' or 'cuda:0'.")
-    # tensor_new checks every number; the memory of this tensor is never read.
+        reason = f"dlx cannot allocate memory on {where}"
+        raise DeviceError(reason, fix="Pass 'cpu' or 'cuda:0'.")
+    # tensor_new validates the arguments; dlx never reads this tensor's memory.
     like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, where, 0, None)
     if on_device:
         cuda.require()

@@ -1,4 +1,4 @@
-"""Which adapter or container handler knows a type, and which adapter a target names; how plugins are found and loaded.
+"""The registry: find the adapter or container handler of a type, and the adapter of a target; load plugins.
 
-No array is exported or converted here; `generic` has the adapters of types that no plugin lists.
+It exports and converts no arrays. `generic` contains the adapters of types that no plugin lists.
 """

@@ -1,4 +1,4 @@
-"""Objects that hold arrays, and that dlx cannot read: how they are recognized, and what to convert instead."""
+"""Detection of array-like objects that dlx cannot read, and hints what to convert instead."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from dlx.errors import AdapterNotFoundError
 
 _READS = ("__getitem__", "toarray", "todense", "to_numpy", "numpy", "asnumpy")
 
-_ARRAY = "it is an array to its own library, and implements no protocol by which dlx reads arrays"
-_HOLDER = "it holds arrays that dlx cannot take out of it"
+_ARRAY = "it is an array of its library, but implements no protocol that dlx can read"
+_HOLDER = "it contains arrays that dlx cannot access"
 _LISTED = "Make a list of it first: list(...)."
 _NUMBERS = (count, type(iter(range(0))))
-_ITERATOR = "its elements can be read only by iterating over it, which dlx does not do"
+_ITERATOR = "its elements can be read only by iterating over it, and dlx does not iterate"
 
 
 class _Hint(NamedTuple):
-    """What to convert instead of an object that dlx cannot read."""
+    """A hint what to convert instead of an unreadable object."""
 
-    attribute: str  # of the class; or the name of the class or of a base, if no attribute tells
+    attribute: str  # attribute of the class, or the name of the class or a base
     fix: str
-    package: str = ""  # root package of the class or of a base, if the attribute alone does not tell
-    reason: str = ""  # why it is refused wherever it is; empty: the hint is shown for arrays, and else at the root only
-    framework: str = ""  # root package of the framework whose arrays it holds, unless that is `package`
+    package: str = ""  # required root package of the class or a base; empty: any
+    reason: str = ""  # why every function refuses it; empty: refused if it is an array, else a hint at the root
+    framework: str = ""  # root package of its arrays, if it is not `package`
 
 
-# The first one that fits decides.
+# The first match is used.
 _HINTS = (
     _Hint(
         "arrays", "Convert a dict of its arrays: {name: array[:] for name, array in group.arrays()}.", "zarr", _ARRAY
     ),
-    _Hint("__getitem__", "Read it first: array[:], or a part of it.", "zarr"),
-    _Hint("__getitem__", "Read it first: dataset[:], or a part of it.", "h5py"),
-    _Hint("as_tensor", "Convert its .as_tensor() where its tensors have one shape, else list(it).", "nvidia", _ARRAY),
+    _Hint("__getitem__", "Read it first: array[:], or a slice.", "zarr"),
+    _Hint("__getitem__", "Read it first: dataset[:], or a slice.", "h5py"),
+    _Hint("as_tensor", "Convert its .as_tensor() if its tensors have one shape, else list(it).", "nvidia", _ARRAY),
     _Hint("tensors", "Convert list(batch.tensors).", "nvidia", _ARRAY),
     _Hint("contiguous", "Call .contiguous() first.", "warp", _ARRAY),
     _Hint("stack", "Call .stack() first.", "tensorflow", _ARRAY),
@@ -48,11 +48,11 @@ _HINTS = (
     _Hint(
         "to_numpy",
         "Call .to_numpy() first if its rows have one length, else convert awkward.flatten(x).to_numpy() and "
-        "awkward.num(x).to_numpy() apart.",
+        "awkward.num(x).to_numpy() separately.",
         "awkward",
     ),
     _Hint("colnames", "Convert its columns: {name: table[name].data for name in table.colnames}.", "astropy"),
-    _Hint("Time", "Convert its .jd1 and its .jd2 apart, whose sum it is.", "astropy", _ARRAY),
+    _Hint("Time", "Convert its .jd1 and .jd2 separately; their sum is the time.", "astropy", _ARRAY),
     _Hint("collect", "Call .collect() first.", "polars", _ARRAY),
     _Hint("collect", "Call .collect() first.", "narwhals", _HOLDER),
     _Hint("LazyGroupBy", "Call .agg(...) and .collect() first.", "polars", _HOLDER),
@@ -66,7 +66,7 @@ _HINTS = (
     _Hint("Column", "Convert numpy.asarray(it[:]).", "datasets", _HOLDER),
     _Hint("IterableColumn", "Convert numpy.asarray(list(it)).", "datasets", _HOLDER),
     _Hint("Table", "Convert its .table.", "datasets", _HOLDER),
-    _Hint("AnnData", "Convert the arrays in it, such as its .X.", "anndata", _HOLDER),
+    _Hint("AnnData", "Convert its arrays, such as .X.", "anndata", _HOLDER),
     _Hint("Dataset", "Call .to_table() first.", "pyarrow", _HOLDER),
     _Hint("Scanner", "Call .to_table() first.", "pyarrow", _HOLDER),
     _Hint("ParquetFile", "Call .read() first.", "pyarrow", _HOLDER),
@@ -77,32 +77,32 @@ _HINTS = (
     _Hint("File", "Convert {leaf._v_name: leaf.read() for leaf in file.walk_nodes('/', 'Leaf')}.", "tables", _HOLDER),
     _Hint("Dataset", "Convert {name: each[:].data for name, each in x.variables.items()}.", "netCDF4", _HOLDER),
     _Hint("async_generator", "Make a list of it first: [each async for each in it].", "builtins", _ITERATOR),
-    _Hint("DataLoader", "Convert each batch that it gives.", "torch", _HOLDER),
+    _Hint("DataLoader", "Convert each of its batches.", "torch", _HOLDER),
     _Hint("Distribution", "Convert its parameters.", "torch", _HOLDER),
     _Hint("Module", "Convert its .parameters().", "mlx", _HOLDER),
     _Hint("Module", "Convert flax.nnx.to_pure_dict(flax.nnx.state(module)).", "flax.nnx", _HOLDER, "jax"),
     _Hint("magnitude", "Convert its .magnitude, and keep its .units yourself."),
-    _Hint("codes", "Convert its .codes, and keep what they stand for yourself.", "pandas"),
+    _Hint("codes", "Convert its .codes, and keep its categories yourself.", "pandas"),
     _Hint("to_numpy", "Call .to_numpy() first."),
     _Hint("compute", "Call .compute() first.", "dask", _HOLDER),
     _Hint("compute", "Call .compute() first."),
     _Hint("toarray", "Call .toarray() first.", "scipy", _ARRAY),
-    _Hint("toarray", "Call .toarray() first, or convert the arrays that it is made of, such as .data."),
+    _Hint("toarray", "Call .toarray() first, or convert its component arrays, such as .data."),
     _Hint("todense", "Call .todense() first."),
     _Hint("asnumpy", "Call .asnumpy() first."),
     _Hint("to_tensordict", "Call .to_dict() first.", "", _HOLDER),
     _Hint("state_dict", "Convert its .state_dict().", "", _HOLDER),
     _Hint("Dataset", "Convert its items.", "torch", _HOLDER),
     _Hint("nditer", "Convert its .operands.", "numpy", _ITERATOR),
-    _Hint("__array__", "Call numpy.asarray(x) first: that may copy, so dlx never does."),
+    _Hint("__array__", "Call numpy.asarray(x) first; dlx does not, because it may copy."),
     _Hint("numpy", "Call .numpy() first."),
-    _Hint("__getitem__", "Convert what [...] reads of it. If it is a record of arrays, give it a __dlx_tree__ method."),
+    _Hint("__getitem__", "Convert the result of x[...]. If it is a record of arrays, define its __dlx_tree__ method."),
 )
-_GUESSED = ("to_numpy", "compute", "toarray", "todense", "asnumpy", "numpy", "__getitem__")  # mean this of arrays only
+_GUESSED = ("to_numpy", "compute", "toarray", "todense", "asnumpy", "numpy", "__getitem__")  # hints for arrays only
 
 
 class Refusal(NamedTuple):
-    """Why objects of a type are refused by name, what to convert instead, and packages whose arrays they may hold."""
+    """The reason why dlx refuses a type, a fix, and packages whose arrays its objects may contain."""
 
     source: str
     reason: str
@@ -110,26 +110,26 @@ class Refusal(NamedTuple):
     frameworks: frozenset[str] = frozenset()
 
     def error(self) -> AdapterNotFoundError:
-        """Return the error for such an object."""
+        """Return the exception."""
         return AdapterNotFoundError(self.reason, source=self.source, fix=self.fix)
 
 
 def refusal(kind: type) -> Refusal | None:
-    """Return why objects of a type are refused, by every verb and at every place in a tree, or None."""
+    """Return the refusal of a type, by every function and anywhere in a tree; or None."""
     found = explain(kind)
     return found if found.reason else None
 
 
 def explain(kind: type) -> Refusal:
-    """Return what to convert instead of an object that dlx cannot read; without a reason if the type is not refused."""
+    """Return a fix for objects that dlx cannot read, with a reason if the type is refused."""
     name, owners = type_name(kind), packages_of(kind)
     if derives(kind, (str, os.PathLike)):
-        return Refusal(name, "", "A saved file is read by dlx.open(path).")
+        return Refusal(name, "", "Use dlx.open(path) to read a file.")
     iterates = {module_of(cls) for cls in kind.__mro__ if "__next__" in vars(cls)} & {"builtins", "itertools"}
     if derives(kind, (ValuesView, ItemsView)) or (iterates and not derives(kind, _NUMBERS)):
         return Refusal(name, _ITERATOR, _LISTED, owners)
     names = _names(kind)
-    # Not `names >= ...`: without its GIL CPython 3.14 locks both sets twice there, which takes 50 ms on a busy machine.
+    # `names >= ...` locks both sets twice on free-threaded CPython 3.14: 50 ms on a busy machine.
     is_array = "__array__" in names or ({"dtype", "shape"} <= names and not names.isdisjoint(_READS))
     hint = next(_fitting(names | {*map(class_name, kind.__mro__)}, owners, is_array), _Hint("", ""))
     reason = _ARRAY if is_array else hint.reason
@@ -145,12 +145,12 @@ def _fitting(names: set[str], owners: frozenset[str], is_array: bool) -> Iterato
 
 
 def _names(kind: type) -> set[str]:
-    """Return the names of a class's attributes, but for fields of a record and those that are None."""
+    """Return the names of a class's attributes, except fields of a record and attributes set to None."""
     return {name for cls in kind.__mro__ for name, value in vars(cls).items() if value is not None} - {*_fields(kind)}
 
 
 def _fields(kind: type) -> Iterator[str]:
-    """Give the names of a record's fields: of a named tuple, a dataclass, an attrs class, a msgspec structure."""
+    """Yield the field names of a named tuple, dataclass, attrs class or msgspec struct."""
     for attribute in ("_fields", "__dataclass_fields__", "__attrs_attrs__", "__struct_fields__"):
         found = getattr(kind, attribute, None)
         if isinstance(found, tuple | dict):

@@ -1,4 +1,4 @@
-"""Adapters for objects of no registered framework: raw capsules, `dlx.Tensor`, and whatever speaks a protocol."""
+"""Adapters for `dlx.Tensor`, capsules, and objects that implement a protocol without a registered framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.stream import Stream, meaning
+from dlx._core.stream import Stream, parse_stream
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
 from dlx._registry.array_like import refusal
@@ -24,8 +24,8 @@ from dlx.adapter.files import file_handler
 from dlx.errors import ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 
-class Described(Adapter):
-    """A source whose export is harmless, so that its description is an export."""
+class ProtocolAdapter(Adapter):
+    """A source described by its export, which has no side effects."""
 
     package = "builtins"
 
@@ -43,7 +43,7 @@ class Described(Adapter):
 
 
 class _NoDevice(Devices):
-    """A `dlx.Tensor` is made around memory of any device without the device's driver."""
+    """Devices that need no driver: a `dlx.Tensor` only refers to their memory."""
 
     def to_native(self, device: Device) -> Any:
         return device
@@ -52,8 +52,8 @@ class _NoDevice(Devices):
         return nullcontext()
 
 
-class TensorAdapter(Described):
-    """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
+class TensorAdapter(ProtocolAdapter):
+    """`dlx.Tensor`, as a source and as the target "dlx"; it represents every DLPack tensor."""
 
     package = "dlx"
     types = ("dlx.Tensor",)
@@ -82,12 +82,12 @@ class TensorAdapter(Described):
 
 
 def _legacy_stream(obj: Any, tensor: Tensor) -> Stream | None:
-    """Return the legacy stream: a capsule does not say which stream it was made for, and most work is there."""
+    """Return the legacy stream, the most likely one; a capsule does not record its stream."""
     if not cuda.is_cuda(tensor.device):
         return None
     try:
         cuda.require()
-    except DeviceError:  # then nothing can be on it
+    except DeviceError:  # no driver, no work
         return None
     return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
 
@@ -100,12 +100,12 @@ def _peek(obj: Any) -> Tensor:
     try:
         return at_rest(native.capsule_peek(obj))
     except ConsumedError as error:
-        error.complete(fix="Convert the object that it came from, not the capsule.")
+        error.complete(fix="Convert the object that created it, not the capsule.")
         raise
 
 
 class DLPackAdapter(Adapter):
-    """Any object whose type has ``__dlpack__``. Only an export can describe it."""
+    """Objects whose type has ``__dlpack__``; describing them requires an export."""
 
     name = "dlpack"
     package = "builtins"
@@ -120,7 +120,7 @@ class DLPackAdapter(Adapter):
             return Description(lambda: self._info(obj, dlpack.device_of(obj)), (Blocker(reason, fix, DTypeError),))
         try:
             device = dlpack.device_of(obj)
-        except DlxError:  # raised again where it is asked for: an array may stay as it is
+        except DlxError:  # only an export raises it: the array may not need one
             return Description(lambda: self._info(obj, dlpack.device_of(obj)), needs_export=True)
         return Description(functools.partial(self._info, obj, device), needs_export=True, device=device)
 
@@ -138,15 +138,15 @@ def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:
 
 
 def _work_stream(obj: Any, tensor: Tensor) -> Stream | None:
-    """Return the stream that the table of an object's type says its work is on."""
+    """Return the current work stream from the exchange table of the object's type."""
     if not cuda.is_cuda(tensor.device):
         return None
     device = Device(lib.kDLCUDA, tensor.device.id)
-    return meaning(native.exchange_stream(obj, *device) or lib.DLX_STREAM_LEGACY, device)
+    return parse_stream(native.exchange_stream(obj, *device) or lib.DLX_STREAM_LEGACY, device)
 
 
 class ExchangeAdapter(Adapter):
-    """An object whose type carries an exchange table (``__dlpack_c_exchange_api__``) and no ``__dlpack__``."""
+    """Objects whose type has an exchange table (``__dlpack_c_exchange_api__``) but no ``__dlpack__``."""
 
     name = "exchange"
     package = "builtins"
@@ -164,13 +164,13 @@ def _buffer_tensor(obj: Any) -> Tensor:
     try:
         return memory.buffer(obj)
     except DlxError as error:
-        if (refused := refusal(type(obj))) is not None:  # a list of tensors, which says that it has a buffer
+        if (refused := refusal(type(obj))) is not None:  # such as a tensor list that claims to have a buffer
             error.complete(fix=refused.fix)
         raise
 
 
 class Deferred:
-    """An array that has yet to be read: what is known of it, and the blocker that reads it, or refuses to."""
+    """An array in a file: its description, and a blocker that reads or refuses it."""
 
     __slots__ = ("__weakref__", "blocker", "info")
 
@@ -179,7 +179,7 @@ class Deferred:
 
 
 class DeferredAdapter(Adapter):
-    """`Deferred`. Its blocker's resolution gives the tensor."""
+    """`Deferred`; the blocker's resolution returns the tensor."""
 
     name = "file"
     package = "builtins"
@@ -192,7 +192,7 @@ class DeferredAdapter(Adapter):
 
 
 class ArrowAdapter(ArrowSource):
-    """An object with a method of Arrow's PyCapsule interface, or a column of a table that has one."""
+    """Objects with a method of Arrow's PyCapsule interface, and columns of their tables."""
 
     name = "arrow"
     package = "builtins"
@@ -205,32 +205,32 @@ class ArrowAdapter(ArrowSource):
 
 
 class ArrowTarget(Adapter):
-    """The target "arrow": a `dlx.Tensor` that every consumer of Arrow's PyCapsule interface takes."""
+    """The target "arrow": a `dlx.Tensor` for consumers of Arrow's PyCapsule interface."""
 
     name = "arrow"
     package = "dlx"
     _classes = (Tensor,)
     arrays = Arrays(immutable=True)
     dtypes = DTypes("dlx", {name: name for name in ("bool", *arrow.NUMBERS)})
-    taken = Capabilities(dtypes=frozenset(dtypes.names), ndims=(1, 64), keeps_readonly=True, copies=arrow.PACKED)
-    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(taken, ndims=(1, 1)))
+    _capabilities = Capabilities(
+        dtypes=frozenset(dtypes.names), ndims=(1, 64), keeps_readonly=True, copies=arrow.PACKED
+    )
+    fast_path = FastPath(types=(), exchange=native.arrow_exchange, imports=replace(_capabilities, ndims=(1, 1)))
 
     def capabilities(self) -> Capabilities:
-        return self.taken
+        return self._capabilities
 
     def variant(self, wanted: type | Tensor) -> Adapter:
         if isinstance(wanted, Tensor):
             for extent in wanted.shape[1:]:
                 if extent > arrow.MAX_LIST:
-                    why = f"Arrow's fixed-size lists have up to {arrow.MAX_LIST} values, found an extent of {extent}"
-                    raise LayoutError(why, fix="Reshape it to one dimension, or to smaller extents but for the first.")
+                    why = f"Arrow's fixed-size lists have at most {arrow.MAX_LIST} values, found an extent of {extent}"
+                    raise LayoutError(why, fix="Reshape it to one dimension, or to smaller extents after the first.")
         return self
 
     def load(self, tensor: Tensor) -> Any:
         tensor = at_rest(tensor)
-        if (
-            tensor.dtype.name in arrow.PACKED
-        ):  # packed by `__arrow_c_array__`, whatever is written to the source until then
+        if tensor.dtype.name in arrow.PACKED:  # `__arrow_c_array__` packs later: the source may change until then
             tensor = native.tensor_copy(tensor, False)
         return native.tensor_view(tensor, None, None, READ_ONLY, None)
 
@@ -241,30 +241,30 @@ TENSOR = TensorAdapter()
 DEFERRED = DeferredAdapter()
 DLPACK = DLPackAdapter()
 EXCHANGE = ExchangeAdapter()
-CAPSULE = Described(
+CAPSULE = ProtocolAdapter(
     "capsule",
     "PyCapsule",
-    _peek,  # it is single-use, so it is only looked at until nothing else can fail
+    _peek,  # single-use: `consume` claims it when nothing else can fail
     streams=StreamSupport(ready=_legacy_stream),
     arrays=Arrays(consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor), restore=_restore),
 )
-INTERFACE = Described(
+INTERFACE = ProtocolAdapter(
     "array_interface",
     "__array_interface__",
     _interface_tensor,
     fast_path=FastPath(
         types=("PIL.Image.Image",),
-        subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
+        subclasses=lambda kind: True,  # image files, which are read at the first access
         export=_interface_tensor,
     ),
 )
-CUDA_INTERFACE = Described(
+CUDA_INTERFACE = ProtocolAdapter(
     "cuda_array_interface",
     "__cuda_array_interface__",
     lambda obj: memory.cuda_array_interface(obj, obj.__cuda_array_interface__),
     streams=StreamSupport(ready=_named_stream),
 )
-BUFFER = Described(
+BUFFER = ProtocolAdapter(
     "buffer",
     "buffer",
     _buffer_tensor,
@@ -277,7 +277,7 @@ BUFFER = Described(
             "mmap.mmap",
             "_ctypes.Array",
         ),
-        # Each length has a type of its own. An array interface is read first.
+        # ctypes has a type per length; an array interface takes precedence.
         subclasses=lambda kind: module_of(type(kind)) == "_ctypes" and not hasattr(kind, "__array_interface__"),
         exchange=native.buffer_exchange,
     ),

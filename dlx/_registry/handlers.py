@@ -1,4 +1,4 @@
-"""How to flatten and unflatten containers by their class: subclasses, named tuples, records, abstract mappings."""
+"""Container handlers for subclasses, named tuples, records, and abstract mappings and sequences."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dlx.adapter.files import flatten_mapping
 from dlx.errors import ConversionError
 
 
-def elements(obj: Any) -> tuple[None, list[Any]]:
-    """Flatten a container whose children have positions and no keys."""
+def flatten_list(obj: Any) -> tuple[None, list[Any]]:
+    """Flatten a container without keys."""
     return None, list(obj)
 
 
 def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Make a set of the same type, whose elements must be hashable; no code of a subclass runs."""
+    """Return a set of the same type with hashable elements, without running code of the subclass."""
     kind = type(obj)
     if kind is set or kind is frozenset:
         return kind(children)
@@ -37,7 +37,7 @@ def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> A
 
 
 def _keep_attributes(obj: Any, new: Any) -> None:
-    """Copy the attributes that the new container does not have yet."""
+    """Copy the attributes that the new container lacks."""
     for name, value in getattr(obj, "__dict__", {}).items():
         new.__dict__.setdefault(name, value)
 
@@ -54,8 +54,8 @@ _COPYING = (
 )
 
 
-def _base(kind: type) -> Any:
-    """Return the built-in base of a container class; None where the class defines how it is copied."""
+def _find_base(kind: type) -> Any:
+    """Return the built-in base of a container class, or None if the class defines its own copying."""
     for cls in kind.__mro__:
         if any(cls is base for base in _BASES):
             return dict if cls is Counter else cls
@@ -64,8 +64,8 @@ def _base(kind: type) -> Any:
     return None
 
 
-def _copied(base: Any, obj: Any) -> Any:
-    """Return a shallow copy of a subclass of a mutable built-in, without its constructor, which may take anything."""
+def _copy_shallow(base: Any, obj: Any) -> Any:
+    """Return a shallow copy of a subclass of a mutable built-in, without calling its constructor."""
     kind = type(obj)
     if base is None:
         new = copy.copy(obj)
@@ -81,22 +81,22 @@ def _copied(base: Any, obj: Any) -> Any:
         else:
             base.extend(new, base.__iter__(obj))
     if new is obj or type(new) is not kind:
-        raise TypeError(f"copying gives {type(new).__name__}")
+        raise TypeError(f"copying it returns {type(new).__name__}")
     _copy_slots(obj, new)
     if getattr(obj, "__dict__", None) is obj:  # the idiom `self.__dict__ = self`
         new.__dict__ = new
     else:
         _keep_attributes(obj, new)
-        _part(obj, new)
+        _copy_inner_containers(obj, new)
     return new
 
 
-def _part(obj: Any, new: Any) -> None:
-    """Copy the plain containers among the attributes of a copy, where item assignment may write to them."""
+def _copy_inner_containers(obj: Any, new: Any) -> None:
+    """Copy the built-in containers in attributes that item assignment may change."""
     kind = type(obj)
     if derives(kind, (UserDict, UserList)):
         names = ["data"]
-    elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_builtin(kind))]):
+    elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_find_builtin(kind))]):
         names = list(getattr(new, "__dict__", ()))
     else:
         return
@@ -106,7 +106,7 @@ def _part(obj: Any, new: Any) -> None:
             new.__dict__[name] = value.copy()
 
 
-def _builtin(kind: type) -> type:
+def _find_builtin(kind: type) -> type:
     return next(base for cls in kind.__mro__ for base in _BASES if cls is base)
 
 
@@ -117,9 +117,9 @@ def _copy_slots(obj: Any, new: Any) -> None:
                 object.__setattr__(new, name, getattr(obj, name))
 
 
-def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
-    new = _copied(base, obj) if new_empty is None else new_empty
+def _unflatten_copy(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    """Assign the children to items of a copy, and to attributes that refer to replaced items."""
+    new = _copy_shallow(base, obj) if new_empty is None else new_empty
     keys = range(len(children)) if keys is None else keys
     changed = {}
     for key, child in zip(keys, children, strict=True):
@@ -127,9 +127,9 @@ def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_e
         if old is not child:
             changed[id(old)] = (old, child)
             new[key] = child
-            if obj[key] is child:  # the copy shares the source's storage
+            if obj[key] is child:
                 obj[key] = old
-                raise TypeError("its copy shares its storage")
+                raise TypeError("the copy shares its storage")
     attributes = getattr(new, "__dict__", None)
     if attributes and attributes is not new:
         for name, value in list(attributes.items()):
@@ -139,7 +139,7 @@ def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_e
 
 
 def _unflatten_tuple_subclass(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Skip the class's __new__, which may take anything: a named tuple's takes its fields."""
+    """Create a tuple without the class's __new__, whose parameters are unknown."""
     new = tuple.__new__(type(obj), children)
     _keep_attributes(obj, new)
     return new
@@ -150,38 +150,38 @@ def _unflatten_structseq(obj: Any, keys: Any, children: list[Any], new_empty: An
     return type(obj)(children, hidden)
 
 
-def _flatten_named(obj: Any) -> tuple[list[str], list[Any]]:
+def _flatten_named_tuple(obj: Any) -> tuple[list[str], list[Any]]:
     return list(obj._fields), list(obj)
 
 
-def _named(kind: type) -> bool:
+def _is_named_tuple(kind: type) -> bool:
     fields = getattr(kind, "_fields", None)
     return isinstance(fields, tuple) and all(isinstance(name, str) for name in fields)
 
 
 def subclass_handler(kind: type) -> Container | None:
-    """Return the handler of a subclass of a built-in container, None for any other type."""
+    """Return the handler of a subclass of a built-in container, or None."""
     if issubclass(kind, tuple):
         if hasattr(kind, "n_sequence_fields"):
-            return Container(flatten=elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
+            return Container(flatten=flatten_list, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
         frozen = not _has_dict(kind)
-        if _named(kind):
+        if _is_named_tuple(kind):
             return Container(
-                kind="record", flatten=_flatten_named, unflatten=_unflatten_tuple_subclass, mutable=not frozen
+                kind="record", flatten=_flatten_named_tuple, unflatten=_unflatten_tuple_subclass, mutable=not frozen
             )
-        return Container(flatten=elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
+        return Container(flatten=flatten_list, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
     if derives(kind, (dict, UserDict, list, deque, UserList)):
-        base = _base(kind)
-        unflatten, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
+        base = _find_base(kind)
+        unflatten, new_empty = functools.partial(_unflatten_copy, base), functools.partial(_copy_shallow, base)
         if derives(kind, (dict, UserDict)):
             return Container(
                 kind="mapping", flatten=flatten_mapping, unflatten=unflatten, new_empty=new_empty, falls_to=dict
             )
-        return Container(flatten=elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
+        return Container(flatten=flatten_list, unflatten=unflatten, new_empty=new_empty, falls_to=list)
     if issubclass(kind, set | frozenset):
-        return Container(kind="set", flatten=elements, unflatten=unflatten_set)
+        return Container(kind="set", flatten=flatten_list, unflatten=unflatten_set)
     if issubclass(kind, types.SimpleNamespace):
-        return Container(kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=bare)
+        return Container(kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=copy_bare)
     return None
 
 
@@ -196,52 +196,52 @@ def _flatten_namespace(obj: Any) -> tuple[list[str], list[Any]]:
 def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     new: Any = new_empty
     if new_empty is None:
-        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else bare(obj)
+        new = types.SimpleNamespace() if type(obj) is types.SimpleNamespace else copy_bare(obj)
     new.__dict__.update(zip(keys, children, strict=True))
     return new
 
 
 def record_handler(kind: type) -> Container | None:
-    """Return the handler of a dataclass, an attrs class, pydantic's or msgspec's; None for any other type."""
+    """Return the handler of a dataclass, attrs class, pydantic model or msgspec struct, or None."""
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):
         names = tuple(field.name for field in fields)
-        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag for it
+        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag
     elif known := next((each for cls in kind.__mro__ if (each := _RECORDS.get(type_name(cls)))), None):
         return known(kind)  # type: ignore[no-any-return]
     else:
         return None
 
-    plain = len(names) > 1 and _are_plain(kind, names)
-    read, fields = operator.itemgetter(*names) if plain else None, frozenset(names)
+    dict_only = len(names) > 1 and _are_dict_only(kind, names)
+    read, fields = operator.itemgetter(*names) if dict_only else None, frozenset(names)
 
     def flatten_record(obj: Any) -> tuple[list[str], list[Any]]:
         if read is not None:
             try:
                 return list(names), list(read(obj.__dict__))
-            except KeyError:  # one is not set yet, or its default stands in the class
+            except KeyError:  # a field is not set, or has only the default of the class
                 pass
-        present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
+        present = [name for name in names if hasattr(obj, name)]  # fields with init=False may not be set
         for name in present:
-            if not _is_own(obj, name):  # a tensorclass of tensordict
+            if not _stores_field(obj, name):  # a tensorclass of tensordict
                 raise ConversionError(
-                    f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
+                    f"it does not store its field {name!r} as an attribute, so it cannot be rebuilt",
                     source=type_name(type(obj)),
-                    fix="Convert its fields one by one, or give it a __dlx_tree__ method.",
+                    fix="Convert its fields one by one, or define its __dlx_tree__ method.",
                 )
         return present, [getattr(obj, name) for name in present]
 
     def unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-        if not plain or new_empty is not None or not obj.__dict__.keys() <= fields:
+        if not dict_only or new_empty is not None or not obj.__dict__.keys() <= fields:
             return _unflatten_record(obj, keys, children, new_empty)
-        new = _without_init(type(obj))
-        new.__dict__.update(obj.__dict__)  # for the order
+        new = _create_without_init(type(obj))
+        new.__dict__.update(obj.__dict__)  # keeps the order
         new.__dict__.update(zip(keys, children, strict=True))
         return new
 
-    return _record(flatten_record, unflatten_record, bare, frozen)
+    return _record(flatten_record, unflatten_record, copy_bare, frozen)
 
 
 def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Container:
@@ -249,46 +249,46 @@ def _record(flatten: Any, unflatten: Any, new_empty: Any, frozen: bool) -> Conta
     return Container(kind="record", flatten=flatten, unflatten=unflatten, new_empty=new_empty, mutable=not frozen)
 
 
-def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
-    """Return whether fields are found in an object's dict and nowhere else, and a dict is all that an object has."""
+def _are_dict_only(kind: type, names: tuple[str, ...]) -> bool:
+    """Return whether objects store all their data, and these fields, in their ``__dict__`` only."""
     reads = inspect.getattr_static(kind, "__getattribute__")
     if reads is not object.__getattribute__ or not _has_dict(kind) or any(map(_slots, kind.__mro__)):
         return False
     return not any(hasattr(type(inspect.getattr_static(kind, name, None)), "__set__") for name in names)
 
 
-def _is_own(obj: Any, name: str) -> bool:
-    """Return whether a field is kept in the object itself, so that setting it on another changes nothing here."""
+def _stores_field(obj: Any, name: str) -> bool:
+    """Return whether the object itself stores a field, so that setting it on a copy does not change the object."""
     if name in getattr(obj, "__dict__", ()):
         return True
     found = inspect.getattr_static(type(obj), name, obj)
     if found is obj or inspect.ismemberdescriptor(found):  # slots
         return found is not obj
-    return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default that stands in the class
+    return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default of the class
 
 
 def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    new = bare(obj) if new_empty is None else new_empty
+    new = copy_bare(obj) if new_empty is None else new_empty
     for name, child in zip(keys, children, strict=True):
-        object.__setattr__(new, name, child)  # also where frozen; converters and validators have seen the source
+        object.__setattr__(new, name, child)  # bypasses frozen classes, converters, validators
     return new
 
 
 def _model_handler(kind: Any) -> Container:
-    """Return the handler of a model of pydantic: its fields, and the extra ones; no validator and no default runs."""
+    """Return the handler of a pydantic model, for fields and extra fields; it runs no validators or defaults."""
     frozen = bool(getattr(kind, "model_config", {}).get("frozen"))
-    return _record(_flatten_model, _unflatten_model, _bare_model, frozen)
+    return _record(_flatten_model, _unflatten_model, _copy_model, frozen)
 
 
 def _flatten_model(obj: Any) -> tuple[list[str], list[Any]]:
-    kept = {name: value for name, value in obj.__dict__.items() if not _is_computed(type(obj), name)}
-    children = kept | (getattr(obj, "__pydantic_extra__", None) or {})
+    fields = {name: value for name, value in obj.__dict__.items() if not _is_computed(type(obj), name)}
+    children = fields | (getattr(obj, "__pydantic_extra__", None) or {})
     return list(children), list(children.values())
 
 
-def _bare_model(obj: Any) -> Any:
-    """Return `bare`, which shares nothing that a model writes to when its fields are set."""
-    new = bare(obj)
+def _copy_model(obj: Any) -> Any:
+    """Return a copy of a model that does not share the containers which setting a field changes."""
+    new = copy_bare(obj)
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
         value: Any = getattr(new, name, None)
         if type(value) in (set, dict):
@@ -297,7 +297,7 @@ def _bare_model(obj: Any) -> Any:
 
 
 def _unflatten_model(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    new = _bare_model(obj) if new_empty is None else new_empty
+    new = _copy_model(obj) if new_empty is None else new_empty
     extra = getattr(new, "__pydantic_extra__", None) or {}
     for name, child in zip(keys, children, strict=True):
         (extra if name in extra else new.__dict__)[name] = child
@@ -305,7 +305,7 @@ def _unflatten_model(obj: Any, keys: Any, children: list[Any], new_empty: Any) -
 
 
 def _struct_handler(kind: Any) -> Container:
-    """Return the handler of a structure of msgspec; its ``__post_init__`` does not run."""
+    """Return the handler of a msgspec struct; it does not run ``__post_init__``."""
     names, frozen = kind.__struct_fields__, kind.__struct_config__.frozen
     fields = {name: inspect.getattr_static(kind, name) for name in names}
     base = next(cls for cls in kind.__mro__ if _RECORDS.get(type_name(cls)) is _struct_handler)
@@ -313,19 +313,19 @@ def _struct_handler(kind: Any) -> Container:
     def flatten(obj: Any) -> tuple[list[str], list[Any]]:
         return list(names), [getattr(obj, name) for name in names]
 
-    def copied(obj: Any) -> Any:
-        new = base.__copy__(obj)  # no object can be made without its fields
+    def copy_struct(obj: Any) -> Any:
+        new = base.__copy__(obj)  # msgspec cannot create an object without fields
         if hasattr(obj, "__dict__"):
             new.__dict__.update(obj.__dict__)
         return new
 
     def unflatten(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-        new = copied(obj) if new_empty is None else new_empty
+        new = copy_struct(obj) if new_empty is None else new_empty
         for name, child in zip(keys, children, strict=True):
-            fields[name].__set__(new, child)  # also where it is frozen
+            fields[name].__set__(new, child)
         return new
 
-    return _record(flatten, unflatten, copied, frozen)
+    return _record(flatten, unflatten, copy_struct, frozen)
 
 
 _RECORDS: dict[str, Any] = {
@@ -333,35 +333,35 @@ _RECORDS: dict[str, Any] = {
     "pydantic.v1.main.BaseModel": _model_handler,
     "msgspec.Struct": _struct_handler,
 }
-"""Bases of records that the class does not show by an attribute."""
+"""Base classes of records without a marker attribute, and their handlers."""
 
 
 def _is_computed(kind: Any, name: str) -> bool:
-    """Return whether a name in an object's dict is a value that a `functools.cached_property` has kept."""
+    """Return whether an object's attribute is the cached value of a `functools.cached_property`."""
     return isinstance(getattr(kind, name, None), functools.cached_property)
 
 
-def _without_init(kind: Any) -> Any:
+def _create_without_init(kind: Any) -> Any:
     try:
         return object.__new__(kind)
-    except TypeError:  # it inherits from a built-in type
+    except TypeError:
         return kind.__new__(kind)
 
 
-def bare(obj: Any) -> Any:
-    """Return an object of the same class and attributes; no code of the class runs, no cached property is kept."""
+def copy_bare(obj: Any) -> Any:
+    """Return a shallow copy without running code of the class; drop cached properties."""
     kind: Any = type(obj)
-    new = _without_init(kind)
+    new = _create_without_init(kind)
     if hasattr(obj, "__dict__"):
         new.__dict__.update((name, value) for name, value in obj.__dict__.items() if not _is_computed(kind, name))
     _copy_slots(obj, new)
-    if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
+    if hasattr(new, "_attrs_cached_hash"):  # the fields will change
         object.__setattr__(new, "_attrs_cached_hash", None)
     return new
 
 
-def attributes(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Give (name, value) of what an object has in its dict and its slots."""
+def iterate_attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the attributes in an object's dict and slots."""
     yield from getattr(obj, "__dict__", {}).items()
     for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
         if hasattr(obj, name):
@@ -376,33 +376,33 @@ def _slots(cls: type) -> list[str]:
 
 
 class Keys(list[Any]):
-    """Keys, with what `unflatten` needs of `flatten`."""
+    """Keys, with data that `flatten` passes to `unflatten`."""
 
-    kept: Any
+    context: Any
 
 
 def _flatten_unknown(obj: Any) -> tuple[list[Any], list[Any]]:
-    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else elements(obj)
+    found, children = flatten_mapping(obj) if derives(type(obj), Mapping) else flatten_list(obj)
     keys = Keys(range(len(children)) if found is None else found)
-    keys.kept = list(children)
+    keys.context = list(children)
     return keys, children
 
 
 def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-    """Copy an object deeply, every child replaced on the way: a shallow copy may share its storage with the source."""
+    """Return a deep copy with replaced children; a shallow copy may share the storage."""
     memo: dict[int, Any] = {id(key): key for key in keys}
-    memo |= {id(old): child for old, child in zip(keys.kept, children, strict=True)}
+    memo |= {id(old): child for old, child in zip(keys.context, children, strict=True)}
     new = copy.deepcopy(obj, memo)
     found = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
     if type(new) is not type(obj) or found != keys:
-        raise TypeError("its copy has other elements")
+        raise TypeError("the copy has different elements")
     if any(new[key] is not child for key, child in zip(keys, children, strict=True)):
-        raise TypeError("its copy does not hold what was put in")
+        raise TypeError("the copy does not contain the assigned children")
     return new
 
 
 def abstract_handler(kind: type) -> Container | None:
-    """Return the handler of a type that is registered as a `Mapping` or `Sequence`, None for any other type."""
+    """Return the handler of a registered `Mapping` or `Sequence`, or None."""
     is_mapping = derives(kind, Mapping)
     if not (is_mapping or derives(kind, Sequence)):
         return None

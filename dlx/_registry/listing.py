@@ -1,4 +1,4 @@
-"""`adapters`: every adapter that is found, by name."""
+"""`adapters`, the listing of all adapters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from dlx._registry.plugin import error_of, strict
+from dlx._registry.plugin import error_of, is_strict
 from dlx._registry.registry import registry
 from dlx._support.display import Shown, columns, table
 from dlx._support.module import set_module
@@ -22,9 +22,9 @@ class Adapters(Shown, dict[str, Adapter]):
     Attributes
     ----------
     broken
-        ``{"module (distribution)": PluginError}``: plugins that were found and cannot be used.
+        ``{"module (distribution)": PluginError}``: broken plugins.
     notes
-        Sentences about plugins that can be used and should be mended, or were left out.
+        Sentences about usable plugins with problems, and about ignored plugins.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,13 @@ class Adapters(Shown, dict[str, Adapter]):
         return "\n".join([f"<dlx.Adapters of {self._head()}>", *columns(self._rows())])
 
     def _head(self) -> str:
-        broken = f", and {len(self.broken)} that cannot be used" if self.broken else ""
+        broken = f", {len(self.broken)} broken" if self.broken else ""
         return f"{len(self)} frameworks{broken}"
 
     def _rows(self) -> list[list[str]]:
-        """Return name, and version where it is imported, of each; then what is broken."""
-        rows = [[name, f"{adapter.package} {_version(adapter)}"] for name, adapter in self.items()]
-        return rows + [
-            [one_line(name), f"cannot be used: {one_line(str(error))}"] for name, error in self.broken.items()
-        ]
+        """Return the names and versions of the frameworks, then the broken plugins."""
+        rows = [[name, f"{adapter.package} {_read_version(adapter)}"] for name, adapter in self.items()]
+        return rows + [[one_line(name), f"broken: {one_line(str(error))}"] for name, error in self.broken.items()]
 
     def _table(self) -> str:
         return table(self._head(), ("name", "package"), self._rows())
@@ -53,25 +51,28 @@ class Adapters(Shown, dict[str, Adapter]):
         yield dict(self._rows())
 
 
-def _version(adapter: Adapter) -> str:
-    """Return the version of a framework, which is not imported for it."""
+def _read_version(adapter: Adapter) -> str:
+    """Return the version of a framework without importing it."""
     if sys.modules.get(adapter.package) is None:
         return "(not imported)"
     try:
         return version_of(adapter)
     except MemoryError:
         raise
-    except Exception:  # of an adapter that is not dlx's
+    except Exception:
         return "(version unknown)"
 
 
 @set_module("dlx")
 def adapters() -> Adapters:
-    """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
+    """Return all adapters by name, first the built-in ones, without importing frameworks.
 
-    What an adapter says of its framework (`Adapter.dtypes`, `Adapter.devices`, `Adapter.capabilities`,
-    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out; it is in ``.broken`` of
-    what comes back.
+    `Adapter.dtypes`, `Adapter.devices`, `Adapter.capabilities` and `Adapter.lowered` require the imported framework.
+
+    Returns
+    -------
+    Adapters
+        A dict of the adapters; its attribute ``broken`` contains the plugins that could not be loaded.
 
     Raises
     ------
@@ -87,11 +88,11 @@ def adapters() -> Adapters:
     plugins = dict.fromkeys(registry.load_all().values())
     found = Adapters()
     found.update({adapter.name: adapter for adapter in registry.adapters()})
-    found.notes += registry.left_out()
+    found.notes += registry.describe_excluded()
     for plugin in plugins:
         found.notes += plugin.notes
         if plugin.broken is not None:
             found.broken[str(plugin)] = error_of(plugin)
-            if strict():
+            if is_strict():
                 raise found.broken[str(plugin)]
     return found

@@ -1,4 +1,4 @@
-"""`Loader`, which finds plugins and loads each of them once."""
+"""`Loader`, which finds plugins and loads each one once."""
 
 from __future__ import annotations
 
@@ -22,101 +22,101 @@ from dlx.errors import PluginError
 
 
 class Loader:
-    """Finds plugins, loads each when it is first needed and calls `changed` then, and remembers broken ones."""
+    """Finds plugins, loads them on demand, calls `on_change` after each, and records errors."""
 
-    def __init__(self, built_in: Mapping[str, str], changed: Callable[[], None]) -> None:
+    def __init__(self, built_in: Mapping[str, str], on_change: Callable[[], None]) -> None:
         self._lock: threading.RLock | None = None
-        self._changed = changed
+        self._on_change = on_change
         self._scanned = False
-        self._scans_first = bool(plugins.allowed())  # those that are chosen may replace what is built in
-        # By root package or another name for it; ``"root (distribution)"`` where it is another one's.
-        self.plugins = {root: plugin for plugin in plugins.own(built_in) for root in plugin.names}
-        self.left_out: dict[str, str] = {}  # root package -> sentence about ``DLX_LOAD_PLUGINS``
+        self._scans_first = bool(plugins.read_allowed())  # selected plugins may replace built-in ones
+        # By root package and other names; ``"root (distribution)"`` if another plugin has the root.
+        self.plugins = {root: plugin for plugin in plugins.list_built_in(built_in) for root in plugin.names}
+        self.excluded: dict[str, str] = {}  # root package -> sentence about ``DLX_LOAD_PLUGINS``
 
     def has(self, root: str) -> bool:
-        """Return whether there is a plugin for a root package; reads the entry points where that may depend on them."""
+        """Return whether a root package has a plugin; read the entry points if necessary."""
         if self._scans_first or root not in self.plugins:
             self.scan()
         return root in self.plugins
 
     def scan(self) -> None:
-        """Read the entry points, once. Loads nothing."""
+        """Read the entry points once, without loading plugins."""
         with lock_of(self):
             if self._scanned:
                 return
-            allowed = plugins.allowed()
+            allowed = plugins.read_allowed()
             unknown = set(allowed or ()) - {OURS}
             found = dict(self.plugins)
             for plugin in plugins.discover():
-                owner = plugins.normalized(plugin.distribution)
+                owner = plugins.normalize_name(plugin.distribution)
                 unknown.discard(owner)
                 if allowed is None or owner in allowed or plugin.broken is not None:
-                    _enter(plugin, found, chosen=allowed is not None)
+                    _add_plugin(plugin, found, chosen=allowed is not None)
                 else:
-                    said = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {plugin.distribution} out"
-                    self.left_out |= {root: f"{said}, which has {root!r}" for root in plugin.names}
+                    why = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} excludes {plugin.distribution}"
+                    self.excluded |= {root: f"{why}, which provides {root!r}" for root in plugin.names}
             for name in sorted(unknown):
-                error = PluginError(f"DLX_LOAD_PLUGINS names {name!r}, and no such distribution offers adapters")
+                error = PluginError(f"DLX_LOAD_PLUGINS names {name!r}, but no such distribution has adapters")
                 found[f"({name})"] = Plugin("none", object, name, broken=error)
             self.plugins.update(found)
             self._scanned = True
 
     def load(self, root: str) -> Plugin:
-        """Load a plugin, once, and return it; what goes wrong is remembered in it."""
+        """Load a plugin once and return it, with the error if it is broken."""
         plugin = self.plugins[root]
-        me = os.getpid(), threading.get_ident()  # a thread of a forked child may have the number of one of its parent
-        if plugin.loaded or me in plugin.loading:  # a plugin that converts something while it is loaded
+        me = os.getpid(), threading.get_ident()  # a forked child may reuse thread ids
+        if plugin.is_loaded or me in plugin.loading:  # its import may convert arrays
             return plugin
         collects = gc.isenabled()
         try:
             gc.disable()  # as in dlx/__init__.py
-            plugin.loading.add(me)  # inside: an interrupt may come after it
-            adapters = self._ask(plugin)  # outside of our lock: importing takes locks of its own
+            plugin.loading.add(me)  # inside `try`, because an interrupt may follow
+            adapters = self._load_adapters(plugin)  # without our lock: imports take other locks
             for root in {claim.partition(".")[0] for claim in _claims(adapters)} & self.plugins.keys():
-                self.load(root)  # a package's own plugin comes before others that claim its types
+                self.load(root)  # the package's plugin has precedence over others that claim its types
             with lock_of(self):
-                if not plugin.loaded:
+                if not plugin.is_loaded:
                     self._check_claims(plugin, adapters)
                     plugin.adapters = adapters
         except MemoryError:
             raise
-        except (Exception, SystemExit) as error:  # whatever a plugin does wrong stays its own
+        except (Exception, SystemExit) as error:  # a broken plugin must not affect others
             with lock_of(self):
-                if not plugin.loaded:
+                if not plugin.is_loaded:
                     plugin.broken = error
         finally:
             if collects:
                 gc.enable()
             plugin.loading.discard(me)
             with lock_of(self):
-                self._changed()
+                self._on_change()
         return plugin
 
-    def need(self, root: str) -> Plugin:
-        """Load the plugin for a root package; where plugins are strict, raise what is wrong with any for it."""
+    def require(self, root: str) -> Plugin:
+        """Load the plugin for a root package; with ``DLX_STRICT_PLUGINS``, raise the error of any broken one."""
         plugin = self.load(root)
-        if plugins.strict():
-            for each in self.unique():
+        if plugins.is_strict():
+            for each in self.list_plugins():
                 if each.broken is not None and root in each.names:
                     raise error_of(each)
         return plugin
 
-    def need_imported(self) -> None:
-        """Load the plugins of all packages that are imported."""
-        for root, plugin in list(self.plugins.items()):  # another thread may be scanning
-            if root in sys.modules and not plugin.loaded:
-                self.need(root)
+    def load_imported(self) -> None:
+        """Load the plugins of all imported packages."""
+        for root, plugin in list(self.plugins.items()):
+            if root in sys.modules and not plugin.is_loaded:
+                self.require(root)
 
-    def unique(self) -> list[Plugin]:
-        """Return every plugin that is known."""
+    def list_plugins(self) -> list[Plugin]:
+        """Return all known plugins."""
         return list(dict.fromkeys(list(self.plugins.values())))  # at once: another thread may be scanning
 
     def plugin_of(self, adapter: Adapter) -> Plugin | None:
-        """Return the plugin that brought an adapter."""
-        return next((plugin for plugin in self.unique() if adapter in plugin.adapters), None)
+        """Return the plugin that contains an adapter."""
+        return next((plugin for plugin in self.list_plugins() if adapter in plugin.adapters), None)
 
-    def _ask(self, plugin: Plugin) -> tuple[Adapter, ...]:
-        """Import a plugin and ask its hook. Two threads at a time may both ask; one answer is kept."""
+    def _load_adapters(self, plugin: Plugin) -> tuple[Adapter, ...]:
+        """Import a plugin and call its hook. Two threads may do both; `load` keeps one result."""
         restore_modules()
         start, before = time.perf_counter(), set(sys.modules)
         module = plugin.load()
@@ -129,30 +129,28 @@ class Loader:
             if not isinstance(module, ModuleType):
                 fix = f'Name the module in its entry point: {plugin.names[0]} = "{plugin.module.partition(":")[0]}".'
             raise PluginError("it has no hook dlx_adapters", fix=fix)
-        adapters = plugins.checked(plugin, manager.hook.dlx_adapters())
+        adapters = plugins.check_adapters(plugin, manager.hook.dlx_adapters())
         frameworks = {adapter.package.partition(".")[0] for adapter in adapters} | set(self.plugins)
         if eager := " and ".join(sorted(frameworks & (set(sys.modules) - before))):
-            note = (
-                f"loading {plugin} imports {eager}, which took {seconds * 1e3:.0f} ms and happens in every listing: "
-                f"import {eager} inside functions only, and keep the plugin out of its framework's package"
-            )
-            if plugins.strict():
-                raise PluginError(note)
-            plugin.notes[:] = [note]
+            reason = f"{plugin} imports {eager} when it is loaded ({seconds * 1e3:.0f} ms, also for every listing)"
+            fix = f"Import {eager} only inside functions, and keep the plugin out of its framework's package."
+            if plugins.is_strict():
+                raise PluginError(reason, fix=fix)
+            plugin.notes[:] = [f"{reason}. {fix}"]
         return adapters
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:
-        """Refuse a plugin that claims what another one has: the first one keeps it, and dlx's own in any case."""
-        taken = {claim: other for other in self.unique() for claim in _claims(other.adapters)}
-        for claim in sorted(_claims(adapters) & taken.keys()):
+        """Refuse a plugin that claims a name or type of another one; the first or the built-in one keeps it."""
+        owners = {claim: other for other in self.list_plugins() for claim in _claims(other.adapters)}
+        for claim in sorted(_claims(adapters) & owners.keys()):
             if plugin.distribution != OURS:
-                raise _conflict(taken[claim], plugin, claim)
-            other = taken[claim]
+                raise _conflict(owners[claim], plugin, claim)
+            other = owners[claim]
             other.broken, other.adapters = _conflict(plugin, other, claim), ()
 
 
-def _enter(plugin: Plugin, found: dict[str, Plugin], *, chosen: bool) -> None:
-    """Give a plugin its root packages. One for a package of dlx is refused, unless the user chose it; of two, both."""
+def _add_plugin(plugin: Plugin, found: dict[str, Plugin], *, chosen: bool) -> None:
+    """Register a plugin; refuse it for a built-in package unless selected, and refuse both of two other plugins."""
     for root in plugin.names:
         known = found.setdefault(root, plugin)
         if known.distribution == OURS and chosen:
@@ -164,15 +162,15 @@ def _enter(plugin: Plugin, found: dict[str, Plugin], *, chosen: bool) -> None:
             found[f"{root} ({plugin.distribution})"] = plugin
 
 
-def _conflict(one: Plugin, refused: Plugin, what: str) -> PluginError:
+def _conflict(one: Plugin, refused: Plugin, claim: str) -> PluginError:
     return PluginError(
-        f"{one} and {refused} both have an adapter for {what!r}",
+        f"{one} and {refused} both have an adapter for {claim!r}",
         fix=f"Uninstall {refused.distribution}, or set DLX_LOAD_PLUGINS to the distributions to use.",
     )
 
 
 def _claims(adapters: Iterable[Adapter]) -> set[str]:
-    """Return what only one adapter can have: names, types, the types of containers."""
+    """Return what only one adapter may have: names, types, container types."""
     return {
         claim
         for adapter in adapters

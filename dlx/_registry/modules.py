@@ -1,7 +1,7 @@
-"""Targets that are modules: any with ``from_dlpack``, as far as a probe has shown what it takes.
+"""Modules with ``from_dlpack`` as targets. A probe determines their capabilities.
 
-A probe passes small arrays to ``from_dlpack`` and reads what comes back. It passes nothing that consumers are known to
-die of: no negative strides, no address below the dtype's alignment, no code that came after bfloat16.
+The probe passes small arrays to ``from_dlpack`` and checks the results. It avoids inputs that crash consumers: negative
+strides, addresses below the dtype's alignment, dtype codes newer than bfloat16.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
 
 INSTALL = {"array_api_strict": "array-api-strict", "dpnp": "dpnp", "ndonnx": "ndonnx"}
-"""Modules that are known to have ``from_dlpack`` -> what pip calls them."""
+"""Modules with ``from_dlpack`` -> their names for pip."""
 
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -33,17 +33,17 @@ _DTYPES = (
 )
 _LAYOUTS = {Layout.PERMUTED: ((3, 2), (1, 3)), Layout.GAPS: ((2, 2), (6, 2)), Layout.ZERO: ((2, 3), (0, 1))}
 _NDIMS = (3, 8, 16, 32, 64)
-_SPARE = 64  # elements of a probe's memory
+_SPARE = 64  # number of elements of the probe's memory
 
 
 class ModuleAdapter(Adapter):
-    """A module with ``from_dlpack``, with what `probed` has seen of it; `generic` knows objects with ``__dlpack__``."""
+    """The adapter of a module with ``from_dlpack``; `generic` is the adapter of its arrays."""
 
-    def __init__(self, module: ModuleType, kind: type, stated: Capabilities, generic: Adapter) -> None:
+    def __init__(self, module: ModuleType, kind: type, capabilities: Capabilities, generic: Adapter) -> None:
         self.name = self.package = module.__name__
-        self.kind, self.stated, self.generic = kind, stated, generic
+        self.kind, self._capabilities, self.generic = kind, capabilities, generic
         self._classes = (kind,)
-        names = {name: name for name in stated.dtypes or ()}
+        names = {name: name for name in capabilities.dtypes or ()}
         if not hasattr(module, "bool"):
             names |= {name: "bool_" for name in names if name == "bool"}
         self.dtypes = DTypes(self.package, names)
@@ -52,16 +52,16 @@ class ModuleAdapter(Adapter):
         return self.generic.describe(obj)._replace(info=None)
 
     def capabilities(self) -> Capabilities:
-        return self.stated
+        return self._capabilities
 
     def load(self, tensor: Tensor) -> Any:
         return sys.modules[self.package].from_dlpack(tensor)
 
 
-def importable(name: str) -> ModuleType | None:
-    """Return the module of a name that is imported already, or is known in `INSTALL`; None if there is none.
+def import_known(name: str) -> ModuleType | None:
+    """Return a module that is imported already, or import it if `INSTALL` lists it; or None.
 
-    No other name is imported: it may be a mistyped one, and any module of the working folder would run.
+    Other names are not imported: a typing error could run a module of the working directory.
     """
     root = name.partition(".")[0]
     if name in sys.modules and root not in sys.stdlib_module_names and root != "__main__":
@@ -74,64 +74,64 @@ def importable(name: str) -> ModuleType | None:
         import_framework(name, name, install)
     except FrameworkNotInstalledError as error:
         if is_missing(name, error.__cause__):
-            return None  # the package is there and has no such module
+            return None
         raise
     return sys.modules.get(name)
 
 
 def is_missing(package: str, error: BaseException | None) -> bool:
-    """Return whether an import of a package failed since it, or a parent of it, is not there; else it is broken."""
+    """Return whether an import failed because the package or its parent is missing, not broken."""
     return isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}.")
 
 
 def import_framework(package: str, target: str, install: str) -> None:
-    """Import the package of a target; `install` is the command that installs it."""
+    """Import a target's package; errors name the command that installs it."""
     try:
         importlib.import_module(package)
     except MemoryError:
         raise
-    except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
+    except Exception as error:  # a damaged installation may raise any class
         if sys.is_finalizing():
-            said = f"{package} is gone, and cannot be imported while Python ends"
-            raise FrameworkNotInstalledError(said, target=target, fix="Convert it earlier.") from error
+            why = f"{package} cannot be imported while Python exits"
+            raise FrameworkNotInstalledError(why, target=target, fix="Convert earlier.") from error
         if is_missing(package, error):
             fix = f"Install it: {install}."
             raise FrameworkNotInstalledError(f"{package} is not installed", target=target, fix=fix) from error
-        what, fix = f"{package} is installed but fails to import:", "Repair its installation."
-        raise foreign_error(what, error, FrameworkNotInstalledError, target=target, fix=fix) from error
+        reason, fix = f"{package} is installed but fails to import:", "Repair its installation."
+        raise foreign_error(reason, error, FrameworkNotInstalledError, target=target, fix=fix) from error
 
 
-def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
-    """Return the adapter of a module with ``from_dlpack``, which is called some thirty times."""
+def probe_module(module: ModuleType, generic: Adapter) -> ModuleAdapter:
+    """Return the adapter of a module; this calls its ``from_dlpack`` about 30 times."""
     probe = _Probe(module)
-    dtypes = frozenset(name for name in _DTYPES if probe.takes(name))
+    dtypes = frozenset(name for name in _DTYPES if probe.accepts(name))
     if not dtypes:
-        reason = f"{module.__name__}.from_dlpack takes no array in host memory: {probe.why}"
-        raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it imports from.")
-    plain = "float32" if "float32" in dtypes else min(dtypes)
-    shares = all(probe.takes(name, sharing=True) for name in dtypes)  # one that goes by numpy may copy some
-    takes = functools.partial(probe.takes, plain, sharing=shares)
-    stated = Capabilities(
+        reason = f"{module.__name__}.from_dlpack accepts no array in host memory: {probe.why}"
+        raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it accepts.")
+    default = "float32" if "float32" in dtypes else min(dtypes)
+    shares = all(probe.accepts(name, sharing=True) for name in dtypes)  # via numpy, it may copy some
+    accepts = functools.partial(probe.accepts, default, sharing=shares)
+    capabilities = Capabilities(
         dtypes=dtypes,
-        layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if takes(shape, strides)),
-        min_alignment=0 if takes(shift=1) else 64,
-        ndims=(0 if takes(()) else 1, max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))])),
-        keeps_readonly=takes(readonly=True),
+        layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if accepts(shape, strides)),
+        min_alignment=0 if accepts(shift=1) else 64,
+        ndims=(0 if accepts(()) else 1, max([2, *(ndim for ndim in _NDIMS if accepts((1,) * ndim))])),
+        keeps_readonly=accepts(readonly=True),
         copies=not shares,
         empty_extents="addressed",
     )
-    return ModuleAdapter(module, probe.kind, stated, generic)
+    return ModuleAdapter(module, probe.kind, capabilities, generic)
 
 
 class _Probe:
-    """What a module makes of arrays that are passed to it."""
+    """Passes arrays to a module and checks the results."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
         self.kind: type = object
-        self.why = ""  # it did not take the last one that it did not take
+        self.why = ""  # reason of the last rejection
 
-    def takes(
+    def accepts(
         self,
         name: str,
         shape: Sequence[int] = (2, 3),
@@ -141,7 +141,7 @@ class _Probe:
         readonly: bool = False,
         sharing: bool = False,
     ) -> bool:
-        """Return whether an array comes back as it was; `sharing`: in the same memory; `shift`ed by elements."""
+        """Return whether the module returns an equal array; with `sharing`, in the same memory. `shift` in elements."""
         dtype = DType(name)
         memory = empty((_SPARE,), name)
         data = ffi.cast("unsigned char *", memory.data_ptr)
@@ -159,11 +159,11 @@ class _Probe:
             return False
         self.kind = type(array)
         if not (back.device == HOST and (back.dtype, back.shape) == (source.dtype, source.shape)):
-            self.why = f"{source} comes back as {back}"
+            self.why = f"it returns {back} for {source}"
         elif _elements(back) != _elements(source):
-            self.why = f"{source} comes back with other values"
+            self.why = f"it returns different values for {source}"
         elif (sharing and back.data_ptr != source.data_ptr) or (readonly and not back.readonly):
-            self.why = "it is copied, or may be written to"
+            self.why = "it copies the array, or ignores the read-only flag"
         else:
             return True
         return False

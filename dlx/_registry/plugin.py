@@ -1,4 +1,4 @@
-"""Plugins, the modules that bring adapters: which there are, what they may give, and the error of a broken one."""
+"""Plugins: the table of built-in ones, discovery, validation of their adapters, and their errors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from dlx.errors import DTypeError, PluginError
 
 
 class Framework(NamedTuple):
-    """What dlx knows of a framework that it has an adapter for, before that is loaded."""
+    """Data about a built-in adapter, available before it is loaded."""
 
     module: str
-    install: str  # what pip installs
-    names: tuple[str, ...] = ()  # other names that users write, or root packages of its types
-    short: str = ""  # the name by which users import it; no target, but understood
+    install: str
+    names: tuple[str, ...] = ()  # other target names, or root packages of its types
+    short: str = ""  # usual import alias, for hints only
     is_target: bool = True
-    is_traced: bool = False  # whether its compiler traces Python code; `dlx._engine.traced` is made for one
+    is_traced: bool = False  # whether its compiler traces Python code; `dlx._engine.traced` supports one
 
 
 FRAMEWORKS = {
@@ -58,10 +58,10 @@ FRAMEWORKS = {
     "dask": Framework("dlx_dask", "'dask[array]'"),
     "ray": Framework("dlx_ray", "ray", is_target=False),
 }
-"""Root package -> what dlx knows of it. pyproject.toml lists the modules, too."""
+"""Root package -> data about its adapter. pyproject.toml lists the modules, too."""
 
 BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
-"""Root package, or another name for it -> module of ours."""
+"""Root package, or another name of it -> built-in module."""
 
 TRACING = tuple(name for root, row in FRAMEWORKS.items() if row.is_traced for name in (root, *row.names))
 """Names of the framework whose compiler traces Python code, its package first."""
@@ -71,28 +71,28 @@ OURS = "dlxarray"
 
 @dataclass(eq=False)
 class Plugin:
-    """One module that brings adapters, installed by one distribution."""
+    """A module with adapters, installed by a distribution."""
 
-    module: str  # the entry point's value
-    load: Callable[[], Any]  # imports it, and gives what the entry point names
+    module: str  # value of the entry point
+    load: Callable[[], Any]  # imports and returns the object of the entry point
     distribution: str
-    names: list[str] = field(default_factory=list)  # of its entries: root packages whose adapters it has
+    names: list[str] = field(default_factory=list)  # of its entry points: root packages of its adapters
     adapters: tuple[Adapter, ...] = ()
-    broken: BaseException | None = None  # why it cannot be used
-    notes: list[str] = field(default_factory=list)  # problems that are no reason to refuse it
-    loading: set[tuple[int, int]] = field(default_factory=set)  # (process, thread) of those that are loading it
+    broken: BaseException | None = None
+    notes: list[str] = field(default_factory=list)
+    loading: set[tuple[int, int]] = field(default_factory=set)  # (process, thread) of loads in progress
 
     def __str__(self) -> str:
         return f"{self.module} ({self.distribution})"
 
     @property
-    def loaded(self) -> bool:
-        """Whether it needs no loading any more."""
+    def is_loaded(self) -> bool:
+        """Whether it was loaded or failed to load."""
         return bool(self.adapters) or self.broken is not None
 
 
-def own(table: Mapping[str, str]) -> list[Plugin]:
-    """Return the plugins of a table {root package: module}, all of dlx's own distribution."""
+def list_built_in(table: Mapping[str, str]) -> list[Plugin]:
+    """Return the plugins of dlx's distribution for a table {root package: module}."""
     modules = {module: functools.partial(importlib.import_module, module) for module in table.values()}
     return [
         Plugin(module, load, OURS, [root for root in table if table[root] == module])
@@ -101,49 +101,49 @@ def own(table: Mapping[str, str]) -> list[Plugin]:
 
 
 def install_of(adapter: Adapter) -> str:
-    """Return the command that installs the framework of an adapter."""
+    """Return the command that installs an adapter's framework."""
     row = FRAMEWORKS.get(adapter.package.partition(".")[0])
     return adapter.install or f"pip install {adapter.package if row is None else row.install}"
 
 
 def discover() -> list[Plugin]:
-    """Return the plugins in entry points of other distributions; entries with one module are one plugin."""
-    from importlib.metadata import entry_points  # 40 ms: only when something unknown turns up
+    """Return the plugins of installed distributions; entry points with the same module are one plugin."""
+    from importlib.metadata import entry_points  # takes 40 ms
 
     try:
         entries = list(entry_points(group="dlx"))
     except MemoryError:
         raise
-    except Exception as error:  # some distribution's metadata is broken: nothing of ours is
+    except Exception as error:
         return [Plugin("entry points", object, "metadata", ["(entry points)"], broken=error)]
     found: dict[tuple[str, str], Plugin] = {}
     for entry in entries:
         owner = (entry.dist and entry.dist.name) or "an unknown distribution"
-        plugin = found.setdefault((entry.value, normalized(owner)), Plugin(entry.value, entry.load, owner))
+        plugin = found.setdefault((entry.value, normalize_name(owner)), Plugin(entry.value, entry.load, owner))
         plugin.names.append(entry.name)
     return list(found.values())
 
 
-def allowed() -> frozenset[str] | None:
-    """Return the distributions that ``DLX_LOAD_PLUGINS`` names, normalized; None if it is not set: all are allowed."""
+def read_allowed() -> frozenset[str] | None:
+    """Return the distributions in ``DLX_LOAD_PLUGINS``, with normalized names; None if unset: all are allowed."""
     words = os.environ.get("DLX_LOAD_PLUGINS")
-    return None if words is None else frozenset(normalized(word) for word in words.split(",") if word.strip())
+    return None if words is None else frozenset(normalize_name(word) for word in words.split(",") if word.strip())
 
 
-def strict() -> bool:
-    """Return whether ``DLX_STRICT_PLUGINS`` is set, so that what is wrong with a plugin is raised at once."""
+def is_strict() -> bool:
+    """Return whether ``DLX_STRICT_PLUGINS`` is set: errors of plugins are raised immediately."""
     return os.environ.get("DLX_STRICT_PLUGINS", "0") not in ("", "0")
 
 
-def normalized(name: str) -> str:
-    """Return a distribution's name as package indices compare it."""
+def normalize_name(name: str) -> str:
+    """Return a distribution's name in normal form (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-# ---- what they give --------------------------------------------------------------------------------------------------
+# ---- validation of adapters ------------------------------------------------------------------------------------------
 
 _TUPLES: dict[str, type] = {"types": str, "namespaces": str, "containers": Container, "known_issues": KnownIssue}
-"""Fact -> type of its elements."""
+"""Attribute -> type of its elements."""
 
 _PARTS: dict[str, tuple[type, bool]] = {
     "dtypes": (DTypes, False),
@@ -155,106 +155,106 @@ _PARTS: dict[str, tuple[type, bool]] = {
     "writes": (WriteTracking, True),
     "gradients": (GradSupport, True),
 }
-"""Fact -> its type, and whether it may be None."""
+"""Attribute -> its type, and whether it may be None."""
 
 _FAST_PATH: dict[str, type] = {"types": str, "checked_dtypes": str, "conditions": tuple, "guards": Guard}
 
 
-def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
-    """Return the adapters that a plugin's hooks gave, or raise a `PluginError` that says what is wrong with them."""
+def check_adapters(plugin: Plugin, results: Iterable[Any]) -> tuple[Adapter, ...]:
+    """Return the adapters from the results of a plugin's hooks, or raise `PluginError` if one is invalid."""
     found: list[Any] = []
-    for answer in answers:
-        if isinstance(answer, Adapter) or not isinstance(answer, Iterable):
-            raise PluginError(f"its dlx_adapters gave {safe_repr(answer)}", fix="Give a list of adapters.")
-        found += answer
+    for result in results:
+        if isinstance(result, Adapter) or not isinstance(result, Iterable):
+            raise PluginError(f"its dlx_adapters returned {safe_repr(result)}", fix="Return a list of adapters.")
+        found += result
     if not found:
-        raise PluginError("its dlx_adapters gave no adapters", fix="Give a list of them.")
+        raise PluginError("its dlx_adapters returned no adapters", fix="Return a list of adapters.")
     for i, adapter in enumerate(found):
         if not isinstance(adapter, Adapter):
-            shown, fix = safe_repr(adapter), "Give instances of dlx.adapter.Adapter."
+            shown, fix = safe_repr(adapter), "Return instances of dlx.adapter.Adapter."
             if isinstance(adapter, type):
-                shown, fix = f"the class {adapter.__name__}", f"Give an instance: {adapter.__name__}()."
-            raise PluginError(f"its dlx_adapters gave {shown}", fix=fix)
-        _check_facts(adapter)
+                shown, fix = f"the class {adapter.__name__}", f"Return an instance: {adapter.__name__}()."
+            raise PluginError(f"its dlx_adapters returned {shown}", fix=fix)
+        _check_attributes(adapter)
         if any(adapter.name == other.name for other in found[:i]):
-            raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
-    if plugin.names and not any(_named(name, adapter) for name in plugin.names for adapter in found):
+            raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a different name.")
+    if plugin.names and not any(_matches_entry(name, adapter) for name in plugin.names for adapter in found):
         raise PluginError(
-            f"its entry point is named {plugin.names[0]!r}, which is no package of its adapters",
+            f"its entry point is named {plugin.names[0]!r}, which is not a package of its adapters",
             fix=f'Name it after the package of the arrays: {found[0].package} = "{plugin.module}".',
         )
     return tuple(found)
 
 
-def _named(name: str, adapter: Adapter) -> bool:
-    """Return whether an adapter is found by the name of an entry point: its own, or a package of its types."""
+def _matches_entry(name: str, adapter: Adapter) -> bool:
+    """Return whether an entry point's name is an adapter's name or a package of its types."""
     types = [*adapter.types, *(each for container in adapter.containers for each in container.types)]
     return any(f"{each}.".startswith(f"{name}.") for each in (adapter.name, adapter.package, *types))
 
 
-def _check_facts(adapter: Adapter) -> None:
-    """Check the facts that dlx reads as data; those that are computed may need the framework, and are not asked for."""
+def _check_attributes(adapter: Adapter) -> None:
+    """Check the attributes that are data; properties are skipped because they may need the framework."""
     shown = f"its adapter {type(adapter).__name__}"
-    for fact in ("name", "package"):
-        value = inspect.getattr_static(adapter, fact, None)
+    for attribute in ("name", "package"):
+        value = inspect.getattr_static(adapter, attribute, None)
         if not isinstance(value, str) or not value:
-            raise PluginError(f"{shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
+            raise PluginError(f"{shown} has no {attribute}", fix=f'Set it: {attribute} = "mylib".')
     if adapter.name == "dlx":
-        raise PluginError(f"{shown} is named 'dlx', which is dlx itself", fix="Give it another name.")
+        raise PluginError(f"{shown} has the reserved name 'dlx'", fix="Give it another name.")
     named = f"its adapter {adapter.name!r}"
-    for fact, kind in _TUPLES.items():
-        _check_tuple(inspect.getattr_static(adapter, fact), kind, f"the {fact} of {named}")
-    for fact, (kind, may_lack) in _PARTS.items():
-        part = inspect.getattr_static(adapter, fact)
-        if not (hasattr(part, "__get__") or isinstance(part, kind) or (may_lack and part is None)):
-            raise PluginError(f"the {fact} of {named} are {safe_repr(part)}", fix=f"Give {kind.__name__}(...).")
+    for attribute, kind in _TUPLES.items():
+        _check_tuple(inspect.getattr_static(adapter, attribute), kind, f"{attribute} of {named}")
+    for attribute, (kind, is_optional) in _PARTS.items():
+        part = inspect.getattr_static(adapter, attribute)
+        if not (hasattr(part, "__get__") or isinstance(part, kind) or (is_optional and part is None)):
+            raise PluginError(f"{attribute} of {named} is {safe_repr(part)}", fix=f"Use {kind.__name__}(...).")
     path = inspect.getattr_static(adapter, "fast_path")
     if isinstance(path, FastPath):
-        for fact, kind in _FAST_PATH.items():
-            _check_tuple(getattr(path, fact), kind, f"the fast_path.{fact} of {named}")
+        for attribute, kind in _FAST_PATH.items():
+            _check_tuple(getattr(path, attribute), kind, f"fast_path.{attribute} of {named}")
     dtypes = inspect.getattr_static(adapter, "dtypes")
-    for fact in ("names", "extension", "storage"):
-        table = inspect.getattr_static(dtypes, fact, {})
+    for attribute in ("names", "extension", "storage"):
+        table = inspect.getattr_static(dtypes, attribute, {})
         if hasattr(table, "__get__"):
             continue
         try:
             for name in table:
                 DType(name)
         except (TypeError, DTypeError) as error:
-            raise PluginError(f"the dtypes.{fact} of {named} cannot be read: {message_of(error)}") from error
+            raise PluginError(f"dtypes.{attribute} of {named} is invalid: {message_of(error)}") from error
 
 
 def _check_tuple(value: Any, kind: type, shown: str) -> None:
     if hasattr(value, "__get__"):
         return
     if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
-        raise PluginError(f"{shown} are {safe_repr(value)}", fix=f"Give a tuple of {kind.__name__}.")
+        raise PluginError(f"{shown} is {safe_repr(value)}", fix=f"Use a tuple of {kind.__name__}.")
 
 
 def error_of(plugin: Plugin) -> PluginError:
-    """Return the error for a plugin that cannot be used: one sentence, one fix, and the cause."""
+    """Return the error for a broken plugin, with its cause and a fix."""
     cause = plugin.broken
     assert cause is not None
     module = plugin.module.partition(":")[0].strip()
     missing = getattr(cause, "name", None)
     if isinstance(cause, PluginError):
-        said, fix = f"is refused: {cause.reason}", cause.fix
+        problem, fix = f"is refused: {cause.reason}", cause.fix
     elif isinstance(cause, ModuleNotFoundError) and missing and f"{module}.".startswith(f"{missing}."):
-        said = f"is gone: its entry point names the module {module}, and there is none"
+        problem = f"is missing: its entry point names the module {module}, which does not exist"
         fix = f"Install {OURS} again." if plugin.distribution == OURS else f"Uninstall or repair {plugin.distribution}."
-    elif _is_of_dlx(cause):
-        said = f"was written for another dlx than this one ({__version__}): {message_of(cause)}"
+    elif _lacks_dlx_name(cause):
+        problem = f"expects a different version of dlx (installed: {__version__}): {message_of(cause)}"
         fix = f"Update {OURS} or {plugin.distribution}."
     else:
-        said = f"is broken: {' '.join(exception_text(cause, 240).split())}"
+        problem = f"is broken: {' '.join(exception_text(cause, 240).split())}"
         fix = f"Repair or uninstall {plugin.distribution}."
-    error = PluginError(f"the adapter plugin {plugin} {said}", fix=fix)
+    error = PluginError(f"the adapter plugin {plugin} {problem}", fix=fix)
     error.__cause__ = cause
     return error
 
 
-def _is_of_dlx(cause: BaseException) -> bool:
-    """Return whether what a plugin did not find is something of dlx."""
+def _lacks_dlx_name(cause: BaseException) -> bool:
+    """Return whether an import or attribute error is about a name in dlx."""
     if isinstance(cause, ImportError):
         name = cause.name
     elif isinstance(cause, AttributeError) and isinstance(cause.obj, ModuleType):

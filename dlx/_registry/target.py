@@ -1,4 +1,4 @@
-"""`Target`, a framework as the consumer: its adapter, and its capabilities with known issues applied."""
+"""`Target`, a framework as the consumer: its adapter, and its capabilities after known issues."""
 
 from __future__ import annotations
 
@@ -17,88 +17,88 @@ from dlx.adapter.declarations import EXTENTS, Capabilities
 
 
 class Target:
-    """A consumer; `source` is the adapter that knows its arrays, `kind` the array type that was asked for, if any."""
+    """A consumer. `source` is the adapter of its arrays, `kind` the requested array type or None."""
 
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage
         self.word = word_of(adapter)
-        self.arrays = f"{self.name} {self.word}s"  # what to call several of its arrays
-        self._struct = as_struct(capabilities)
+        self.arrays = f"{self.name} {self.word}s"  # plural, for messages
+        self._struct = build_struct(capabilities)
         self.address = int(ffi.cast("uintptr_t", self._struct))
-        # Whether the tensor decides which array type is made: then the fast path serves `FastPath.imports` only.
+        # Whether the array type depends on the tensor; then the fast path supports only `FastPath.imports`.
         self.varies = kind is None and type(adapter).variant is not Adapter.variant
         self._variants: dict[Adapter, Target] = {}
-        self._places = tuple(switch_places(source))  # what `capabilities` depend on
-        self.switches: tuple[Any, ...] | None = None  # its values; None where they changed meanwhile
-        self.decisions: dict[Any, Any] = {}  # what the planner has decided for arrays of a layout
-        self.request: Any = None  # the engine's, of calls that name the target and no option
+        self._places = tuple(switch_places(source))  # which `capabilities` depend on
+        self.switches: tuple[Any, ...] | None = None  # their values; None if another thread changed them
+        self.decisions: dict[Any, Any] = {}  # cache of the planner, by layout
+        self.request: Any = None  # the engine's request for calls without options
 
-    def unswitched(self) -> bool:
-        """Return whether everything that the capabilities depend on has the value, in this thread, that it had."""
+    def is_current(self) -> bool:
+        """Return whether the switches have the same values in this thread as at creation."""
         return self.switches == tuple([getattr(owner, name, None) for owner, name in self._places])
 
     def over(self, tensor: Tensor) -> Target:
-        """Return the target to load a tensor with: itself, or one of several array types of its framework."""
+        """Return the target that loads a tensor: itself, or the target of another array type."""
         if not self.varies:
             return self
         adapter = self.adapter.variant(tensor)
         if adapter is self.adapter:
             return self
         if adapter not in self._variants:
-            made = target_of(adapter, source=self.source)
-            assert made is not None
-            made.name, made.arrays = self.name, self.arrays  # what was asked for
-            self._variants[adapter] = made
+            consumer = target_of(adapter, source=self.source)
+            assert consumer is not None
+            consumer.name, consumer.arrays = self.name, self.arrays
+            self._variants[adapter] = consumer
         return self._variants[adapter]
 
     def check(self, tensor: Tensor) -> int:
-        """Return the incompatibility bits between a tensor and this consumer (0 = it may be handed over as it is)."""
+        """Return the incompatibility bits of a tensor with this consumer; 0: it can be imported unchanged."""
         return native.tensor_check(tensor, self.address)
 
     def dtypes(self) -> frozenset[str]:
-        """Return the names of the dtypes that it takes; of those that it has, where it takes any."""
-        taken = self.capabilities.dtypes
-        return self.adapter.dtypes.known() if taken is None else taken
+        """Return the names of the dtypes that it imports; all its dtypes if it has no limit."""
+        names = self.capabilities.dtypes
+        return self.adapter.dtypes.known() if names is None else names
 
-    def storage_as_wide(self) -> dict[str, str]:
-        """Return the storage dtypes of the fast path that are as wide as what they stand for."""
-        stored = self.adapter.dtypes.table_storage
-        return {name: wide for name, wide in stored.items() if DType(name).bits == DType(wide).bits}
+    def equal_width_storage(self) -> dict[str, str]:
+        """Return the storage dtypes of the fast path with the same width as the original dtype."""
+        pairs = self.adapter.dtypes.table_storage.items()
+        return {name: storage for name, storage in pairs if DType(name).bits == DType(storage).bits}
 
     def fast_path_struct(self) -> Any:
-        """Return the C struct of what the fast path may hand over, or None; its caller keeps it alive."""
+        """Return the C struct of the capabilities of the fast path, or None; the caller keeps it alive."""
         path = self.adapter.fast_path
-        stated = path.imports if path is not None else None
-        if not isinstance(stated, Capabilities):
-            stated = None if self.varies else self.capabilities
-        if stated is None or self.capabilities.home is not None:
+        limits = path.imports if path is not None else None
+        if not isinstance(limits, Capabilities):
+            limits = None if self.varies else self.capabilities
+        if limits is None or self.capabilities.home is not None:
             return None
-        known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
+        known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.equal_width_storage().keys()
         copies = self.capabilities.copies
         if not isinstance(copies, bool):
             known -= copies.keys()
-        return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
+        return build_struct(limits if limits.dtypes is None else replace(limits, dtypes=limits.dtypes & known))
 
 
 def word_of(adapter: Adapter) -> str:
-    """Return what messages call one array of a framework: "tensor" of ``torch.Tensor``, else "array"."""
+    """Return the word for one array in messages: "tensor" for ``torch.Tensor``, else "array"."""
     words = re.findall("[A-Z][a-z]+", adapter.types[0].rpartition(".")[2]) if adapter.types else []
     return words[-1].lower() if words and adapter.package != "dlx" else "array"
 
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:
-    """Return an adapter as a target, for one of its types or for all; None where its framework takes no arrays."""
-    made = adapter if kind is None else adapter.variant(kind)
-    stated = made.capabilities()
-    if stated is None:
+    """Return the target of an adapter for one type or all; None if the adapter cannot be a target."""
+    consumer = adapter if kind is None else adapter.variant(kind)
+    capabilities = consumer.capabilities()
+    if capabilities is None:
         return None
-    lowered = {name: value for name, value in made.lowered.items() if name in Capabilities.__dataclass_fields__}
-    return Target(made, replace(stated, **lowered), source or adapter, kind)
+    lowered = {name: value for name, value in consumer.lowered.items() if name in Capabilities.__dataclass_fields__}
+    return Target(consumer, replace(capabilities, **lowered), source or adapter, kind)
 
 
 def is_committed(source: Adapter, obj: Any) -> bool:
-    """Return whether an array stays on its device, see `Placement`."""
+    """Return whether an array stays on its device (see `Placement`)."""
     if source.placement is None:
         return True
     with foreign_errors(f"{source.name} failed:", source=type_name(type(obj))):
@@ -106,38 +106,38 @@ def is_committed(source: Adapter, obj: Any) -> bool:
 
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:
-    """Give (object, attribute) for everything that the capabilities of an adapter depend on."""
+    """Yield (object, attribute) of each switch that an adapter's capabilities depend on."""
     for name in adapter.dtypes.switches:
         owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
         yield look_up(owner), attribute
 
 
 def switches_of(adapter: Adapter) -> tuple[Any, ...]:
-    """Return the current values, in this thread, of everything that the capabilities of an adapter depend on."""
+    """Return the values of an adapter's switches in this thread."""
     return tuple(getattr(owner, attribute, None) for owner, attribute in switch_places(adapter))
 
 
-def as_struct(stated: Capabilities) -> Any:
-    """Fill the C struct by field name."""
+def build_struct(capabilities: Capabilities) -> Any:
+    """Return the C struct of capabilities."""
     struct = ffi.new("dlx_capabilities *")
-    if stated.dtypes is not None and len(stated.dtypes) > len(struct.dtypes):
-        raise ValueError(f"at most {len(struct.dtypes)} dtypes can be told apart, found {len(stated.dtypes)}")
-    if stated.device_types is not None and not all(0 <= number < 32 for number in stated.device_types):
-        raise ValueError(f"device types are numbers from 0 to 31, found {sorted(stated.device_types)}")
+    if capabilities.dtypes is not None and len(capabilities.dtypes) > len(struct.dtypes):
+        raise ValueError(f"capabilities have at most {len(struct.dtypes)} dtypes, found {len(capabilities.dtypes)}")
+    if capabilities.device_types is not None and not all(0 <= number < 32 for number in capabilities.device_types):
+        raise ValueError(f"device types must be from 0 to 31, found {sorted(capabilities.device_types)}")
     struct.device_types = (
-        0xFFFFFFFF if stated.device_types is None else sum(1 << number for number in stated.device_types)
+        0xFFFFFFFF if capabilities.device_types is None else sum(1 << number for number in capabilities.device_types)
     )
-    struct.layouts = stated.layouts
-    struct.min_alignment = stated.min_alignment
-    struct.min_ndim, struct.max_ndim = stated.ndims
-    struct.keeps_readonly = stated.keeps_readonly or stated.copies is True
-    struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
-    struct.takes_null = stated.empty_extents != "addressed"
-    struct.empty_extents = EXTENTS[stated.empty_extents]
+    struct.layouts = capabilities.layouts
+    struct.min_alignment = capabilities.min_alignment
+    struct.min_ndim, struct.max_ndim = capabilities.ndims
+    struct.keeps_readonly = capabilities.keeps_readonly or capabilities.copies is True
+    struct.takes_packed, struct.takes_padded = capabilities.subbyte != "padded", capabilities.subbyte != "packed"
+    struct.takes_null = capabilities.empty_extents != "addressed"
+    struct.empty_extents = EXTENTS[capabilities.empty_extents]
     struct.n_dtypes = -1
-    if stated.dtypes is not None:
-        struct.n_dtypes = len(stated.dtypes)
-        for i, name in enumerate(sorted(stated.dtypes)):
+    if capabilities.dtypes is not None:
+        struct.n_dtypes = len(capabilities.dtypes)
+        for i, name in enumerate(sorted(capabilities.dtypes)):
             code, bits, lanes = DType(name)
             struct.dtypes[i] = code | bits << 8 | lanes << 16
     return struct

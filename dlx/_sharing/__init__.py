@@ -1,5 +1,5 @@
-"""Memory shared between processes: segments without a name, their handles, and trees laid out in them.
+"""Memory shared between processes: anonymous segments, handles to them, and the encoding of trees in them.
 
-A segment is a sealed memfd. The kernel counts who holds it, so it goes with the last holder, however that one ends.
-Memory of devices is the driver's; a segment describes it.
+A segment is a sealed memfd. The kernel frees it with its last user, even if a process is killed. Device memory stays
+in the driver's allocations, which a segment describes.
 """

@@ -1,7 +1,7 @@
-"""What in a segment describes a tree: a text in JSON, of its containers, plain data and links to its arrays; and names.
+"""The encoding of a tree in a segment: JSON with containers, plain data and array numbers, and a block of key names.
 
-Only Python's own containers and plain data can be said, so nothing that a text says makes code run. A text may come
-from anybody who can make a handle: `decoded` believes nothing.
+It supports only builtin containers and plain data, so that decoding never runs code from the text. `decode` checks all
+of the text, since anyone who can create a handle can write it.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from dlx._engine.tree import Tree
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["decoded", "encoded", "has_sets", "parsed"]
+__all__ = ["decode", "encode", "has_sets", "parse"]
 
-# A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and children are numbers, of a node from 0
-# on or of an array as ~n, or a list around one plain value. Children that are arrays in a row are
-# {"arrays": [first, end]}. Keys that are all text, as most are, are {"names": [first, end]}, bytes of the names, which
-# zeros separate: these are read much faster.
+# A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and each child is the number n of a node, ~n
+# for array n, or a list of one plain value. Consecutive arrays are {"arrays": [first, end]}. Keys that are all text are
+# {"names": [first, end]}: a range of bytes in the names, separated by zeros, which decodes much faster.
 
 _KINDS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, dict, OrderedDict, deque, set, frozenset)}
 _KEYED = ("dict", "OrderedDict")
 _EMPTY: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (list, dict, OrderedDict, deque, set)}
 _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
-MAX_DEPTH = 200  # of tuples in a key or a set: Python takes their hashes by recursion
-MAX_HASHED = 1 << 20  # values that the hash of a set's member is made of; a few tuples can hold one another so often
-_TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} levels deep, or in itself too often"
+MAX_DEPTH = 200  # of tuples in a key or a set, since Python hashes them recursively
+MAX_HASHED = 1 << 20  # values that one hash covers; a few tuples that contain each other can exceed it
+_TOO_DEEP = f"a member of a set, or a key, is nested more than {MAX_DEPTH} levels deep, or has too many values"
+_FLATTEN = "Share its values in a list instead."
 
 
-def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
-    """Return the nodes and names of a tree, by the `number` of each array; `fail` gets errors and paths."""
+def encode(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
+    """Return the nodes and names of a tree; `number` maps its arrays to their numbers, `fail` gets errors and paths."""
     found = list(tree.nodes())
-    at: dict[int, Any] = {}  # number of a node -> its number in the text, or its only child
+    at: dict[int, Any] = {}  # node -> its number in the text; a wrapper -> its child
 
-    def linked(link: int) -> Any:
+    def resolve(link: int) -> Any:
         return ~number[~link] if link < 0 else at[link]
 
     kept = [i for i, (_, handler, *_) in enumerate(found) if handler.kind != "wrapper"]
     at = {i: n for n, i in enumerate(kept)}
-    for i in reversed(range(len(found))):  # a wrapper is replaced by its child, which comes later
+    for i in reversed(range(len(found))):  # replace each wrapper by its child, which comes later
         if i not in at:
             _, _, _, parts, links = found[i]
-            at[i] = linked(links[0]) if links else [_plain(parts[0]) if parts else None]  # None: it failed
+            at[i] = resolve(links[0]) if links else [_encode_value(parts[0]) if parts else None]  # None: an error
     nodes = []
     names = bytearray()
     for i in kept:
@@ -60,44 +60,44 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
         children = []
         for j, part in enumerate(parts):
             try:
-                children.append(linked(links[j]) if j in links else [_plain(part)])
+                children.append(resolve(links[j]) if j in links else [_encode_value(part)])
             except ConversionError as error:
                 fail(error, tree.path_in(i, j))
                 children.append([None])
         try:
-            said = _keys(keys or (), names) if kind in _KEYED else None
+            encoded = _encode_keys(keys or (), names) if kind in _KEYED else None
         except ConversionError as error:
             fail(error, tree.path_in(i))
-            said = []
-        nodes.append([kind, said, _row(children)])
-    bad = _unhashable(nodes)
+            encoded = []
+        nodes.append([kind, encoded, _encode_children(children)])
+    bad = _find_unhashable(nodes)
     if bad is not None:
-        fail(ConversionError(_TOO_DEEP), tree.path_in(kept[bad]))
+        fail(ConversionError(_TOO_DEEP, fix=_FLATTEN), tree.path_in(kept[bad]))
     return ([at[0], nodes], bytes(names)) if found else ([-1, []], b"")
 
 
-def _keys(keys: Collection[Any], names: bytearray) -> Any:
-    """Return keys as they are written; those that can be are put among the names."""
+def _encode_keys(keys: Collection[Any], names: bytearray) -> Any:
+    """Encode the keys of a node; append them to `names` if all are text without zeros."""
     if keys and {*map(type, keys)} == {str}:
         whole = "\0".join(keys)
         if whole.count("\0") == len(keys) - 1:
             first = len(names)
-            with suppress(UnicodeEncodeError):  # halves of a pair
+            with suppress(UnicodeEncodeError):  # lone surrogates
                 names += whole.encode()
                 return {"names": [first, len(names)]}
-    return [_plain(key) for key in keys]
+    return [_encode_value(key) for key in keys]
 
 
-def _row(children: list[Any]) -> Any:
-    """Return children as they are written: briefly where they are arrays in a row, as most are."""
+def _encode_children(children: list[Any]) -> Any:
+    """Encode the children of a node, as a range if they are consecutive arrays."""
     first = children[0] if children else 0
     if type(first) is not int or first >= 0 or children != [*range(first, first - len(children), -1)]:
         return children
     return {"arrays": [~first, ~first + len(children)]}
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return plain data as JSON writes it; raise `ConversionError` for anything else."""
+def _encode_value(value: Any, depth: int = 0) -> Any:
+    """Encode plain data for JSON; raise `ConversionError` for anything else."""
     kind = type(value)
     if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
         return value
@@ -111,25 +111,25 @@ def _plain(value: Any, depth: int = 0) -> Any:
         return {kind.__name__: base64.b64encode(value).decode()}
     if kind is tuple:
         if depth >= MAX_DEPTH:
-            raise ConversionError(_TOO_DEEP)
-        return {"tuple": [_plain(each, depth + 1) for each in value]}
-    reason = "it is neither an array, nor a container, nor plain data, and no code goes from process to process"
-    fix = "Take it out of what is shared, or give an array or a number in its place."
+            raise ConversionError(_TOO_DEEP, fix=_FLATTEN)
+        return {"tuple": [_encode_value(each, depth + 1) for each in value]}
+    reason = "it is neither an array, a container nor plain data, and dlx.share does not pickle objects"
+    fix = "Remove it from the shared container, or replace it by an array or a number."
     raise ConversionError(reason, source=type_name(kind), fix=fix)
 
 
-def _unhashable(nodes: list[Any]) -> int | None:
-    """Return the number of a set with a member whose hash would recurse too deep or be too large, if there is one."""
-    height: dict[int, int] = {}  # of tuples and frozensets that were seen; those that are open have MAX_DEPTH
+def _find_unhashable(nodes: list[Any]) -> int | None:
+    """Return the number of a set with a member that is too deep or too large to hash; None if all are fine."""
+    height: dict[int, int] = {}  # of visited tuples and frozensets; MAX_DEPTH while they are open
     weight: dict[int, int] = {}
     for number, (kind, _, children) in enumerate(nodes):
         if kind not in ("set", "frozenset"):
             continue
-        waiting = _inner(nodes, children)
+        waiting = _frozen_children(nodes, children)
         members = [*waiting]
         while waiting:
             last = waiting[-1]
-            inner = _inner(nodes, nodes[last][2])
+            inner = _frozen_children(nodes, nodes[last][2])
             if last not in height:
                 height[last], weight[last] = MAX_DEPTH, 0
                 waiting += [each for each in inner if each not in height]
@@ -140,83 +140,83 @@ def _unhashable(nodes: list[Any]) -> int | None:
                 row = nodes[last][2]
                 own = row["arrays"][1] - row["arrays"][0] if type(row) is dict else len(row)
                 whole = 1 + own + sum(weight[each] for each in inner)
-                weight[last] = 1 if nodes[last][0] == "frozenset" else min(MAX_HASHED, whole)  # that keeps its hash
+                weight[last] = 1 if nodes[last][0] == "frozenset" else min(MAX_HASHED, whole)  # a frozenset caches it
         if any(height[each] >= MAX_DEPTH or weight[each] >= MAX_HASHED for each in members):
             return number
     return None
 
 
-def _inner(nodes: list[Any], children: Any) -> list[int]:
-    """Return the numbers of the tuples and frozensets among the children of a node."""
+def _frozen_children(nodes: list[Any], children: Any) -> list[int]:
+    """Return the numbers of those children that are tuples or frozensets."""
     return [each for each in children if type(each) is int and each >= 0 and nodes[each][0] in _FROZEN]
 
 
-# ---- and back --------------------------------------------------------------------------------------------------------
+# ---- decode ----------------------------------------------------------------------------------------------------------
 
 
-def decoded(said: Any, names: bytes, arrays: list[Any]) -> Any:
-    """Return the tree that a text describes, with names and arrays; raise `HandleError` if it describes none."""
+def decode(tree: Any, names: bytes, arrays: list[Any]) -> Any:
+    """Build the encoded tree with these names and arrays; raise `HandleError` if the encoding is invalid."""
     try:
-        root, nodes = said
+        root, nodes = tree
         if type(root) is int and root < 0:
             return arrays[~root]
-        if _unhashable(nodes) is not None:
-            raise HandleError("its description has a set of what is nested too deep")
-        return _Builder(nodes, names, arrays).child(root)
+        if _find_unhashable(nodes) is not None:
+            raise HandleError("its description has a set with a member that is nested too deeply")
+        return _Builder(nodes, names, arrays).build_child(root)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, HandleError):
             raise
-        raise HandleError("its description is that of no tree") from error
+        raise HandleError("its description is invalid") from error
 
 
-def has_sets(said: Any) -> bool:
-    """Return whether a tree has a set, which cannot hold the arrays of every framework. Errors: as `decoded`."""
+def has_sets(tree: Any) -> bool:
+    """Return whether an encoded tree has a set; sets cannot contain the arrays of every framework."""
     try:
-        return any(kind in ("set", "frozenset") for kind, _, _ in said[1])
+        return any(kind in ("set", "frozenset") for kind, _, _ in tree[1])
     except (TypeError, ValueError, LookupError) as error:
-        raise HandleError("its description is that of no tree") from error
+        raise HandleError("its description is invalid") from error
 
 
 class _Builder:
-    """Makes containers of nodes: first those that can be empty, then tuples, inner ones first, then fills the first."""
+    """Builds the containers of nodes: mutable ones empty, then frozen ones from inside out, then fills the mutable."""
 
     def __init__(self, nodes: list[Any], names: bytes, arrays: list[Any]) -> None:
         self.nodes, self.names, self.arrays = nodes, names, arrays
-        self.made: list[Any] = [_new(kind) for kind, _, _ in nodes]
+        self.made: list[Any] = [_new_container(kind) for kind, _, _ in nodes]
         for number, made in enumerate(self.made):
             if made is None:
-                self._freeze(number)
+                self._build_frozen(number)
         for (kind, keys, children), made in zip(nodes, self.made, strict=True):
             if type(made) in (dict, OrderedDict):
-                values = self._children(children)
+                values = self._build_children(children)
                 if type(keys) is dict:
                     first, end = keys["names"]
                     if not 0 <= first <= end <= len(self.names):
-                        raise HandleError("its description names keys that are not there")
+                        raise HandleError("its description refers to missing keys")
                     made.update(zip(self.names[first:end].decode().split("\0"), values, strict=True))
                 else:
-                    made.update(zip(map(_value, keys), values, strict=True))
+                    made.update(zip(map(_decode_value, keys), values, strict=True))
                 if len(made) != len(values):
-                    raise HandleError("its description has a key twice")
+                    raise HandleError("its description has a duplicate key")
             elif kind not in _FROZEN:
-                (made.update if type(made) is set else made.extend)(self._children(children))
+                (made.update if type(made) is set else made.extend)(self._build_children(children))
 
-    def child(self, said: Any) -> Any:
-        """Return the value of a child of a node."""
-        if type(said) is int:
-            return self.made[said] if said >= 0 else self.arrays[~said]
-        (value,) = said
-        return _value(value)
+    def build_child(self, child: Any) -> Any:
+        """Return the container, array or value that an encoded child refers to."""
+        if type(child) is int:
+            return self.made[child] if child >= 0 else self.arrays[~child]
+        (value,) = child
+        return _decode_value(value)
 
-    def _children(self, said: Any) -> list[Any]:
-        if type(said) is not dict:
-            return [self.child(each) for each in said]
-        first, end = said["arrays"]
+    def _build_children(self, children: Any) -> list[Any]:
+        if type(children) is not dict:
+            return [self.build_child(each) for each in children]
+        first, end = children["arrays"]
         if not 0 <= first < end <= len(self.arrays):
-            raise HandleError("its description names arrays that are not there")
+            raise HandleError("its description refers to missing arrays")
         return self.arrays[first:end]
 
-    def _freeze(self, number: int) -> None:
+    def _build_frozen(self, number: int) -> None:
         waiting, opened = [number], set()
         while waiting:
             last = waiting[-1]
@@ -225,7 +225,7 @@ class _Builder:
             if self.made[last] is not None:
                 waiting.pop()
             elif not inner:
-                self.made[waiting.pop()] = _FROZEN[kind](self._children(children))
+                self.made[waiting.pop()] = _FROZEN[kind](self._build_children(children))
             elif last in opened:
                 raise HandleError("its description has a tuple inside itself")
             else:
@@ -233,20 +233,20 @@ class _Builder:
                 waiting += inner
 
 
-def _new(kind: str) -> Any:
+def _new_container(kind: str) -> Any:
     if kind.startswith("deque "):
         return deque(maxlen=int(kind[6:]))
     return None if kind in _FROZEN else _EMPTY[kind]()
 
 
-def _value(said: Any, depth: int = 0) -> Any:
-    if type(said) is not dict:
-        if said is None or type(said) in (bool, int, float, str):
-            return said
-        raise HandleError("its description has a value of no known kind")
-    ((kind, inner),) = said.items()
+def _decode_value(value: Any, depth: int = 0) -> Any:
+    if type(value) is not dict:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        raise HandleError("its description has a value of an unknown type")
+    ((kind, inner),) = value.items()
     if kind == "tuple" and depth < MAX_DEPTH:
-        return tuple(_value(each, depth + 1) for each in inner)
+        return tuple(_decode_value(each, depth + 1) for each in inner)
     if kind == "int":
         return int(inner, 16)
     if kind == "float":
@@ -256,15 +256,15 @@ def _value(said: Any, depth: int = 0) -> Any:
     if kind in ("bytes", "bytearray"):
         raw = base64.b64decode(inner, validate=True)
         return raw if kind == "bytes" else bytearray(raw)
-    raise HandleError("its description has a value of no known kind")
+    raise HandleError("its description has a value of an unknown type")
 
 
-def parsed(text: bytes) -> dict[str, Any]:
-    """Return a text as JSON, or raise `HandleError`."""
+def parse(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object; raise `HandleError` if the text is anything else."""
     try:
-        said = json.loads(str(text, "utf-8"))
+        fields = json.loads(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise HandleError("its description is no JSON") from error
-    if type(said) is not dict:
-        raise HandleError("its description is that of no tree")
-    return said
+        raise HandleError("its description is not valid JSON") from error
+    if type(fields) is not dict:
+        raise HandleError("its description is invalid")
+    return fields

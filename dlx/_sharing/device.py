@@ -1,8 +1,8 @@
-"""Device memory of several processes: allocations that others open, each once in a process, and who has them open.
+"""Device memory shared between processes: allocations, events, and locks that show which of them are in use.
 
-Others open an allocation by a handle of the driver, or by a descriptor. It must not be freed while another process has
-it open, so each of these holds a lock on the segment that describes it; the kernel drops the lock however the process
-ends. Shared memory waits until no lock is held.
+Another process opens an allocation with a driver handle or a descriptor. It must not be freed while it is open
+elsewhere, so each user locks the segment that describes it; the kernel drops the lock even if the process is killed.
+An allocation is freed once no lock is held.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx._sharing.segment import Descriptor, Segment, advise
+from dlx._sharing.segment import Descriptor, Segment, check_descriptor_limit
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
-__all__ = ["Attached", "Events", "Export", "Memory", "empty", "exports", "found", "opened", "placed", "waited"]
+__all__ = ["Attachment", "Events", "Export", "Memory", "exports"]
+__all__ += ["allocate", "build_tensor", "find_memory", "open_memory", "wait_events"]
 
 NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DESCRIPTOR
 
 
 class Memory:
-    """One allocation on a device, of this process or opened by it."""
+    """One allocation on a device, created or opened by this process."""
 
     __slots__ = ("__weakref__", "address", "descriptor", "device", "key", "kind", "owner", "size")
 
     def __init__(self, device: Device, address: int, size: int, kind: int, key: str = "", owner: Any = None) -> None:
         self.device, self.address, self.size = device, address, size
-        self.kind, self.key = kind, key  # others open it by a handle, as text, or by a descriptor and a secret
+        self.kind, self.key = kind, key  # the key is the driver handle as text, or a secret if it has a descriptor
         self.descriptor: Descriptor | None = None
         self.owner = owner  # releases the memory; None if another object does
 
-    def written(self) -> list[Any]:
-        """Return the builtin values that describe it to other processes."""
+    def describe(self) -> list[Any]:
+        """Return builtin values with which other processes can open it."""
         if not self.key:
             handle, fd = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("int *", -1)
             cuda.check(lib.dlx_ipc_export(self.device.id, self.address, self.kind, handle, fd))
@@ -52,34 +53,34 @@ class Memory:
         return [self.kind, _uuid(self.device), self.size, self.key, self.descriptor.number if self.descriptor else -1]
 
 
-_opened: WeakValueDictionary[str, Memory] = WeakValueDictionary()  # by key: of other processes
+_open_memories: WeakValueDictionary[str, Memory] = WeakValueDictionary()  # by key; created by other processes
 
 
 def _uuid(device: Device) -> str:
-    """Return the name of a device in every process."""
+    """Return the UUID of a device, which is the same in every process."""
     uuid = ffi.new("unsigned char[]", lib.DLX_UUID_BYTES)
     cuda.check(lib.dlx_ipc_uuid(device.id, uuid))
     return bytes(uuid).hex()
 
 
 def _device(uuid: str) -> Device:
-    """Return the device with a UUID in this process, or raise `DeviceError`."""
+    """Return this process's device with a UUID, or raise `DeviceError`."""
     count = ffi.new("int32_t *")
     cuda.check(lib.dlx_cuda_count(count))
     for number in range(count[0]):
         device = Device(lib.kDLCUDA, number)
         if _uuid(device) == uuid:
             return device
-    fix = "Start it with the same devices: CUDA_VISIBLE_DEVICES may leave that one out."
-    raise DeviceError("its memory is on a device that this process does not see", fix=fix)
+    fix = "Start this process with the same CUDA_VISIBLE_DEVICES."
+    raise DeviceError("its memory is on a device that is not visible to this process", fix=fix)
 
 
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def found(device: Device, low: int, high: int) -> Memory | None:
-    """Return the allocation that a range of addresses is in; None if others cannot open it."""
-    for each in list(_opened.values()):  # it is passed on as it came
+def find_memory(device: Device, low: int, high: int) -> Memory | None:
+    """Return the allocation that contains a range of addresses; None if other processes cannot open it."""
+    for each in list(_open_memories.values()):  # memory of another process keeps its description
         if each.device == device and each.address <= low and high <= each.address + each.size:
             return each
     base, size, kind = ffi.new("uintptr_t *"), ffi.new("int64_t *"), ffi.new("int *")
@@ -89,27 +90,27 @@ def found(device: Device, low: int, high: int) -> Memory | None:
     return Memory(device, base[0], size[0], kind[0])
 
 
-def empty(device: Device, nbytes: int) -> Memory:
-    """Return fresh memory that others can open."""
+def allocate(device: Device, nbytes: int) -> Memory:
+    """Allocate memory that other processes can open."""
     owner, address = ffi.new("void **"), ffi.new("uintptr_t *")
     cuda.check(lib.dlx_ipc_empty(device.id, nbytes, owner, address))
     keep = ffi.gc(owner[0], lib.dlx_ipc_release)
-    memory = found(device, address[0], address[0] + nbytes)
+    memory = find_memory(device, address[0], address[0] + nbytes)
     if memory is None:
-        raise DeviceError(f"memory on {device} cannot be opened by other processes")
+        raise DeviceError(f"other processes cannot open memory on {device}")
     memory.owner = keep
     return memory
 
 
 class Events:
-    """One event a device, behind which all that was shared is ready; and the work that makes it so."""
+    """dlx's stream on each device that shared arrays depend on, and an event on each stream."""
 
     def __init__(self) -> None:
-        self.streams: dict[int, Stream] = {}  # dlx's own, by number of the device
+        self.streams: dict[int, Stream] = {}  # by device number
         self.made: list[Any] = []
 
     def after(self, device: Device, ready: Any) -> Stream:
-        """Return dlx's own stream of a device, ordered after an event or a stream."""
+        """Return dlx's stream on a device, ordered after an event or a stream."""
         stream = self.streams.get(device.id)
         if stream is None:
             stream = self.streams[device.id] = cuda.work_stream(device)
@@ -119,39 +120,39 @@ class Events:
             cuda.wait(ready, stream)
         return stream
 
-    def written(self) -> list[list[str]]:
-        """Record an event on each stream; return the values that describe them."""
+    def record(self) -> list[list[str]]:
+        """Record an event on each stream; return builtin values with which other processes can open them."""
         handle, event = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("void **")
-        said = []
+        values = []
         for number, stream in self.streams.items():
             cuda.check(lib.dlx_ipc_event_new(number, stream.handle, handle, event))
             self.made.append(ffi.gc(event[0], functools.partial(lib.dlx_ipc_event_drop, number)))
-            said.append([_uuid(stream.device), bytes(handle).hex()])
-        return said
+            values.append([_uuid(stream.device), bytes(handle).hex()])
+        return values
 
     def points(self) -> dict[Device, Any]:
-        """Return when the memory is ready in this process, by device."""
+        """Return, for each device, an event after which its memory is ready in this process."""
         return {stream.device: cuda.ready(stream) for stream in self.streams.values()}
 
 
 class Export:
-    """What one `dlx.share` holds on devices: allocations, tensors that keep them, and events."""
+    """The device resources of one `dlx.share`: allocations, tensors that keep them alive, and events."""
 
     __slots__ = ("__weakref__", "_kept", "_process", "events", "memories", "segment")
 
     def __init__(self, memories: list[Memory], kept: Any, events: Events) -> None:
         self.memories, self.events = memories, events
         self._kept, self._process = kept, os.getpid()
-        self.segment: Segment | None = None  # that describes them
+        self.segment: Segment | None = None  # which describes them
 
     def bind(self, segment: Segment) -> None:
-        """Note the segment that describes it."""
+        """Set the segment that describes it."""
         self.segment = segment
         exports[segment.token] = self
 
     def is_open_elsewhere(self) -> bool:
-        """Return whether another process has it open. Where none has, none can open it from now on."""
-        if self.segment is None or self._process != os.getpid():  # a child's lock would be that of its parent
+        """Return whether another process has it open. If not, lock the segment, so that none can open it later."""
+        if self.segment is None or self._process != os.getpid():  # a forked child shares the lock of its parent
             return False
         try:
             self.segment.check()
@@ -161,21 +162,21 @@ class Export:
         return False
 
     def __del__(self, finalizing: Any = sys.is_finalizing) -> None:
-        if not finalizing() and self.is_open_elsewhere():  # at the end of the process modules may be empty already
+        if not finalizing() and self.is_open_elsewhere():  # at exit, modules may already be cleared
             left = Export(self.memories, self._kept, self.events)
             left.segment = self.segment
             _waiting.append(left)
 
 
 exports: WeakValueDictionary[str, Export] = WeakValueDictionary()  # of this process, by token of the segment
-_waiting: list[Export] = []  # no longer shared here, and open elsewhere
+_waiting: list[Export] = []  # released here, but still open elsewhere
 
 
 def collect() -> int:
-    """Free shared memory that no other process has open; return how many shares others still have open."""
+    """Free shared memory that no other process has open; return the number of shares that are still open elsewhere."""
     for each in list(_waiting):
         if not each.is_open_elsewhere():
-            with contextlib.suppress(ValueError):  # another thread was faster
+            with contextlib.suppress(ValueError):  # another thread removed it
                 _waiting.remove(each)
     return len(_waiting)
 
@@ -186,72 +187,72 @@ cuda.pending.append(collect)
 # ---- attach ----------------------------------------------------------------------------------------------------------
 
 
-class Attached:
-    """Says to the process that shared memory that this one has it open, as long as this lives."""
+class Attachment:
+    """A lock which shows the owner of shared memory that this process has it open."""
 
     __slots__ = ("_descriptor",)
 
     def __init__(self, segment: Segment) -> None:
-        # By another opening: the lock of a descriptor that was sent would be the sender's.
+        # Open the file again, since a received descriptor shares its lock with the sender.
         try:
             self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
-            advise(error)
+            check_descriptor_limit(error)
             raise
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            fix = "Share it again, and keep the handle until the others have attached."
-            raise HandleError("what it stands for is gone: nobody held it any more", fix=fix) from error
+            fix = "Share it again, and keep the handle until the other processes have attached."
+            raise HandleError("its memory was freed: no process used it any more", fix=fix) from error
 
 
-def opened(pid: int, said: Any, given: int | None) -> Memory:
-    """Return an allocation that `Memory.written` describes, opened once; `given` is a received descriptor of it."""
-    kind, uuid, size, key, fd = said
+def open_memory(pid: int, values: Any, received: int | None) -> Memory:
+    """Open an allocation by the values of `Memory.describe`, once in a process; `received` is a descriptor of it."""
+    kind, uuid, size, key, fd = values
     if kind not in (HANDLE, DESCRIPTOR) or {type(uuid), type(key)} != {str} or {type(size), type(fd)} != {int}:
-        raise HandleError("its description names no memory of a device")
-    known = _opened.get(key)
+        raise HandleError("its description of device memory is invalid")
+    known = _open_memories.get(key)
     if known is not None:
         return known
     handle = bytes.fromhex(key)
     if not 0 < size < 1 << 62 or len(handle) != (lib.DLX_IPC_BYTES if kind == HANDLE else 16):
-        raise HandleError("its description names no memory of a device")
+        raise HandleError("its description of device memory is invalid")
     device = _device(uuid)
     length, owner, address = ffi.new("int64_t *", size), ffi.new("void **"), ffi.new("uintptr_t *")
-    descriptor = _taken(pid, fd, given) if kind == DESCRIPTOR else None
+    descriptor = _take_descriptor(pid, fd, received) if kind == DESCRIPTOR else None
     number = -1 if descriptor is None else descriptor.number
     try:
         cuda.check(lib.dlx_ipc_open(device.id, kind, handle, number, length, owner, address))
     except DeviceError as error:
-        raise HandleError(f"its {amount(size)} on {device} cannot be opened: {error.reason}") from error
+        raise HandleError(f"its memory of {amount(size)} on {device} cannot be opened: {error.reason}") from error
     memory = Memory(device, address[0], length[0], kind, key, ffi.gc(owner[0], lib.dlx_ipc_release))
     memory.descriptor = descriptor
-    _opened[key] = memory
+    _open_memories[key] = memory
     return memory
 
 
-def _taken(pid: int, fd: int, given: int | None) -> Descriptor:
-    """Return a descriptor of another process, as one of this one."""
-    if given is not None:
+def _take_descriptor(pid: int, fd: int, received: int | None) -> Descriptor:
+    """Duplicate a received descriptor, or a descriptor of another process."""
+    if received is not None:
         try:
-            return Descriptor(fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3))
+            return Descriptor(fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3))
         except (OSError, ValueError, OverflowError) as error:
-            raise HandleError(f"the descriptor {given!r} is none: {error}") from error
+            raise HandleError(f"fd={received!r} is not an open descriptor: {error}") from error
     taken = ffi.new("int *", -1)
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31) or lib.dlx_ipc_take(pid, fd, taken) != lib.DLX_OK:
-        name = errno.errorcode.get(ffi.errno, "it is no process, or no descriptor")
-        fix = "Send all of handle.filenos(), and pass them: dlx.attach(handle, ..., fd=received)."
+        name = errno.errorcode.get(ffi.errno, "no such process or descriptor")
+        fix = "Send all of handle.filenos() and pass them: dlx.attach(handle, ..., fd=received)."
         raise HandleError(f"this process may not take descriptor {fd} of process {pid} ({name})", fix=fix)
     return Descriptor(taken[0])
 
 
-def waited(said: Any) -> dict[Device, Any]:
-    """Wait for the events of a description on dlx's own streams; return when memory is ready, by device."""
+def wait_events(values: Any) -> dict[Device, Any]:
+    """Make dlx's streams wait for the events of `Events.record`; return, for each device, when its memory is ready."""
     points = {}
-    for uuid, key in said:
+    for uuid, key in values:
         handle = bytes.fromhex(key)
         if len(handle) != lib.DLX_IPC_BYTES:
-            raise HandleError("its description names no event")
+            raise HandleError("its description of an event is invalid")
         device = _device(uuid)
         try:
             cuda.check(lib.dlx_ipc_event_wait(device.id, handle))
@@ -261,8 +262,8 @@ def waited(said: Any) -> dict[Device, Any]:
     return points
 
 
-def placed(tensor: Tensor, memory: Memory, keep: Any, point: Any) -> Tensor:
-    """Return a tensor that was made of numbers, on its device, after an event."""
+def build_tensor(tensor: Tensor, memory: Memory, keep: Any, point: Any) -> Tensor:
+    """Return a copy of a tensor's description with its true device and owner, ready after an event."""
     facts = tensor.shape, tensor.strides, tensor.dtype, memory.device, tensor.flags
     made = native.tensor_new(tensor.data_ptr, *facts, keep)
     return made if point is None else cuda.when(made, point)

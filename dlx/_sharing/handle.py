@@ -1,25 +1,25 @@
-"""`Handle`: a few builtin values that identify shared memory, and hold it in the process that made them."""
+"""`Handle`: a small dict that identifies shared memory, and keeps it alive in the process that created it."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from dlx._sharing.segment import Segment, opened
+from dlx._sharing.segment import Segment, open_segment
 from dlx._support.reflect import safe_repr
 from dlx.errors import HandleError
 
-__all__ = ["Handle", "handle_of", "segment_of"]
+__all__ = ["Handle", "create_handle", "find_segment"]
 
 VERSION = 1
 _FIELDS = {"dlx": int, "pid": int, "fd": int, "inode": int, "size": int, "token": str}
 
 
 class Handle(dict[str, Any]):
-    """What `dlx.share` returns: a dict of a few numbers and a text, which any process attaches by `dlx.attach`.
+    """A handle to shared memory, created by `dlx.share`: a dict of numbers and a text that any process can attach.
 
-    It holds the shared memory in the process that made it. Pickled, or written as JSON, it is a plain dict that stands
-    for the memory and holds nothing. It is a context manager that closes it.
+    It keeps the memory alive in the process that created it. Pickled, or written as JSON, it is a plain dict that only
+    identifies the memory. Use it as a context manager to close it.
 
     Examples
     --------
@@ -31,30 +31,30 @@ class Handle(dict[str, Any]):
 
     __slots__ = ("_export", "_segments")
     _segments: tuple[Segment, ...]
-    _export: Any  # device memory that it holds
+    _export: Any  # its device memory
 
     def close(self) -> None:
-        """Hold the memory no longer; who has attached, and arrays over it in this process, keep it."""
+        """Release the memory; attached processes, and arrays over it in this process, keep it alive."""
         self._segments = ()
         self._export = None
 
     def fileno(self) -> int:
-        """Return the descriptor of the memory, to be sent to a process that may not look at this one's files.
+        """Return the descriptor of the memory, to send to a process that may not open this process's files.
 
         Raises
         ------
         HandleError
-            If the handle was closed, or stands for several pieces of memory that were shared before.
+            If the handle is closed, or refers to several pieces of memory that were shared before.
         """
         if len(self._segments) != 1:
-            many = f"it stands for {len(self._segments) - 1} pieces of memory that were shared before"
-            reason = many if self._segments else "it was closed"
-            raise HandleError(reason, fix="Share a copy, or the pieces one by one.")
+            many = f"it refers to {len(self._segments) - 1} pieces of memory that were shared before"
+            reason = many if self._segments else "it is closed"
+            raise HandleError(reason, fix="Share a copy, or share the pieces one by one.")
         self._segments[0].check()
         return self._segments[0].fd
 
     def filenos(self) -> list[int]:
-        """Return all descriptors to be sent, `fileno` first, then those of device memory. Errors: as `fileno`."""
+        """Return all descriptors to send: `fileno`, then those of device memory. Errors: as `fileno`."""
         memories = self._export.memories if self._export is not None else ()
         return [self.fileno(), *(each.descriptor.number for each in memories if each.descriptor is not None)]
 
@@ -65,14 +65,14 @@ class Handle(dict[str, Any]):
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # of builtins only: it can be read where dlx is not installed
+        return dict, (dict(self),)  # readable without dlx
 
     def __repr__(self) -> str:
         return f"Handle({dict.__repr__(self)})"
 
 
-def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle:
-    """Return a handle that holds a segment with a description, and the segments and device memory that it names."""
+def create_handle(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle:
+    """Return a handle that keeps a segment alive, and the segments and device memory that its description names."""
     numbers = {"fd": segment.fd, "inode": segment.inode, "size": segment.size}
     handle = Handle(dlx=VERSION, pid=os.getpid(), **numbers, token=segment.token)
     handle._segments = (segment, *others)
@@ -80,13 +80,13 @@ def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None)
     return handle
 
 
-def segment_of(handle: Any, given: int | None, access: int) -> Segment:
-    """Return the segment of a handle; `given` is a received descriptor of it, and `access` as in `opened`."""
+def find_segment(handle: Any, received: int | None, access: int) -> Segment:
+    """Open the segment of a handle; `received` is a descriptor of it, and `access` as in `opened`."""
     if not isinstance(handle, dict):
-        raise TypeError(f"handle must be what dlx.share returned, or the dict that it is; found {safe_repr(handle)}")
+        raise TypeError(f"handle must be a handle of dlx.share, or an equal dict; found {safe_repr(handle)}")
     version = handle.get("dlx")
     if type(version) is int and version != VERSION:
-        raise HandleError(f"it is of version {version}, and this dlx reads {VERSION}")
+        raise HandleError(f"it has version {version}; this dlx reads version {VERSION}")
     if handle.keys() != _FIELDS.keys() or any(type(handle[name]) is not kind for name, kind in _FIELDS.items()):
-        raise HandleError(f"it is no handle of dlx.share: it must have {', '.join(_FIELDS)}, found {safe_repr(handle)}")
-    return opened(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], given, access)
+        raise HandleError(f"it is not a handle of dlx.share with {', '.join(_FIELDS)}; found {safe_repr(handle)}")
+    return open_segment(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], received, access)

@@ -1,7 +1,7 @@
-"""Segments: memory without a name, reached through the sharer's descriptor, and counted by the kernel.
+"""Segments: anonymous shared memory, which other processes open through the owner's descriptor.
 
-A segment is a memfd, sealed so that its size never changes: no process can take memory away from a reader. Its first
-256 bytes are a header; its token tells it from a later file with the same descriptor number.
+A segment is a memfd, sealed so that no process can take memory away from a reader; the kernel frees it with its last
+user. Its header of 256 bytes has a token, which distinguishes it from a later file with the same descriptor number.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dlx._support.reflect import safe_repr
 from dlx._support.text import amount
 from dlx.errors import HandleError
 
-__all__ = ["HEADER", "Descriptor", "Mapping", "Segment", "advise", "new_segment", "opened", "placed"]
+__all__ = ["HEADER", "Descriptor", "Mapping", "Segment", "locate", "new_segment", "open_segment"]
 
-HEADER = 256  # bytes; what follows is aligned as they are
+HEADER = 256  # bytes; also the alignment of the data
 VERSION = 2
 _MAGIC = b"dlx seg\n"
 _HEAD = struct.Struct("=8sI4x16sQQQQ")  # magic, version, token, size, bytes of numbers, of text, of names
-# Numbers of Linux, which Python's fcntl has where the C library does.
+# Linux constants, which Python's fcntl lacks if the C library does.
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
 _MODES = {"read": lib.DLX_MAP_READ, "write": lib.DLX_MAP_WRITE, "private": lib.DLX_MAP_PRIVATE}
 _SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
@@ -41,29 +41,29 @@ _SEND = "Send the descriptor: dlx.attach(handle, ..., fd=received)."
 class Descriptor:
     """An open descriptor, which is closed with this object.
 
-    No weak reference leads here, since ``__del__`` runs while these still work: one could find a descriptor that
-    another thread is closing. Those to a segment are cleared before it releases its descriptor.
+    It has no weak references, since these still work during ``__del__``: another thread could use the descriptor while
+    it is closed. Weak references to a `Segment` are cleared before it releases its descriptor.
     """
 
     __slots__ = ("device", "inode", "number")
 
     def __init__(self, number: int, found: os.stat_result | None = None) -> None:
-        self.number = self.device = self.inode = -1  # no file yet: if this raises, the number stays the caller's
+        self.number = self.device = self.inode = -1  # if fstat raises, the caller still owns the number
         found = found or os.fstat(number)
         self.device, self.inode, self.number = found.st_dev, found.st_ino, number
 
     def is_ours(self) -> bool:
-        """Return whether the number is still that of the same file."""
+        """Return whether the number still refers to the same file."""
         return bool(lib.dlx_is_file(self.number, self.device, self.inode))
 
     def __del__(self, close: Any = os.close, is_file: Any = lib.dlx_is_file, ending: Any = sys.is_finalizing) -> None:
-        # At the end of the process modules may be empty already, and the kernel closes it. No call here needs memory.
+        # At exit, modules may already be cleared, and the kernel closes the descriptor. No call here needs memory.
         if self.number >= 0 and not ending() and is_file(self.number, self.device, self.inode):
             close(self.number)
 
 
 class Segment:
-    """A segment that this process holds by its own descriptor, until no handle and no mapping here needs it."""
+    """A segment that is open in this process while a handle or mapping uses it."""
 
     __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "parts", "size", "start", "token")
 
@@ -78,7 +78,7 @@ class Segment:
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
     def mapping(self, mode: str) -> Mapping:
-        """Return this segment in memory, one mapping to read and one to write; private pages are mapped each time."""
+        """Map this segment; read and write mappings are reused, private ones are created each time."""
         known = self._mappings.get(mode)
         found = None if known is None else known()
         if found is None:
@@ -89,14 +89,14 @@ class Segment:
         return found
 
     def check(self) -> None:
-        """Raise HandleError where the descriptor was closed behind dlx's back."""
+        """Raise `HandleError` if other code has closed the descriptor."""
         if not self._descriptor.is_ours():
-            fix = "Leave descriptors open that you did not open (os.closerange, say)."
-            raise HandleError(f"the descriptor {self.fd} of its segment was closed by somebody else", fix=fix)
+            fix = "Do not close descriptors that you did not open (for example, with os.closerange)."
+            raise HandleError(f"other code has closed the descriptor {self.fd} of its segment", fix=fix)
 
 
 class _Pages:
-    """A file in this process's memory, which is unmapped with this object. No weak reference leads here: see above."""
+    """A mapped file, which is unmapped with this object. It has no weak references, as a `Descriptor`."""
 
     __slots__ = ("address", "size")
 
@@ -112,7 +112,7 @@ class _Pages:
 
 
 class Mapping:
-    """A segment in this process's memory, which tensors over it keep."""
+    """A mapped segment, which tensors over it keep alive."""
 
     __slots__ = ("__weakref__", "_pages", "address", "mode", "pages", "segment")
 
@@ -122,25 +122,25 @@ class Mapping:
         if mode == "write":
             segment.check()
             if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                fd = _open(os.getpid(), segment.fd, os.O_RDWR)
+                fd = _reopen(os.getpid(), segment.fd, os.O_RDWR)
         try:
             self._pages = _Pages(fd, segment.size, _MODES[mode])
         except OSError as error:
             segment.check()
-            _fail(error, f"its segment of {amount(segment.size)} cannot be mapped: {error.strerror}")
+            _raise_handle_error(error, f"its segment of {amount(segment.size)} cannot be mapped: {error.strerror}")
         finally:
             if fd != segment.fd:
                 os.close(fd)
-        segment.check()  # so the mapped file is the segment, which is never smaller than its size
+        segment.check()  # the mapped file is the sealed segment, so reading its header is safe
         if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
             why = "its descriptor was replaced, or its header overwritten"
-            raise HandleError(f"what was mapped is not its segment: {why}")
-        self.pages = self._pages.address  # as cffi takes it
+            raise HandleError(f"the mapped file is not its segment: {why}")
+        self.pages = self._pages.address  # a cffi pointer
         self.address = int(ffi.cast("uintptr_t", self.pages))
 
 
 def has_huge_pages(size: int) -> bool:
-    """Return whether twice the bytes are free in blocks of 2 MiB: else the kernel would compact memory first."""
+    """Return whether twice `size` is free in blocks of 2 MiB; otherwise the kernel would compact memory first."""
     try:
         lines = Path("/proc/buddyinfo").read_text().splitlines()
     except OSError:
@@ -150,12 +150,12 @@ def has_huge_pages(size: int) -> bool:
 
 
 _held: WeakValueDictionary[str, Segment] = WeakValueDictionary()  # by token
-_mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address; none that is private
+_mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address; without private mappings
 
 
-def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
-    """Return the segment and offset of ranges of addresses; None for other memory, such as private pages."""
-    known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove
+def locate(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | None]:
+    """Return the segment and offset of each address range; None for other memory, such as private pages."""
+    known = [reference() for reference in _mapped.valuerefs()]  # a copy, since other threads may change it
     mappings = sorted((each.address, each) for each in known if each is not None)
     if not mappings:
         return [None] * len(extents)
@@ -170,7 +170,7 @@ def placed(extents: list[tuple[int, int, bool]]) -> list[tuple[Segment, int] | N
 
 
 def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes = b"") -> Segment:
-    """Make a segment: a header, numbers, a text and names that describe its content, and `room` bytes for that."""
+    """Create a segment with a header, a description (numbers, a text and names), and `room` bytes of data."""
     parts = len(numbers), len(text), len(names)
     size = _data_start(sum(parts)) + room
     if size > MAX_SIZE:
@@ -178,7 +178,7 @@ def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes
     try:
         fd = os.memfd_create("dlx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        advise(error)
+        check_descriptor_limit(error)
         raise
     try:
         os.fchmod(fd, 0o600)
@@ -196,12 +196,12 @@ def new_segment(room: int, numbers: bytes = b"", text: bytes = b"", names: bytes
 
 
 def _data_start(described: int) -> int:
-    """Return where data begins behind a header, and a description of so many bytes."""
+    """Return the offset of the data, after the header and a description of some bytes."""
     return HEADER + -(-described // HEADER) * HEADER
 
 
 def write(fd: int, data: memoryview, at: int) -> None:
-    """Write bytes into a segment through the kernel: new pages are not cleared first, and no page faults."""
+    """Write bytes into a segment with a system call, which neither clears new pages nor causes page faults."""
     done = 0
     while done < len(data):
         try:
@@ -211,16 +211,16 @@ def write(fd: int, data: memoryview, at: int) -> None:
 
 
 def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
-    """Return the numbers, the text and the names of a segment, as copies that no one else can write to."""
+    """Return copies of the numbers, the text and the names of a segment, since other processes can change it."""
     numbers, text, names = segment.parts
     size, raw = numbers + text + names, b""
     while len(raw) < size:
         try:
             more = os.pread(segment.fd, size - len(raw), HEADER + len(raw))
         except OSError as error:
-            _fail(error, f"the description of its arrays cannot be read: {error.strerror}")
+            _raise_handle_error(error, f"the description of its arrays cannot be read: {error.strerror}")
         if not more:
-            raise HandleError("its segment is cut off in the description of its arrays")
+            raise HandleError("its segment is truncated in the description of its arrays")
         raw += more
     return memoryview(raw)[:numbers], raw[numbers : numbers + text], raw[numbers + text :]
 
@@ -228,27 +228,27 @@ def read_description(segment: Segment) -> tuple[memoryview, bytes, bytes]:
 # ---- segments of other processes -------------------------------------------------------------------------------------
 
 
-def opened(
-    pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None, access: int = os.O_RDONLY
+def open_segment(
+    pid: int, fd: int, token: str, inode: int, size: int, received: int | None = None, access: int = os.O_RDONLY
 ) -> Segment:
-    """Return the segment of a process, by its descriptor or a received one, if token, inode and size match."""
+    """Open the segment of a process by its descriptor or a received one, if token, inode and size match."""
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31 and 0 <= inode < 1 << 64 and HEADER <= size <= MAX_SIZE):
-        raise HandleError("its process, descriptor, inode or size is a number that none has")
+        raise HandleError("its process, descriptor, inode or size is invalid")
     known = _held.get(token)
     if known is not None and known.size == size:
         known.check()
         return known
-    if given is not None:
+    if received is not None:
         try:
-            own = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3)
+            own = fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3)
         except OSError as error:
-            _fail(error, f"the descriptor {given} is none: {error.strerror}")
-        except (ValueError, OverflowError) as error:  # no number that a descriptor can have
-            raise HandleError(f"the descriptor {safe_repr(given)} is none: {error}") from error
+            _raise_handle_error(error, f"fd={received} is not an open descriptor: {error.strerror}")
+        except (ValueError, OverflowError) as error:  # out of range
+            raise HandleError(f"fd={safe_repr(received)} is not an open descriptor: {error}") from error
     else:
-        own = _open(pid, fd, access, inode)
+        own = _reopen(pid, fd, access, inode)
     try:
-        segment = _checked(own, token, size)
+        segment = _check_segment(own, token, size)
     except BaseException:
         os.close(own)
         raise
@@ -256,76 +256,76 @@ def opened(
     return segment
 
 
-def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
-    """Open another process's descriptor again, with no rights but the wanted ones."""
+def _reopen(pid: int, fd: int, access: int, inode: int | None = None) -> int:
+    """Open the file of another process's descriptor, with the requested access only."""
     path = f"/proc/{pid}/fd/{fd}"
-    gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
+    gone = "Share it again, and keep the handle or its arrays until the other processes have attached."
     try:
-        # Before it is opened: opening a device or a pipe may do anything. A Path would cost more than the kernel does.
+        # Check before opening, since opening a device or pipe has side effects. A Path would cost more than the stat.
         found = os.stat(path)  # noqa: PTH116
         if not stat.S_ISREG(found.st_mode) or (inode is not None and found.st_ino != inode):
-            raise HandleError(f"process {pid} has another file at descriptor {fd}: what it shared is gone", fix=gone)
+            raise HandleError(f"its memory was freed: process {pid} reuses descriptor {fd} for another file", fix=gone)
         return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except FileNotFoundError as error:
         if not Path("/proc/self").exists():
-            raise HandleError("processes cannot be looked at here: there is no /proc", fix=_SEND) from error
+            raise HandleError("descriptors of other processes need /proc, which is missing", fix=_SEND) from error
         what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
-        raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
+        raise HandleError(f"its memory was freed: {what}", fix=gone) from error
     except PermissionError as error:
-        fix = f"Run both as one user. {_SEND}"
-        raise HandleError(f"this process may not look at the files of process {pid}", fix=fix) from error
+        fix = f"Run both processes as one user. {_SEND}"
+        raise HandleError(f"this process may not open the files of process {pid}", fix=fix) from error
     except OSError as error:
-        _fail(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")
+        _raise_handle_error(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")
 
 
-def _checked(fd: int, token: str, size: int) -> Segment:
-    """Return the segment behind a descriptor. Errors: as `opened`; the descriptor is still the caller's."""
+def _check_segment(fd: int, token: str, size: int) -> Segment:
+    """Return the segment of a descriptor. Errors: as `open_segment`; the caller then still owns the descriptor."""
     found = os.fstat(fd)
     try:
         seals = fcntl.fcntl(fd, _GET_SEALS)
     except OSError:
         seals = 0
     if not stat.S_ISREG(found.st_mode) or seals & _SEALS != _SEALS:
-        raise HandleError("what it names is no segment: it is not sealed, so that its size could change")
+        raise HandleError("its file is not a segment: it is not sealed, so its size could change")
     if found.st_uid != os.geteuid():
         raise HandleError(f"its segment belongs to user {found.st_uid}, and this process to user {os.geteuid()}")
     if os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
-        raise HandleError("its segment is of huge pages: a reader would end with SIGBUS if the system has too few")
+        raise HandleError("its segment uses huge pages; a reader would end with SIGBUS if the system has too few")
     if found.st_size != size:
-        raise HandleError(f"it says {size:,} bytes, and its segment has {found.st_size:,}")
+        raise HandleError(f"it claims {size:,} bytes, and its segment has {found.st_size:,}")
     try:
         raw = os.pread(fd, _HEAD.size, 0)
-    except OSError as error:  # it was opened only to be written to
-        _fail(error, f"its segment cannot be read: {error.strerror}")
+    except OSError as error:  # opened for writing only
+        _raise_handle_error(error, f"its segment cannot be read: {error.strerror}")
     if len(raw) < _HEAD.size:
-        raise HandleError("its segment is cut off")
+        raise HandleError("its segment is truncated")
     magic, version, found_token, stated, *parts = _HEAD.unpack(raw)
     if magic != _MAGIC:
-        raise HandleError("what it names is no segment of dlx")
+        raise HandleError("its file is not a segment of dlx")
     if version != VERSION:
-        raise HandleError(f"its segment is of version {version}, and this dlx reads {VERSION}")
+        raise HandleError(f"its segment has version {version}; this dlx reads version {VERSION}")
     if found_token.hex() != token:
-        raise HandleError("what it names is another segment: the one that was shared is gone")
+        raise HandleError("its memory was freed, and its descriptor is another segment")
     if stated != size or parts[0] % 8 or _data_start(sum(parts)) > size:
         raise HandleError("the header of its segment contradicts itself")
-    if sum(parts) > 512 * found.st_blocks:  # the rest of it was never written, and would be zeros made to be read
-        raise HandleError("the description of its arrays is larger than what the segment has in memory")
+    if sum(parts) > 512 * found.st_blocks:  # the rest was never written; reading it would allocate zeros
+        raise HandleError("the description of its arrays is larger than the allocated memory of its segment")
     return Segment(fd, token, size, (parts[0], parts[1], parts[2]), found)
 
 
-def advise(error: OSError) -> None:
-    """Raise an OSError that says what to do, if no descriptor is left."""
+def check_descriptor_limit(error: OSError) -> None:
+    """Raise an OSError with advice if the process or machine has reached its limit of descriptors."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         whose = "this process" if error.errno == errno.EMFILE else "this machine"
-        reason = f"{whose} may open no more files, and each handle and each attached segment keeps one."
+        reason = f"{whose} cannot open more files, and each handle and each attached segment keeps one open."
         fix = "Raise the limit (ulimit -n), close handles, or share one tree instead of many arrays."
         raise OSError(error.errno, f"{reason} {fix}") from error
 
 
-def _fail(error: OSError, reason: str) -> NoReturn:
-    """Raise for an error of the system; a lack of memory or descriptors is not the handle's fault."""
+def _raise_handle_error(error: OSError, reason: str) -> NoReturn:
+    """Raise `HandleError` for a system error, but `MemoryError` or `OSError` for a lack of memory or descriptors."""
     try:
-        advise(error)
+        check_descriptor_limit(error)
         raise (MemoryError if error.errno == errno.ENOMEM else HandleError)(reason) from error
     finally:
-        del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+        del error  # this frame is in its traceback, which would form a cycle

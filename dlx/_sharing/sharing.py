@@ -1,4 +1,4 @@
-"""Lay out a tree in a segment, and read one that another process has laid out."""
+"""Sharing of trees between processes: write arrays to a segment, and build tensors over an attached one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dlx._engine.tree import Tree
 from dlx._protocols.pointer import dltensor
 from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decoded, encoded, has_sets, parsed
-from dlx._sharing.handle import Handle, handle_of, segment_of
-from dlx._sharing.segment import HEADER, Segment, has_huge_pages, new_segment, opened, placed, read_description
+from dlx._sharing.description import decode, encode, has_sets, parse
+from dlx._sharing.handle import Handle, create_handle, find_segment
+from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -36,35 +36,34 @@ if TYPE_CHECKING:
 
 __all__ = ["attach_tree", "share_tree", "shared_empty"]
 
-
 _BYTE = (lib.kDLUInt, 8, 1)
 
 
 class _Item:
-    """An array that is shared, its range of addresses, and its place in the memory of its group."""
+    """A shared array, its range of addresses, and its offset in the segment or allocation that contains it."""
 
     __slots__ = ("extent", "index", "offset", "strides", "tensor")
 
     def __init__(self, index: int, tensor: Tensor, extent: tuple[int, int, bool]) -> None:
         self.index, self.tensor = index, tensor  # the number of the array in the tree
-        self.extent = extent  # its first byte, its end, whether its elements lie without gaps
+        self.extent = extent  # its first byte, its end, whether its elements have no gaps
         self.offset = 0  # of its first element
-        self.strides: tuple[int, ...] | None = None  # None: its own
+        self.strides: tuple[int, ...] | None = None  # None: the tensor's
 
     def move(self, start: int) -> None:
-        """Place it where the byte at the address `start` becomes the first one."""
+        """Set its offset from the address `start`."""
         self.offset = self.tensor.data_ptr - start
 
 
 class _Block(NamedTuple):
-    """Memory that is copied once, for all arrays that lie in it."""
+    """A run of bytes, or one tensor with gaps, that is copied once for all arrays in it."""
 
-    offset: int  # where to, in the new memory
-    keep: Any  # arrays that keep it
-    run: tuple[int, int] | None  # address and bytes; None: it is not one run, and is copied element by element
+    offset: int  # of its copy in the new memory
+    keep: Any  # the tensor with gaps, or objects that keep the run alive
+    run: tuple[int, int] | None  # address and bytes; None: `keep` is copied element by element
 
-    def ends(self, start: int, device: Device, owner: Any) -> tuple[Tensor, Tensor, int]:
-        """Return tensors over its source and its target, in new memory from `start` on, and flags of the elements."""
+    def endpoints(self, start: int, device: Device, owner: Any) -> tuple[Tensor, Tensor, int]:
+        """Return tensors over the source and over the target in the new memory at `start`, and the element flags."""
         source: Tensor = self.keep
         if self.run is not None:
             source = native.tensor_new(self.run[0], (self.run[1],), None, _BYTE, device, READ_ONLY, self.keep)
@@ -79,9 +78,9 @@ _Fail = Callable[[DlxError, _Item], None]
 
 
 def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
-    """Put an array, or those of a tree, into shared memory unless they lie there; without `is_copied`, only zeros."""
+    """Share an array or tree; arrays in shared memory stay there. Without `is_copied`, share zeros instead."""
     handler = lookup.kind(type(obj)).handler
-    failures, path = _Listed("shared memory", collect=True), None
+    failures, path = _AllFailures("shared memory", collect=True), None
     tree = None if handler is None else Tree(obj, handler, failures)
     if tree is None:
         objs, sources = [obj], [lookup.source(obj, target=request.target.name)[1]]
@@ -92,33 +91,33 @@ def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
         failures.add(error, () if path is None else path(item.index))
 
     batch = Batch(request, objs, sources, path, failures, TENSOR.name)
-    layout = _place(_items(batch.tensors(), is_copied, fail), batch, is_copied, fail)
+    layout = _place_items(_collect_items(batch.tensors(), is_copied, fail), batch, is_copied, fail)
     number = [0] * len(objs)
     for n, item in enumerate(itertools.chain(*layout.groups)):
         number[item.index] = n
-    nodes, names = ([-1, []], b"") if tree is None else encoded(tree, number, failures.add)
+    nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add)
     failures.raise_first()
-    return _write(layout, nodes, names, is_copied)
+    return _write_segment(layout, nodes, names, is_copied)
 
 
 class _Layout(NamedTuple):
-    """Where all arrays of a tree go."""
+    """The memory of all arrays of a tree."""
 
-    groups: list[list[_Item]]  # of the new segment, of each of `segments`, of each memory of `export`
+    groups: list[list[_Item]]  # in the new segment, in each of `segments`, in each memory of `export`
     blocks: _Blocks  # of the new segment
-    segments: list[Segment]  # that hold arrays already
-    export: Export | None  # the memory of devices
+    segments: list[Segment]  # existing segments that contain arrays
+    export: Export | None  # device memory
 
 
-def _items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fail) -> list[_Item]:
-    """Return the arrays that can be shared."""
+def _collect_items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fail) -> list[_Item]:
+    """Return the arrays that can be shared; report the others to `fail`."""
     items = []
     for i, tensor in enumerate(tensors):
-        if tensor is None:  # it failed
+        if tensor is None:  # its conversion failed
             continue
         item = _Item(i, tensor, (0, 0, True))
         try:
-            _check(tensor, is_copied=is_copied)
+            _check_item(tensor, is_copied=is_copied)
             items.append(item)
         except DlxError as error:
             fail(error, item)
@@ -127,14 +126,14 @@ def _items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fail) -> li
     return items
 
 
-def _place(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _Layout:
-    """Place each array: where it lies already, else in the new segment, or in memory of its device."""
+def _place_items(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _Layout:
+    """Assign each array to the segment or allocation that contains it, or to new memory."""
     local = [item for item in items if item.tensor.is_host]
     remote = [item for item in items if not item.tensor.is_host]
     fresh: list[_Item] = []
     segments: dict[str, Segment] = {}
     held: dict[str, list[_Item]] = {}
-    places = placed([item.extent for item in local]) if is_copied else [None] * len(local)
+    places = locate([item.extent for item in local]) if is_copied else [None] * len(local)
     for item, place in zip(local, places, strict=True):
         if place is None:
             fresh.append(item)
@@ -148,52 +147,52 @@ def _place(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _L
     return _Layout([fresh, *held.values(), *of_devices], blocks, [*segments.values()], export)
 
 
-def _write(layout: _Layout, nodes: list[Any], names: bytes, is_copied: bool) -> Handle:
-    """Make the segment of a layout: its description, and the arrays that are copied."""
+def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, is_copied: bool) -> Handle:
+    """Create the segment of a layout, with its description and the copied arrays."""
     numbers = []
     for group in layout.groups:
         offsets, strides = [item.offset for item in group], [item.strides for item in group]
-        numbers.append(native.tensors_numbers([item.tensor for item in group], offsets, strides))
+        numbers.append(native.tensors_pack([item.tensor for item in group], offsets, strides))
     export = layout.export
-    described = {
+    fields = {
         "tree": nodes,
         "segments": [[each.fd, each.inode, each.size, each.token] for each in layout.segments],
         "numbers": [len(each) for each in numbers],
     }
     if export is not None:
-        described["memories"] = [each.written() for each in export.memories]
-        described["events"] = export.events.written()
-    text = json.dumps(described, separators=(",", ":")).encode()
+        fields["memories"] = [each.describe() for each in export.memories]
+        fields["events"] = export.events.record()
+    text = json.dumps(fields, separators=(",", ":")).encode()
     segment = new_segment(layout.blocks.room, b"".join(numbers), text, names)
     if is_copied:
         _fill(segment, layout.blocks.blocks)
     if export is not None:
         export.bind(segment)
-    return handle_of(segment, tuple(layout.segments), export)
+    return create_handle(segment, tuple(layout.segments), export)
 
 
-class _Listed(Failures):
-    """Errors of all that cannot be shared; none is raised before all are known."""
+class _AllFailures(Failures):
+    """Errors of all objects that cannot be shared, raised together at the end."""
 
     def check(self) -> None:
-        """Go on: what did not fail is looked at further."""
+        """Do nothing, so that the remaining objects are checked, too."""
 
     def raise_first(self) -> None:
-        """Raise the first error, if there is one, with notes that say what else cannot be shared, and where."""
+        """Raise the first error, if any, with a note for each of the others."""
         if self.errors:
-            raise self._noted()  # no local variable: it would keep the error by its own traceback
+            raise self._take_first()  # a local variable would form a cycle with the error's traceback
 
-    def _noted(self) -> DlxError:
+    def _take_first(self) -> DlxError:
         (first, *others), self.errors = self.errors, []
         for other in others[:MAX_NOTES]:
-            first.add_note(f"Neither can this: {other}")
+            first.add_note(f"Another error: {other}")
         if len(others) > MAX_NOTES:
-            first.add_note(f"Nor can {len(others) - MAX_NOTES} more.")
+            first.add_note(f"{len(others) - MAX_NOTES} more errors are not shown.")
         return first
 
 
 def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, list[list[_Item]]]:
-    """Place device arrays in allocations that others can open, by copies if necessary, and group them by these."""
+    """Group device arrays by allocations that other processes can open; copy them if their own cannot be opened."""
     from dlx._sharing import device as devices  # needed by few programs
 
     groups: dict[Memory, list[_Item]] = {}
@@ -205,9 +204,9 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
         device, (low, high, _) = item.tensor.device, item.extent
         try:
             events.after(device, batch.readiness(item.index))
-            memory = devices.found(device, low, high) if low < high else None
+            memory = devices.find_memory(device, low, high) if low < high else None
         except DlxError as error:
-            fail(_unshared(error, item.tensor), item)
+            fail(_device_error(error, item.tensor), item)
             continue
         if memory is None:
             loose.setdefault(device, []).append(item)
@@ -218,27 +217,27 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
     for device, waiting in loose.items():
         try:
             blocks = _lay_out(waiting, fail)
-            memory = devices.empty(device, blocks.room)
+            memory = devices.allocate(device, blocks.room)
             stream = events.after(device, None).handle
             for block in blocks.blocks:
-                source, target, flags = block.ends(memory.address, device, memory)
+                source, target, flags = block.endpoints(memory.address, device, memory)
                 check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
         except DlxError as error:
-            fail(_unshared(error, waiting[0].tensor), waiting[0])
+            fail(_device_error(error, waiting[0].tensor), waiting[0])
             continue
         groups[memory] = waiting
     held = [item.tensor for group in groups.values() for item in group if item.strides is None]
     return devices.Export([*groups], held, events), [*groups.values()]
 
 
-def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
+def _device_error(error: DlxError, tensor: Tensor) -> DeviceError:
     """Return the error for device memory that cannot be shared."""
     reason = f"its memory on {tensor.device} cannot be shared: {error.reason}"
     return DeviceError(reason, source=repr(tensor), fix=_MOVE)
 
 
 def _fill(segment: Segment, blocks: list[_Block]) -> None:
-    """Copy memory of the host into the data of a segment."""
+    """Copy host memory into the data of a segment."""
     start = segment.start
     runs = array("q")
     for block in blocks:
@@ -248,45 +247,45 @@ def _fill(segment: Segment, blocks: list[_Block]) -> None:
     is_large = bool(runs) and segment.size - start >= MIN_MAPPED and has_huge_pages(segment.size)
     mapping = segment.mapping("write") if odd or is_large else None
     pages = mapping.pages if is_large and mapping is not None else ffi.NULL
-    given = ffi.cast("dlx_run *", ffi.from_buffer(runs)), len(runs) // 3
-    if lib.dlx_write_runs(segment.fd, pages, segment.size, *given) != 0:
+    table = ffi.cast("dlx_run *", ffi.from_buffer(runs)), len(runs) // 3
+    if lib.dlx_write_runs(segment.fd, pages, segment.size, *table) != 0:
         if ffi.errno == errno.EFAULT:
-            raise DlxError("memory of it cannot be read", fix="See whether the file that it maps has become shorter.")
+            raise DlxError("its memory cannot be read", fix="Check whether another program truncated the mapped file.")
         raise MemoryError(f"a segment of {amount(segment.size)}: {os.strerror(ffi.errno)}")
     for block in odd:
         assert mapping is not None
-        source, target, flags = block.ends(mapping.address + start, HOST, mapping)
+        source, target, flags = block.endpoints(mapping.address + start, HOST, mapping)
         status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
         if status != lib.DLX_OK:
-            raise DlxError(f"it could not be copied: status {status}")
+            raise DlxError(f"the copy failed with status {status}", fix="Report this error of dlx.")
 
 
-MIN_MAPPED = 2 << 20  # bytes from which there may be huge pages
+MIN_MAPPED = 2 << 20  # bytes of the smallest segment that can use huge pages
 _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
 MAX_NOTES = 20  # of further errors
 
 
-def _check(tensor: Tensor, *, is_copied: bool) -> None:
+def _check_item(tensor: Tensor, *, is_copied: bool) -> None:
     if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
-        reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
+        reason = f"dlx.share supports host and CUDA memory; its memory is on {tensor.device}"
         raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if not is_copied and not tensor.is_host:
-        reason = f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}"
-        fix = "Make it there: dlx.empty(shape, dtype, device, shared=True)."
+        reason = f"dlx.share(like=) allocates host memory; its memory is on {tensor.device}"
+        fix = "Allocate it on the device: dlx.empty(shape, dtype, device, shared=True)."
         raise DeviceError(reason, source=repr(tensor), fix=fix)
     if tensor.dtype.code == lib.kDLOpaqueHandle:
-        raise DTypeError("its elements are handles, which mean nothing in another process")
+        raise DTypeError("its elements are handles, which are invalid in other processes")
 
 
 class _Blocks:
-    """Blocks to copy, and the bytes that they take."""
+    """Blocks to copy, and the number of bytes for them."""
 
     def __init__(self) -> None:
         self.blocks: list[_Block] = []
         self.room = 0
 
     def add(self, keep: Any, size: int, address: int | None, remainder: int = 0) -> int:
-        """Add memory, all of it from an address on, or a tensor without one; return where it goes."""
+        """Add a run of bytes, or a tensor without an address; return its offset."""
         offset = self.room + remainder
         self.blocks.append(_Block(offset, keep, None if address is None else (address, size)))
         self.room += -(-(remainder + size) // HEADER) * HEADER
@@ -294,12 +293,12 @@ class _Blocks:
 
 
 def _lay_out(items: list[_Item], fail: _Fail) -> _Blocks:
-    """Place arrays of one device in new memory, and return the blocks to copy; `fail` gets those that cannot be."""
+    """Assign arrays of one device to new memory, and return the blocks to copy; `fail` gets errors."""
     blocks = _Blocks()
     order = sorted((item for item in items if item.extent[0] < item.extent[1]), key=attrgetter("extent"))
-    for group in _overlapping(order):
+    for group in _group_overlapping(order):
         (low, high, is_dense), first = group[0].extent, group[0].tensor
-        if len(group) == 1 and is_dense and first.data_ptr == low:  # as nearly all are
+        if len(group) == 1 and is_dense and first.data_ptr == low:  # the usual case
             group[0].offset = blocks.add(first, high - low, low)
             continue
         apart = _copy_runs(group, _merge_runs(group), blocks)
@@ -307,8 +306,8 @@ def _lay_out(items: list[_Item], fail: _Fail) -> _Blocks:
     return blocks
 
 
-def _overlapping(order: list[_Item]) -> Iterator[list[_Item]]:
-    """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address, and none is empty."""
+def _group_overlapping(order: list[_Item]) -> Iterator[list[_Item]]:
+    """Yield groups of arrays whose address ranges overlap; `order` is sorted by first address, without empty arrays."""
     group: list[_Item] = []
     end = 0
     for item in order:
@@ -323,7 +322,7 @@ def _overlapping(order: list[_Item]) -> Iterator[list[_Item]]:
 
 
 def _merge_runs(group: list[_Item]) -> list[tuple[int, int]]:
-    """Return the ranges of addresses that arrays without gaps fill: other bytes are not copied."""
+    """Return the address ranges that arrays without gaps fill; no other bytes are copied."""
     runs: list[tuple[int, int]] = []
     for item in group:
         low, high, is_dense = item.extent
@@ -335,7 +334,7 @@ def _merge_runs(group: list[_Item]) -> list[tuple[int, int]]:
 
 
 def _copy_runs(group: list[_Item], runs: list[tuple[int, int]], blocks: _Blocks) -> list[_Item]:
-    """Place arrays that lie in one run; return those that lie in none."""
+    """Add a block for each run that contains arrays; return the arrays outside all runs."""
     apart = []
     inside: dict[tuple[int, int], list[_Item]] = {}
     for item in group:
@@ -347,7 +346,7 @@ def _copy_runs(group: list[_Item], runs: list[tuple[int, int]], blocks: _Blocks)
             apart.append(item)
     for (low, high), members in inside.items():
         kept = [item.tensor for item in members]
-        # The first byte lies where all others are, at a multiple of HEADER, unless that unaligns a member.
+        # Start the run at a multiple of HEADER, plus its remainder by the largest alignment of a member.
         offset = blocks.add(kept, high - low, low, low % max(map(_alignment, kept)))
         for item in members:
             item.move(low - offset)
@@ -355,7 +354,7 @@ def _copy_runs(group: list[_Item], runs: list[tuple[int, int]], blocks: _Blocks)
 
 
 def _copy_separately(items: list[_Item], blocks: _Blocks, fail: _Fail) -> None:
-    """Place arrays with gaps as compact copies; arrays of the same elements share one."""
+    """Add a compact copy for each array with gaps; arrays with the same elements share one."""
     known: dict[Any, int] = {}
     for item in items:
         tensor = item.tensor
@@ -370,7 +369,7 @@ def _copy_separately(items: list[_Item], blocks: _Blocks, fail: _Fail) -> None:
 
 
 def _alignment(tensor: Tensor) -> int:
-    """Return to how many bytes a tensor is aligned, as far as its dtype can need it; a power of two up to HEADER."""
+    """Return the alignment of a tensor in bytes, at most that of its item size: a power of two up to HEADER."""
     item = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
     bits = tensor.data_ptr | item | HEADER
     return bits & -bits
@@ -382,84 +381,84 @@ def _alignment(tensor: Tensor) -> int:
 def attach_tree(
     handle: Any,
     mode: str,
-    given: int | Sequence[int] | None = None,
-    converted: Callable[[Any], Any] | None = None,
+    received: int | Sequence[int] | None = None,
+    convert: Callable[[Any], Any] | None = None,
     to: Any = None,
 ) -> Any:
-    """Return the tree of a handle, over shared memory; with `to` the fast path makes arrays without tensors."""
-    fds: list[int | None] = [*given] if isinstance(given, Sequence) and given else [None]
-    if isinstance(given, int):
-        fds = [given]
+    """Return the tree of a handle, over shared memory; with `to`, the fast path converts without tensors."""
+    fds: list[int | None] = [*received] if isinstance(received, Sequence) and received else [None]
+    if isinstance(received, int):
+        fds = [received]
     access = os.O_RDWR if mode == "write" else os.O_RDONLY
-    segment = segment_of(handle, fds[0], access)
+    segment = find_segment(handle, fds[0], access)
     numbers, text, names = read_description(segment)
     if not text:
         raise HandleError("its segment has no description of arrays")
-    said = parsed(text)
+    fields = parse(text)
     try:
-        segments = [segment, *_open_segments(said["segments"], handle["pid"], access)]
-        counts, memories = said["numbers"], said.get("memories", [])
+        segments = [segment, *_open_segments(fields["segments"], handle["pid"], access)]
+        counts, memories = fields["numbers"], fields.get("memories", [])
         if len(counts) != len(segments) + len(memories) or {*map(type, counts)} != {int} or min(counts) < 0:
             raise HandleError("its description contradicts itself")
         if sum(counts) != len(numbers):
-            raise HandleError("its description has more numbers, or fewer, than it says")
-        whole = said.get("tree")
-        in_sets = converted is not None and has_sets(whole)
-        tensors, are_converted = _tensors(segments, counts, numbers, mode, None if in_sets else to)
+            raise HandleError("its description contradicts itself")
+        whole = fields.get("tree")
+        in_sets = convert is not None and has_sets(whole)
+        tensors, are_converted = _build_tensors(segments, counts, numbers, mode, None if in_sets else to)
         if memories:
-            at, flags = sum(counts[: len(segments)]), 0 if mode == "write" else READ_ONLY
+            rest, flags = numbers[sum(counts[: len(segments)]) :], 0 if mode == "write" else READ_ONLY
             if mode == "private":
-                reason = "device memory has no pages that are private to who attaches"
+                reason = "device memory cannot be mapped with private pages"
                 raise DeviceError(reason, fix="Pass writable=True, or readonly='copy'.")
-            tensors += _on_devices(handle["pid"], segment, said, numbers[at:], counts[len(segments) :], flags, fds[1:])
+            tensors += _build_remote(handle["pid"], segment, fields, rest, counts[len(segments) :], flags, fds[1:])
     except (HandleError, DeviceError):
         raise
     except (DlxError, TypeError, ValueError, LookupError) as error:
-        said_too = error.reason if isinstance(error, DlxError) else str(error)
-        raise HandleError(f"its description is that of no arrays: {said_too}") from error
-    if converted is None or (are_converted and not memories):
-        return decoded(whole, names, tensors)
-    if not in_sets:  # containers are made once, of converted arrays
+        why = error.reason if isinstance(error, DlxError) else str(error)
+        raise HandleError(f"its description is invalid: {why}") from error
+    if convert is None or (are_converted and not memories):
+        return decode(whole, names, tensors)
+    if not in_sets:  # build the containers once, with the converted arrays
         try:
-            return decoded(whole, names, converted(tensors))
+            return decode(whole, names, convert(tensors))
         except HandleError:
             raise
         except DlxError:
-            pass  # it is raised with a path below
-    return converted(decoded(whole, names, tensors))
+            pass  # raised again below, with a path
+    return convert(decode(whole, names, tensors))
 
 
 def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:
     """Open the segments that a description lists."""
     for fd, inode, size, token in listed:
         if (type(fd), type(inode), type(size), type(token)) != (int, int, int, str):
-            raise HandleError("its description names no segment")
-        yield opened(pid, fd, token, inode, size, None, access)
+            raise HandleError("its description of a segment is invalid")
+        yield open_segment(pid, fd, token, inode, size, None, access)
 
 
-def _tensors(
+def _build_tensors(
     segments: list[Segment], counts: list[int], numbers: memoryview, mode: str, to: Any
 ) -> tuple[list[Any], bool]:
-    """Return the tensors in segments, or arrays of a target if the fast path makes them, and whether all are such."""
+    """Return tensors over segments, or arrays of the target if the fast path supports that, and whether it does."""
     found: list[Any] = []
     are_converted = True
     flags = 0 if mode == "write" else READ_ONLY
-    at, start = 0, segments[0].start  # offsets in the others count from their first byte
-    for segment, count in zip(segments, counts, strict=False):  # the rest of them are of memories
+    at, start = 0, segments[0].start  # offsets in the other segments start at their first byte
+    for segment, count in zip(segments, counts, strict=False):  # further counts are of device memory
         if count:
             mapping = segment.mapping(mode)
             part = mapping.address + start, segment.size - start, numbers[at : at + count], flags, mapping
-            made = None if to is None else native.arrays_within(*part, FAST_PATH, to)
+            made = None if to is None else native.arrays_unpack(*part, FAST_PATH, to)
             are_converted = are_converted and made is not None
-            found += native.tensors_within(*part) if made is None else made
+            found += native.tensors_unpack(*part) if made is None else made
         at, start = at + count, 0
     return found, are_converted
 
 
-def _on_devices(
-    pid: int, segment: Segment, said: Any, numbers: memoryview, counts: list[int], flags: int, given: list[int | None]
+def _build_remote(
+    pid: int, segment: Segment, fields: Any, numbers: memoryview, counts: list[int], flags: int, fds: list[int | None]
 ) -> list[Tensor]:
-    """Return the tensors of a description that are in device memory. Errors: as `attach_tree`."""
+    """Return tensors over the device memory of a description. Errors: as `attach_tree`."""
     from dlx._sharing import device as devices  # needed by few programs
 
     own = devices.exports.get(segment.token)
@@ -467,33 +466,33 @@ def _on_devices(
     if own is not None:
         memories, points = own.memories, own.events.points()
     else:
-        keep = devices.Attached(segment)
-        fds = iter(given)
+        keep = devices.Attachment(segment)
+        received = iter(fds)
         memories = [
-            devices.opened(pid, each, next(fds, None) if each[0] == lib.DLX_IPC_DESCRIPTOR else None)
-            for each in said["memories"]
+            devices.open_memory(pid, each, next(received, None) if each[0] == lib.DLX_IPC_DESCRIPTOR else None)
+            for each in fields["memories"]
         ]
-        points = devices.waited(said["events"])
+        points = devices.wait_events(fields["events"])
     tensors: list[Tensor] = []
     at = 0
     for memory, count in zip(memories, counts, strict=True):
         part = numbers[at : at + count]
-        made = native.tensors_within(memory.address, memory.size, part, flags, (memory, keep))
-        tensors += [devices.placed(each, memory, (memory, keep), points.get(memory.device)) for each in made]
+        made = native.tensors_unpack(memory.address, memory.size, part, flags, (memory, keep))
+        tensors += [devices.build_tensor(each, memory, (memory, keep), points.get(memory.device)) for each in made]
         at += count
     return tensors
 
 
 def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
-    """Return a writable, row-major tensor over new shared memory: zeros on the host, anything on a device."""
+    """Return a writable, row-major tensor over new shared memory: zeros on the host, uninitialized on a device."""
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype, HOST, 0, None)
     if device[0] == lib.kDLCUDA:
-        from dlx._sharing.device import empty  # needed by few programs
+        from dlx._sharing.device import allocate  # needed by few programs
 
-        memory = empty(device, like.nbytes)
+        memory = allocate(device, like.nbytes)
         return native.tensor_new(memory.address if like.nbytes else 0, shape, None, dtype, device, 0, memory)
     if device != HOST:
-        raise DeviceError(f"memory of the host and of CUDA devices can be shared, asked for {device}")
+        raise DeviceError(f"only host and CUDA memory can be shared, not {device}")
     segment = new_segment(max(like.nbytes, 1))
     mapping = segment.mapping("write")
     return native.tensor_new(mapping.address + HEADER, shape, None, dtype, HOST, 0, mapping)

@@ -1,4 +1,4 @@
-"""Helpers that know nothing of arrays: safe reflection, text, tables on a terminal, SVG, locks and tracebacks.
+"""Helpers without arrays and compiled code: safe reflection, text, terminal tables, SVG, locks and tracebacks.
 
-Nothing compiled is needed here. The command, the kit and the benchmarks use these modules, too.
+The command line, the testing kit and the benchmarks use these modules, too.
 """

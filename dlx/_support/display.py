@@ -14,9 +14,9 @@ COLORS = {
     "refused": ("#cf222e", "#f85149"),
     "same": ("#d1d9e0", "#3d444d"),
 }
-"""Colours of outcomes on a light and on a dark ground, also of pictures; a refusal's is that of a border."""
+"""Colours of outcomes on light and dark backgrounds, also for pictures; "refused" is a border colour."""
 
-# A notebook does not say whether it is light or dark: each word gets its ground.
+# Each word sets its background, since a notebook may be light or dark.
 _ON = {"shared": "#ffffff", "viewed": "#ffffff", "copied": "#1f2328", "same": "#1f2328"}
 _PADDED = "display:inline-block;padding:0 .5em;border-radius:.3em;"
 _PLAIN = "color:inherit;font-size:inherit;"
@@ -24,7 +24,7 @@ _LEFT = "text-align:left;vertical-align:top;"
 
 
 def escape(text: str) -> str:
-    """Escape a text for HTML; the module has a big table, so it is loaded with the first notebook."""
+    """Escape a text for HTML; `html` is imported late because it is large."""
     import html
 
     return html.escape(text)
@@ -36,7 +36,7 @@ class Shown:
     __slots__ = ()
 
     def _table(self) -> str:
-        """Return its HTML; empty to show its repr."""
+        """Return the HTML of a table; empty to show the repr."""
         return ""
 
     def _repr_html_(self) -> str:
@@ -60,7 +60,7 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
 def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], below: Iterable[str] = ()) -> str:
     """Return an HTML table without empty columns, between a caption and lines below; all text is escaped.
 
-    A column called outcome has the colours of the pictures.
+    A column named outcome is coloured.
     """
     rows = list(rows)
     used = [i for i in range(len(names)) if any(row[i] for row in rows)]

@@ -1,6 +1,6 @@
-"""`when_imported`: call a function with a module once the module is imported.
+"""`when_imported`: call a function with a module after its import.
 
-A finder in `sys.meta_path` asks the other finders for modules that are waited for, and leaves when there are none.
+A finder in `sys.meta_path` wraps the loaders of these modules, and is removed after the last one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _waiting: dict[str, list[Callable[[Any], None]]] = {}
 
 
 def when_imported(name: str, function: Callable[[Any], None]) -> None:
-    """Call a function with a module, now if it is imported already, else after its import."""
+    """Call a function with a module, now if it is imported, else after its import."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         function(module)
@@ -30,7 +30,7 @@ def when_imported(name: str, function: Callable[[Any], None]) -> None:
 
 
 class _Loader:
-    """A module's own loader, followed by the functions that wait for the module."""
+    """A loader that runs a module's loader and then the functions that wait for the module."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -49,10 +49,10 @@ class _Loader:
 
 
 class _Finder:
-    """A finder that asks the other finders."""
+    """A finder that wraps the loaders of the other finders."""
 
     def __init__(self) -> None:
-        self._asked = threading.local()  # the other finders may ask all of them in turn
+        self._asked = threading.local()  # the other finders may call this one
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in _waiting or getattr(self._asked, "name", None) == name:

@@ -1,4 +1,4 @@
-"""The error for a misspelt keyword, which names the one that was meant."""
+"""Suggest the right name in the error for a misspelt keyword."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dlx.errors import did_you_mean
 
 __all__ = ["UNCHANGED", "check_names"]
 
-UNCHANGED = "A conversion changes no dtype: change it in the framework, before or after"
+UNCHANGED = "dlx does not change dtypes; change it in a framework, before or after the conversion"
 
 
 def check_names(function: Any, names: Iterable[str]) -> None:
-    """Raise a TypeError for a name that is like a keyword of a function; Python 3.13 itself does so."""
+    """Raise a TypeError for a name similar to a keyword of a function, as Python 3.13 does itself."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for name in names:

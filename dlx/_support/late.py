@@ -1,4 +1,4 @@
-"""Import modules of dlx when they are needed: `Late` and `load_name`."""
+"""Import modules of dlx on first use: `Late` and `load_name`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Late", "load_name"]
 def load_name(module: str, name: str) -> Any:
     """Import a module of dlx and return one of its names.
 
-    An ImportError means that the call interrupts the import of the module, as a signal handler may, or Python ends.
+    It raises an ImportError if the call interrupts the import of the module (in a signal handler) or Python is exiting.
     """
     collects = gc.isenabled()
     try:
-        gc.disable()  # finalizers of a collection may convert, and would find half a module
+        gc.disable()  # finalizers may convert, and would see a partial module
         restore_modules()
         loaded = importlib.import_module(module)
     except ImportError as error:
         if sys.meta_path is None:
-            raise ImportError(f"cannot load {module} while Python ends. Convert something before that.") from error
+            raise ImportError(f"cannot load {module}: Python is exiting. Convert something before that.") from error
         raise
     finally:
         if collects:
@@ -32,12 +32,12 @@ def load_name(module: str, name: str) -> Any:
     try:
         return getattr(loaded, name)
     except AttributeError:
-        message = f"cannot load dlx.{name}: this call interrupts the import of {module}, as a signal handler may."
+        message = f"cannot load dlx.{name}: this call, such as in a signal handler, interrupts the import of {module}."
         raise ImportError(f"{message} Run 'from dlx import {name}' before.") from None
 
 
 class Late:
-    """A module of dlx that is imported when one of its names is first read."""
+    """A module of dlx that is imported at the first access to a name."""
 
     def __init__(self, module: str) -> None:
         self._module = module

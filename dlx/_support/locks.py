@@ -9,11 +9,11 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["Holder", "lock_of", "unlocked"]
+__all__ = ["Holder", "lock_of", "remove_property_locks"]
 
 
 class Holder(Protocol):
-    """A weakly referenceable object with a lock, which is None until `lock_of` makes it."""
+    """A weakly referenceable object whose lock `lock_of` creates."""
 
     _lock: threading.RLock | None
 
@@ -23,20 +23,19 @@ _making = threading.RLock()
 
 
 def lock_of(holder: Holder) -> threading.RLock:
-    """Return the lock of an object, which a forked child can take whatever threads its parent had."""
+    """Return the lock of an object, which a forked child can always take."""
     if holder._lock is None:
         with _making:
             if holder._lock is None:
-                _holders.add(holder)  # first: a fork must find every lock
+                _holders.add(holder)  # first, so that a fork finds every lock
                 holder._lock = threading.RLock()
     return holder._lock
 
 
-def unlocked(cls: type) -> None:
-    """Let the cached properties of a class be computed without a lock, as from Python 3.12 on.
+def remove_property_locks(cls: type) -> None:
+    """Remove the locks of a class's cached properties, as in Python 3.12.
 
-    Python 3.11 has one lock for all objects: a thread that imports a framework would block all others and forked
-    children.
+    The lock of Python 3.11 covers all objects: a thread that imports a framework would block all other threads.
     """
     for value in vars(cls).values():
         if isinstance(value, functools.cached_property) and hasattr(value, "lock"):
@@ -44,7 +43,7 @@ def unlocked(cls: type) -> None:
 
 
 def _renew() -> None:
-    """Replace the locks of the parent's other threads, which do not exist in a child."""
+    """Replace the locks that other threads of the parent hold."""
     global _making
     _making = _free(_making)
     for holder in list(_holders):
@@ -55,7 +54,7 @@ def _renew() -> None:
 def _free(lock: threading.RLock) -> threading.RLock:
     if not lock.acquire(blocking=False):
         return threading.RLock()
-    lock.release()  # it was free, or is held by the thread that forked, which goes on here
+    lock.release()  # it is free, or held by the forking thread, which continues here
     return lock
 
 

@@ -1,7 +1,7 @@
 """Safe inspection of foreign exceptions, values and classes, any of which may raise when inspected.
 
-A failing repr never hides the original error. Of a message the first line is shown, without the folders of libraries:
-the rest is C++ frames and advice for others. Interrupts and `MemoryError` propagate.
+A failing repr never hides the original error. Only the first line of a message is shown, without library paths; the
+rest is often C++ frames. Interrupts and `MemoryError` propagate.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from dlx._support.module import set_module
-from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
+from dlx.errors import ConversionError, DlxError, class_name, safe_repr, truncate
 
 __all__ = [
-    "MAX_MESSAGE", "TypeCache", "class_name", "cut", "derives", "exception_text", "find_in", "first_line",
+    "MAX_MESSAGE", "TypeCache", "class_name", "derives", "exception_text", "find_in", "first_line",
     "foreign_error", "foreign_errors", "is_key", "message_of", "module_of", "packages", "packages_of",
-    "safe_repr", "type_name",
+    "safe_repr", "truncate", "type_name",
 ]  # fmt: skip
 
 MAX_MESSAGE = 1000
-"""Characters of a foreign message that dlx repeats; the `__cause__` has them all."""
+"""Characters of a foreign message that dlx quotes; the `__cause__` has the whole message."""
 
 _PART = r"[^/\s:'\"()<>,]+"
 _FOLDERS = re.compile(
@@ -33,7 +33,7 @@ _FOLDERS = re.compile(
 
 Value = TypeVar("Value")
 
-# Those of `type` itself: a metaclass may answer anything, or raise.
+# Descriptors of `type`, since a metaclass may override these, or raise.
 _qualname = type.__dict__["__qualname__"].__get__
 _mro = type.__dict__["__mro__"].__get__
 _module = type.__dict__["__module__"].__get__
@@ -43,15 +43,15 @@ _module = type.__dict__["__module__"].__get__
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message that is not blank, without the folders of libraries."""
+    """Return the first non-blank line of a message, without the folders of libraries."""
     line = str.lstrip(text).partition("\n")[0].rstrip()
     return _FOLDERS.sub("", line) if "/" in line else line
 
 
 def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
-    """Return the first line of an exception's message, cut if it is long."""
+    """Return the first line of an exception's message, truncated."""
     try:
-        return cut(first_line(str(error)), most)
+        return truncate(first_line(str(error)), most)
     except MemoryError:
         raise
     except Exception as failure:
@@ -59,7 +59,7 @@ def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
 
 
 def find_in(error: BaseException, pattern: str) -> str:
-    """Return the first group of a pattern in the whole message of an exception; empty if not found."""
+    """Return the first group of a pattern in the whole message of an exception; empty without a match."""
     try:
         found = re.search(pattern, str(error))
     except MemoryError:
@@ -70,29 +70,29 @@ def find_in(error: BaseException, pattern: str) -> str:
 
 
 def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:
-    """Return an exception as a part of a sentence: its class and its message."""
+    """Return the class and message of an exception for use in a sentence."""
     name, message = class_name(type(error)), message_of(error, most)
     return f"{name}: {message}" if message else name
 
 
 def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = ConversionError, **parts: Any) -> DlxError:
-    """Return the error to raise for an exception of foreign code, which ends the sentence `what` (``"torch failed:"``).
+    """Return an error of dlx for a foreign exception, which ends the sentence `what` (``"torch failed:"``).
 
-    The cause is None if there was no exception, only a failure; a `MemoryError` is raised again unchanged.
+    The cause is None for a failure without an exception. A `MemoryError` is raised again unchanged.
     """
     if isinstance(cause, MemoryError):
         try:
             raise cause
         finally:
-            del cause  # this frame is in its traceback, and would keep it alive
-    said = cause and f"{class_name(type(cause))}: {message_of(cause) or 'without a message'}"
-    error = kind(f"{what} {said or 'without saying why'}", **parts)
+            del cause  # break the cycle with this frame
+    text = cause and f"{class_name(type(cause))}: {message_of(cause) or 'without a message'}"
+    error = kind(f"{what} {text or 'without a reason'}", **parts)
     error.__cause__ = cause
     return error
 
 
 class foreign_errors:  # noqa: N801
-    """A context that raises `foreign_error` for what foreign code raises in it, and completes errors of dlx."""
+    """A context that turns exceptions of foreign code into errors of dlx, and completes errors of dlx."""
 
     def __init__(self, what: str, kind: type[DlxError] = ConversionError, **parts: Any) -> None:
         self._what, self._kind, self._parts = what, kind, parts
@@ -111,7 +111,7 @@ class foreign_errors:  # noqa: N801
 
 
 def module_of(kind: type) -> str:
-    """Return the name of a class's module; empty if it is of no use."""
+    """Return the name of a class's module; empty if it is unusable."""
     try:
         module = _module(kind)
         if type(module) is not str and class_name(type(module)) == "pybind11_static_property":  # DALI renames classes
@@ -122,12 +122,12 @@ def module_of(kind: type) -> str:
 
 
 def packages(module: str) -> Iterator[str]:
-    """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
+    """Yield a module's root package, then each package below it, since a framework may be in a namespace package."""
     return accumulate(module.split("."), "{}.{}".format)
 
 
 def packages_of(kind: type) -> frozenset[str]:
-    """Return the packages, and those above them, that a class and its bases come from."""
+    """Return the packages of a class and its bases, with all parent packages."""
     return frozenset(each for cls in kind.__mro__ if cls is not object for each in packages(module_of(cls)))
 
 
@@ -145,7 +145,7 @@ def is_key(kind: type) -> bool:
 
 
 def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
-    """Return `issubclass`; of a class that is no key, which abstract base classes refuse, only true bases count."""
+    """Return `issubclass`, but only by true bases if the class is not a key, since abstract base classes refuse it."""
     if is_key(kind):
         return issubclass(kind, bases)
     every = bases if isinstance(bases, tuple) else (bases,)
@@ -153,10 +153,10 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
 
 
 class TypeCache(dict["weakref.ref[type] | None", Value]):
-    """Values by weak reference to a class that `is_key`, as long as the class lives."""
+    """Values by weak reference to a class; they live as long as the class."""
 
     def keep(self, kind: type, value: Value) -> Value:
-        """Keep and return the value of a class; that of a class that cannot be a key is not kept."""
+        """Return the value, and keep it if the class `is_key`."""
         if is_key(kind):
             self[weakref.ref(kind, self._drop)] = value
         return value
@@ -167,12 +167,12 @@ class TypeCache(dict["weakref.ref[type] | None", Value]):
 
     @property
     def _drop(self) -> Any:
-        """Callback for the end of a class, which does not keep the cache alive."""
+        """Callback for a deleted class; it does not keep the cache alive."""
         cache = weakref.ref(self)
 
         def drop(dead: weakref.ref[type]) -> None:
-            answers = cache()
-            if answers is not None:
-                answers.pop(dead, None)
+            values = cache()
+            if values is not None:
+                values.pop(dead, None)
 
         return drop

@@ -1,4 +1,4 @@
-"""Print a command's result: tables that fit the terminal, plain aligned text in a pipe, or JSON.
+"""Print a command's result: tables that fit the terminal, aligned text in a pipe, or JSON.
 
 Text from files is never interpreted as markup or control characters.
 """
@@ -22,8 +22,8 @@ from dlx._support.text import one_line
 
 __all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
 
-SLOW = 1.0  # seconds until a bar shows the progress
-SHORT = 20  # characters: a column of shorter texts is not wrapped
+SLOW = 1.0  # seconds until a progress bar appears
+SHORT = 20  # characters; columns of shorter texts are not wrapped
 
 T = TypeVar("T")
 
@@ -32,14 +32,14 @@ Cell = str | tuple[str, str]
 
 _Span = tuple[str, str]  # text on one line, and its style
 
-_STYLES = {"good": 32, "warn": 33, "bad": 31, "quiet": 2, "name": 1}  # of ANSI: readable on dark and light ground
+_STYLES = {"good": 32, "warn": 33, "bad": 31, "quiet": 2, "name": 1}  # ANSI, for dark and light
 OUTCOMES = {"same": "good", "shared": "good", "viewed": "good", "copied": "warn", "refused": "bad", "unknown": "quiet"}
 
 
 class Screen:
-    """One command's output, on stdout if no file is named; with `as_json` only `document` prints.
+    """One command's output, on stdout by default; with `as_json` only `document` prints.
 
-    `width` draws as on a terminal of so many columns; None: as on the file, which may be a terminal.
+    `width` draws as on a terminal with that many columns; None: the width of the file, if it is a terminal.
     """
 
     def __init__(
@@ -49,29 +49,29 @@ class Screen:
         self.as_json = as_json
         self._file = file or sys.stdout
         if file is None and hasattr(self._file, "reconfigure"):
-            self._file.reconfigure(errors="backslashreplace")  # a C locale cannot say everything
+            self._file.reconfigure(errors="backslashreplace")  # a C locale lacks most characters
         self._has_output = False
         self._width = width or _columns(self._file)
         self._is_colored = self._width is not None and has_colors(is_terminal=True)
 
     @property
     def plain(self) -> bool:
-        """Whether it prints for a pipe, without colours and wrapping."""
+        """Whether the output has no colours and no wrapping, as in a pipe."""
         return self._width is None
 
     def document(self, data: dict[str, Any], errors: Sequence[Exception] = ()) -> None:
-        """Print the result as JSON, if that was asked for, and the errors on stderr in any case."""
-        said = [{"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)} for error in errors]
+        """Print the result as JSON if `as_json`, and the errors on stderr."""
+        shown = [{"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)} for error in errors]
         if self.as_json:
-            named = {"errors": said} if said else {}
+            named = {"errors": shown} if shown else {}
             print(json.dumps({**head(self.command), **data, **named}, indent=2, default=str), file=self._file)
         self.flush()
-        for each in said:
+        for each in shown:
             complain(self.command, each["message"])
 
     def line(self, *cells: Cell) -> None:
         """Print one line of text."""
-        for line in _fold(map(_styled, cells), self._width):
+        for line in _fold(map(_style, cells), self._width):
             self._print(line)
 
     def block(self, text: str) -> None:
@@ -79,34 +79,34 @@ class Screen:
         self._print([(text, "")])
 
     def heading(self, text: str, rest: str = "") -> None:
-        """Print the title of a part, below an empty line unless it is the first output."""
+        """Print the title of a section, after an empty line unless it is the first output."""
         if self._has_output:
             self.line("")
         self.line((text, "name"), *([("  ", ""), (rest, "quiet")] if rest else []))
 
     def facts(self, rows: Sequence[tuple[str, Cell]]) -> None:
         """Print names with their values."""
-        self._rows(["", ""], [[(f"  {one_line(name)}", "quiet"), _styled(value)] for name, value in rows])
+        self._rows(["", ""], [[(f"  {one_line(name)}", "quiet"), _style(value)] for name, value in rows])
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Print a table without its empty columns, except for the first.
 
-        A column whose name begins with ``>`` is aligned to the right; one whose name begins with ``/`` is broken at its
-        dots and brackets. A terminal that is too narrow gets each row's first cell, and the others named below it.
+        Columns named ``>...`` are aligned to the right; columns named ``/...`` are broken at dots and brackets. A
+        narrow terminal shows each row as its first cell, with the other cells and their names below.
         """
-        styled = [[*map(_styled, row)] for row in rows]
+        styled = [[*map(_style, row)] for row in rows]
         kept = [i for i in range(len(columns)) if i == 0 or any(row[i][0] for row in styled)]
         if styled:
             self._rows([columns[i] for i in kept], [[row[i] for i in kept] for row in styled])
 
     def _rows(self, columns: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
-        """Print rows below the names of their columns, if these have names."""
+        """Print rows below the names of their columns, if any."""
         names = [column.lstrip(">/") for column in columns]
         widths = [max(map(_width, [name, *(row[i][0] for row in rows)])) for i, name in enumerate(names)]
         gaps = (3, 2, 1) if self._width is not None and any(names) else ()
         gap = next((each for each in gaps if sum(widths) + each * (len(names) - 1) <= (self._width or 0)), 2)
         if not self._fit(columns, widths, gap):
-            self._stacked(names, rows)
+            self._print_stacked(names, rows)
             return
         if any(names):
             self._row(columns, [(name, "quiet") for name in names], widths, gap)
@@ -116,7 +116,7 @@ class Screen:
             self._row(columns, row, widths, gap)
 
     def _fit(self, columns: Sequence[str], widths: list[int], gap: int) -> bool:
-        """Shrink columns, the widest first; return whether they fit the terminal."""
+        """Shrink columns, widest first; return whether they fit the terminal."""
         too_much = 0 if self._width is None else sum(widths) + gap * (len(widths) - 1) - self._width
         least = [width if name[:1] == ">" else min(width, SHORT) for name, width in zip(columns, widths, strict=True)]
         if too_much > sum(widths) - sum(least):
@@ -138,7 +138,7 @@ class Screen:
                 line += [*(room + cell if column[:1] == ">" else cell + room), (" " * gap, "")]
             self._print(line)
 
-    def _stacked(self, names: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
+    def _print_stacked(self, names: Sequence[str], rows: Sequence[Sequence[_Span]]) -> None:
         for first, *others in rows:
             self.line(first)
             named = [pair for pair in zip(names[1:], others, strict=True) if pair[1][0]]
@@ -166,7 +166,7 @@ class Screen:
             yield
 
     def progress(self, items: Iterable[T], text: str, total: int) -> Iterable[T]:
-        """Give items one by one, with a bar on the terminal's stderr until the end."""
+        """Return the items, with a progress bar on the terminal's stderr while they are iterated."""
         if not self._is_watched() or total < 2:
             return items
         from rich.progress import track
@@ -175,17 +175,17 @@ class Screen:
 
     @contextlib.contextmanager
     def bytes_done(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Give a function that counts bytes for a bar on the terminal's stderr, which appears after `SLOW` seconds."""
+        """Yield a function that counts bytes for a bar on the terminal's stderr, shown after `SLOW` seconds."""
         if not self._is_watched():
             yield lambda _: None
             return
-        begun, done = time.monotonic(), 0
+        start, done = time.monotonic(), 0
         bar: Any = None
 
         def advance(count: int) -> None:
             nonlocal done, bar
             done += count
-            if bar is None and time.monotonic() - begun >= SLOW:
+            if bar is None and time.monotonic() - start >= SLOW:
                 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
                 label = TextColumn("{task.description}", markup=False)
@@ -206,7 +206,7 @@ class Screen:
         return not self.as_json and sys.stderr.isatty()
 
     def flush(self) -> None:
-        """Flush, so that a closed pipe is noticed here."""
+        """Flush the output, so that a closed pipe raises here."""
         self._file.flush()
 
 
@@ -228,21 +228,21 @@ def _columns(file: TextIO) -> int | None:
         return 80
 
 
-def _styled(cell: Cell) -> _Span:
+def _style(cell: Cell) -> _Span:
     """Return the text of a cell on one line, and its style."""
     text, style = (cell, "") if isinstance(cell, str) else cell
     return one_line(text), style
 
 
 def _width(text: str) -> int:
-    """Return the columns of a terminal that a text takes: two for characters of East Asia, none for accents."""
+    """Return the width of a text in terminal columns: two for East Asian characters, none for combining accents."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def _fold(cells: Iterable[_Span], width: int | None, *, is_name: bool = False) -> list[list[_Span]]:
-    """Break text into lines of a width between words; a name behind its dots and brackets."""
+    """Wrap text to a width between words; wrap a name after dots and brackets."""
     if width is None:
         return [[*cells]]
     lines: list[list[_Span]] = [[]]

@@ -1,4 +1,4 @@
-"""Redirect stray output of imported code, and of programs that it starts, to stderr."""
+"""Redirect stray output of imported code and its subprocesses to stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlx._version import __version__
 __all__ = ["SCHEMA", "complain", "has_colors", "head", "own_stdout", "say", "silence"]
 
 SCHEMA = 1
-"""Version of the documents of ``--json``; it changes if programs that read them would break."""
+"""Version of the ``--json`` documents, increased for incompatible changes."""
 
 
 def head(command: str) -> dict[str, Any]:
@@ -24,9 +24,9 @@ def head(command: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def own_stdout() -> Iterator[TextIO]:
-    """Give the process's stdout as another file, while ``sys.stdout`` and descriptor 1 are stderr.
+    """Yield the process's stdout as another file, while ``sys.stdout`` and descriptor 1 are stderr.
 
-    A replaced ``sys.stdout`` is returned unchanged. An OSError means that stdout is closed, or takes no more.
+    A replaced ``sys.stdout`` is yielded unchanged. It raises an OSError if stdout is closed or full.
     """
     out = sys.stdout
     if out is None:
@@ -36,27 +36,27 @@ def own_stdout() -> Iterator[TextIO]:
         if _descriptor(out) != 1:
             yield out
             return
-        kept = os.dup(1)
+        saved = os.dup(1)
         try:
             try:
                 os.dup2(2, 1)
             except OSError:
                 silence(1)
-            # A terminal is written to line by line; a C locale cannot say everything.
-            buffering = 1 if os.isatty(kept) else -1
-            with os.fdopen(kept, "w", buffering, out.encoding, "backslashreplace", closefd=False) as file:
+            # Terminals are line-buffered; a C locale lacks most characters.
+            buffering = 1 if os.isatty(saved) else -1
+            with os.fdopen(saved, "w", buffering, out.encoding, "backslashreplace", closefd=False) as file:
                 yield file
                 file.flush()
         finally:
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(saved, 1)
+            os.close(saved)
 
 
 def silence(descriptor: int) -> None:
     """Discard the output of a descriptor."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def _descriptor(file: TextIO) -> int | None:
@@ -67,12 +67,12 @@ def _descriptor(file: TextIO) -> int | None:
 
 
 def complain(command: str, text: str) -> None:
-    """Print an error on stderr in one line; on a terminal in colour, and wrapped between words."""
+    """Print an error on one line of stderr, or wrapped and coloured on a terminal."""
     head = f"dlx {command}: " if command else "dlx: "
     text, file = head + text, sys.stderr
     try:
         is_terminal = file is not None and file.isatty()
-    except ValueError:  # it is closed or detached
+    except ValueError:  # closed or detached
         is_terminal = False
     if is_terminal:
         import shutil
@@ -86,15 +86,15 @@ def complain(command: str, text: str) -> None:
 
 
 def has_colors(*, is_terminal: bool) -> bool:
-    """Return whether the user wants colours."""
-    refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not refused and (is_terminal or bool(os.environ.get("FORCE_COLOR")))
+    """Return whether output is coloured, by the usual environment variables."""
+    disabled = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not disabled and (is_terminal or bool(os.environ.get("FORCE_COLOR")))
 
 
 def say(text: str, file: TextIO | None) -> None:
-    """Print a line to a stream that may be closed or full, and ignore a failure."""
+    """Print a line to a stream, and ignore failures of a closed or full one."""
     if file is not None:
         try:
             print(text, file=file, flush=True)
         except OSError:
-            silence(file.fileno())  # else the interpreter complains when it ends
+            silence(file.fileno())  # otherwise Python reports an error at exit

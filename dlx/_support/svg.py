@@ -1,4 +1,4 @@
-"""The style, boxes, texts and legends of dlx's pictures: SVG text, for light and dark pages."""
+"""SVG pages, boxes, texts and legends for dlx's pictures, in light and dark style."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def page(
 ) -> str:
     """Return a picture of (width, height) pixels.
 
-    `fills` maps a class to its colours on light and dark pages, with further declarations behind a semicolon; `more`
-    are further rules of style.
+    `fills` maps a class to its light and dark colours, each with optional declarations after a semicolon; `more` has
+    additional CSS rules.
     """
     light, dark = ("\n".join(f".{kind} {{ fill: {both[i]}; }}" for kind, both in fills.items()) for i in (0, 1))
     width, height = size
@@ -36,18 +36,18 @@ def page(
 
 
 def box(x: float, y: float, width: float, height: float, kind: str, hint: str = "") -> str:
-    """Return a box of a class of `fills`; `hint` is shown under the mouse."""
+    """Return a box of a class of `fills`, with an optional tooltip."""
     shape = f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{width:.1f}" height="{height:.0f}" rx="2"'
     return f"{shape}><title>{escape(hint)}</title></rect>" if hint else f"{shape}/>"
 
 
 def text(x: float, y: float, words: str, attributes: str = "") -> str:
-    """Return a text element with further attributes."""
+    """Return a text element with additional attributes."""
     return f'<text x="{x:.0f}" y="{y:.0f}" {attributes}>{escape(words)}</text>'
 
 
 def legend(x: float, y: float, meanings: Mapping[str, str]) -> list[str]:
-    """Return a line of boxes with the meanings of their classes."""
+    """Return a line of boxes, each with the meaning of its class."""
     parts = []
     for kind, meaning in meanings.items():
         parts += [box(x, y, 12, 12, kind), text(x + 18, y + 10, meaning)]

@@ -1,21 +1,21 @@
-"""Text for people: foreign text kept to its line, numbers of bytes."""
+"""Text for people: foreign text on one line, and numbers of bytes."""
 
 from __future__ import annotations
 
 __all__ = ["SHOWN", "amount", "one_line"]
 
 SHOWN = 3
-"""How many objects a text names where there may be many."""
+"""Number of objects that a text names before it shortens the list."""
 
 
 def one_line(text: str, most: int = 400) -> str:
-    """Return text that stays on its line whatever it holds: control characters are written out, long ones cut."""
+    """Return text on one line: control characters are escaped, and long text is truncated."""
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def amount(nbytes: int | None) -> str:
-    """Return a number of bytes in the unit that suits it."""
+    """Return a number of bytes with a suitable unit."""
     if nbytes is None:
         return "?"
     if nbytes < 1024:

@@ -1,4 +1,4 @@
-"""Hide dlx's internal frames in tracebacks; name the function that was called in errors."""
+"""Hide dlx's internal frames in tracebacks, and set the called function in errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dlx.errors import DlxError
 __all__ = ["REFUSALS", "name_action", "shorten"]
 
 REFUSALS = (DlxError, ExceptionGroup, OSError)
-"""Errors whose message says all; any other exception may be a fault of dlx, and keeps its frames."""
+"""Errors that need no internal frames; other exceptions may be bugs of dlx and keep them."""
 
 
 def shorten(error: BaseException, *, own: bool = True) -> None:
     """Drop dlx's frames from a traceback, except for the outermost and the innermost one; causes keep theirs.
 
-    The function that caught the error calls this and passes the error on by a bare ``raise``. `own` keeps its frame.
+    The function that catches the error calls this and then a bare ``raise``. `own` keeps its frame.
     """
     first = error.__traceback__
     if first is None or first.tb_next is None:
@@ -45,7 +45,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def name_action(error: BaseException, action: str) -> None:
-    """Note the called function in an error; of nested calls the outermost one is noted last."""
+    """Set the called function in an error; the outermost of nested calls sets it last."""
     if isinstance(error, DlxError):
         error.action = action
     elif isinstance(error, BaseExceptionGroup):

@@ -1,4 +1,1 @@
-"""The decorator `using`: a function computes in one framework for callers of any.
-
-Arguments and results are converted as by `convert`; what is here is one call, its writes and its streams.
-"""
+"""The decorator `using`, which converts the arguments and results of a function, and tracks its writes and streams."""

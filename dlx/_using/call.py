@@ -1,4 +1,4 @@
-"""One call of a decorated function, the complete way: convert in, convert out, and write copies back."""
+"""`Invocation`: one call of a decorated function that the fast path in C does not support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlx.errors import DlxError
 
 
 class Invocation:
-    """One call of a decorated function; `args` and `options` are what the function is passed."""
+    """One call of a decorated function; `args` and `options` are the converted arguments."""
 
     def __init__(self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         inputs: Any = None
@@ -27,7 +27,7 @@ class Invocation:
             positional, self.options = inputs.convert_arguments(args[spec.skipped :], options)
             caller = Caller.of(spec, request.target, inputs.seen)
         except BaseException as error:
-            vars(self).clear()  # this frame is in the traceback, and would keep what was converted
+            vars(self).clear()  # this frame is in the traceback, and would keep the converted arrays alive
             inputs, failed, positional, identity = None, inputs, None, None
             if failed is not None:
                 failed.undo(error)
@@ -36,15 +36,15 @@ class Invocation:
             raise
         inputs.keep()
         self.args, self.work, self._writes = (*identity.kept, *positional), inputs.work, inputs.writes
-        self.work.stays = caller is None or spec.lazy  # else a conversion orders the stream that is current then
-        self.sent, self.returned = inputs.convert_sent, Outputs(spec, request, identity, caller).returned
+        self.work.stays = caller is None or spec.lazy  # otherwise converting the results orders the streams
+        self.convert_sent, self.convert_result = inputs.convert_sent, Outputs(spec, request, identity, caller).convert
 
     def __enter__(self) -> Invocation:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any, finalizing: Any = sys.is_finalizing) -> None:
         if isinstance(error, GeneratorExit) and finalizing():
-            return  # a generator that outlived the program: what is needed to write back is gone
+            return  # a generator that is closed at exit, when modules are already cleared
         try:
             with self.work.step():
                 self.write_back()
@@ -53,8 +53,8 @@ class Invocation:
                 raise
 
     def write_back(self) -> None:
-        """Write what the function wrote to copies into the caller's arrays."""
-        self._writes.back()
+        """Copy the function's writes back to the caller's arrays."""
+        self._writes.write_back()
 
 
 leave_out(Invocation.__init__, "what dlx.using returns")

@@ -52,76 +52,73 @@ def using(
     to
         The framework of the function, as in `convert`.
     lazy
-        Whether a container that the function made comes back as a lazy view. Containers of its caller's in there are
-        views then, too; arrays of its caller's are the caller's own all the same.
+        Whether a container that the function creates is returned as a lazy view. The caller's containers in it become
+        views, too; the caller's arrays are returned unchanged.
     returns
         The framework of the results, as in `convert`. None: the caller's, see Notes.
     writes
-        Names of parameters whose arrays the function writes to in place; read-only ones are refused. Of a function
-        without a signature, as many built-in ones are, names of keywords, and numbers of positional arguments.
+        Names of parameters whose arrays the function writes to in place; read-only arrays raise an error. For a
+        function without a signature, as many built-in ones: names of keywords, and numbers of positional arguments.
     detach
-        Whether the function may lose the gradients of its arguments. None: an argument whose framework records what
-        becomes of it is refused; where it does not (under ``torch.no_grad()``) nothing is lost.
+        Whether the function may lose the gradients of its arguments. None: an argument that its framework records for
+        differentiation raises an error; ``torch.no_grad()`` disables recording.
     device, readonly
-        As in `convert`, for the way in.
+        As in `convert`, for the arguments.
     stream
-        As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
+        As in `convert`, for the arguments; the function also works on it. None: the caller's stream, see Notes.
     grad
-        Whether gradients are computed: the caller's framework differentiates the function, by derivatives that the
-        function's framework computes. Where an argument is recorded, results are new arrays, also those that are
-        arguments.
+        Whether the caller's framework differentiates the function, with derivatives that the function's framework
+        computes. If an argument is recorded, results are new arrays, even a returned argument.
     result_like
-        With `grad`, for callers that compile (``jax.jit``) and functions that cannot be tried without data: a tree with
-        the shapes and dtypes of the results, of arrays or ``jax.ShapeDtypeStruct``, or a function of the arguments
-        that gives one.
+        With `grad`, if the caller compiles (``jax.jit``) or the function cannot be tried without data: a tree with the
+        shapes and dtypes of the results (arrays or ``jax.ShapeDtypeStruct``), or a function of the arguments that
+        returns one.
 
     Returns
     -------
     decorator
         For functions, coroutine functions, generators and asynchronous generators. Name, signature and documentation
-        stay.
+        are kept.
 
     Raises
     ------
     TypeError
-        If `writes` names no parameter, `to` is no framework, as where the
-        decorator is written without parentheses, or `grad` is combined with what it excludes: `lazy`, `returns`,
-        `writes`, `device`, `stream`, ``detach=True``, coroutines and generators.
+        If `writes` names a missing parameter, `to` is not a framework (for example, because the decorator is used
+        without parentheses), or `grad` is combined with `lazy`, `returns`, `writes`, `device`, `stream`,
+        ``detach=True``, a coroutine or a generator.
     ConversionError
-        By the function, if its framework, or its caller's, has no gradients for others.
+        By the function, if its framework or its caller's does not support gradients for other frameworks.
     ReadOnlyError
-        By the function: before it runs, if an array in `writes` is read-only; after that, if it wrote to an array that
-        had to be copied, and that cannot be written back.
+        By the function: before it runs, if an array in `writes` is read-only; afterwards, if it wrote to a copy that
+        cannot be written back.
     DlxError
         By the function, as `convert`; paths begin with the parameter's name.
 
     Notes
     -----
-    *The framework of the results* does not depend on the order of arguments. Arrays that are in `to` already do not
-    count where there are others. If the rest are of one framework, it is that one, on their device if they have one in
-    common.
-    If they are of several, or of none that can take arrays, results stay as the function made them.
+    *The framework of the results* does not depend on the order of arguments. It is the framework of the arguments that
+    are not in `to` already, on their device if they share one. If these arguments have several frameworks, or a
+    framework that cannot import arrays, results are returned unchanged.
 
-    *An argument that is returned*, also inside a container, comes back as the caller's own object, unless `returns`
-    names another framework than its own.
+    *A returned argument*, also inside a container, is the caller's own object, unless `returns` names a framework other
+    than its own.
 
-    *Writes in place* reach the caller's array where its memory is shared. An array that had to be copied is passed to
-    numpy read-only; of torch, the tensor's version is looked at afterwards, and the tensor is written back if it was
-    changed. Writes that torch does not count (through ``x.data`` or ``x.numpy()``), and those of every other framework,
-    are not seen: name the parameter in `writes`, which is always written back. Where two arguments share memory, one
-    of them was copied and both were written to, nothing is written back: ReadOnlyError says so. A copy is written back
-    whole: what its caller writes to the array meanwhile, while a generator or coroutine waits, is lost.
+    *Writes in place* reach the caller's array if its memory is shared. An array that must be copied is passed to numpy
+    read-only; for torch, dlx compares the tensor's version after the call, and writes a changed tensor back. dlx does
+    not detect writes that torch does not count (through ``x.data`` or ``x.numpy()``), or writes of any other framework:
+    name the parameter in `writes`, and it is always written back. If two arguments share memory, one of them was copied
+    and both were written to, dlx raises ReadOnlyError and writes nothing back. A copy is written back as a whole: what
+    the caller writes to the array while a generator or coroutine waits is lost.
 
-    Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
-    a first parameter called ``self`` or ``cls`` is passed as it is, and comes back so. Models, data loaders and other
-    objects that hold arrays are refused, unless they belong to the function's own framework: those are passed as they
-    are.
+    The function gets new containers, so changes to a list do not reach the caller. Defaults are not converted, and a
+    first parameter called ``self`` or ``cls`` is passed and returned unchanged. Models, data loaders and other objects
+    with arrays raise an error, unless they belong to the function's framework; then they are passed unchanged.
 
-    *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
-    so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on
-    its own where it has arrays among the arguments itself, where callers work on several streams of a device, and where
-    it cannot be set (jax); then arrays are ordered in and out. Whatever else the function reads on a device, a global
-    array say, must be ready on the caller's stream.
+    *On CUDA devices* the function's framework works on the current stream of its caller's framework on each device, so
+    no stream has to wait; in a coroutine or generator, only while its code runs. It keeps its own stream if some
+    arguments are its own arrays, if the callers use several streams of a device, or if its stream cannot be set (jax);
+    then arrays are ordered in and out. Other arrays that the function reads on a device, such as global ones, must be
+    ready on the caller's stream.
 
     Examples
     --------
@@ -139,7 +136,7 @@ def using(
 
     def request() -> Request:
         checked = request_of(to, None, device, None, readonly, detach is not False, stream)
-        return checked._replace(later=False)  # a function needs its data
+        return checked._replace(later=False)  # a function needs its data immediately
 
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
     if result_like is not None and not grad:
@@ -153,8 +150,8 @@ def using(
             "device": device is not None,
             "stream": stream is not None,
         }
-        if said := [name for name, value in excluded.items() if value]:
-            raise TypeError(f"using: grad=True does not go with {said[0]}=")
+        if used := [name for name, value in excluded.items() if value]:
+            raise TypeError(f"using: grad=True cannot be combined with {used[0]}=")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
@@ -164,30 +161,30 @@ def using(
         if grad or getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")
         else:
-            wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # others' is not traced
+            wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # the shared one is skipped
         return cast("Callable[P, R]", wrapper)
 
     return decorate
 
 
 def _differentiable(function: Any, spec: FunctionSpec) -> Any:
-    """Return a function with derivatives for the caller's framework, where the caller wants any."""
+    """Wrap a function so that the caller's framework can differentiate it."""
     several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_one(function) for is_one in several):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
-    plain, compiled = _wrapper(function, spec), gradients.CompiledCalls(spec, function)
+    wrapped, compiled = _wrapper(function, spec), gradients.CompiledCalls(spec, function)
 
     def calling(*args: Any, **options: Any) -> Any:
         result = compiled(args, options)
         if result is NotImplemented:
-            result = gradients.differentiated(spec, function, args, options)
-        return plain(*args, **options) if result is NotImplemented else result
+            result = gradients.call_recorded(spec, function, args, options)
+        return wrapped(*args, **options) if result is NotImplemented else result
 
     return calling
 
 
 def _wrapper(function: Any, spec: FunctionSpec) -> Any:
-    """Return a function of the same kind."""
+    """Wrap a function in a function of the same kind."""
     if inspect.iscoroutinefunction(function):
         return wrap_coroutine(function, spec)
     if inspect.isasyncgenfunction(function):

@@ -1,4 +1,4 @@
-"""What is known of a decorated function: its options, and the names of its parameters."""
+"""`FunctionSpec`: the options and parameters of a decorated function; and helpers about frameworks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlx._engine.tree import Tree
 
 Place = tuple[str, tuple[Any, ...]]
-"""Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
+"""The place of an array: a parameter's name and the path from it, as in `DlxError.root` and `DlxError.path`."""
 
 
 _ANY = (("args", inspect.Parameter.VAR_POSITIONAL), ("options", inspect.Parameter.VAR_KEYWORD))
@@ -37,12 +37,12 @@ class FunctionSpec:
         detach: bool | None = None,
         result_like: Any = None,
     ) -> None:
-        self.to = sys.intern(to) if type(to) is str else to  # as the fast path wants it
+        self.to = sys.intern(to) if type(to) is str else to  # the fast path compares by identity
         self.request, self.returns, self.lazy = request, returns, lazy
         self.detach, self.result_like = detach, result_like
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):  # a built-in function that does not say
+        except (TypeError, ValueError):  # a built-in function without a signature
             parameters = [inspect.Parameter(name, kind) for name, kind in _ANY]
         known = {p.name for p in parameters}
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -65,26 +65,26 @@ class FunctionSpec:
         self.skipped = 1 if self.names[:1] in (["self"], ["cls"]) else 0
         self.writes = writes
 
-    def place(self, i: int) -> Place:
-        """Return the name of a positional argument's parameter, and where the argument is in there."""
+    def locate_argument(self, i: int) -> Place:
+        """Return the parameter of a positional argument, and the argument's path in it."""
         return (self.names[i], ()) if i < len(self.names) else (self.rest, (i - len(self.names),))
 
-    def parameter(self, path: tuple[Any, ...]) -> Place:
-        """Return a path in (args, options) as one that begins at a parameter."""
+    def locate(self, path: tuple[Any, ...]) -> Place:
+        """Convert a path in (args, options) to a parameter and a path from it."""
         kind, key, *inside = path
-        root, first = (str(key), ()) if kind else self.place(key + self.skipped)
+        root, first = (str(key), ()) if kind else self.locate_argument(key + self.skipped)
         return root, (*first, *inside)
 
     def is_written(self, i: int) -> bool:
         """Return whether the function is declared to write to a positional argument."""
-        return i in self.writes or self.place(i)[0] in self.writes
+        return i in self.writes or self.locate_argument(i)[0] in self.writes
 
     def is_option_written(self, name: str) -> bool:
-        """Return whether the function is declared to write to an argument that is passed by name."""
+        """Return whether the function is declared to write to a keyword argument."""
         return name in self.writes or (self.options in self.writes and name not in self.by_name)
 
-    def written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
-        """Return the addresses of arrays, and (path, buffer) of buffers, in the parameters that are written to."""
+    def find_written(self, tree: Tree) -> tuple[set[int], list[tuple[tuple[Any, ...], Any]]]:
+        """Return the addresses of arrays and the (path, buffer) of buffers in parameters declared as written."""
         arrays: set[int] = set()
         buffers: list[tuple[tuple[Any, ...], Any]] = []
         if not self.writes:
@@ -107,18 +107,18 @@ class FunctionSpec:
         return arrays, buffers
 
 
-def tracked(source: Adapter, array: Any) -> bool:
-    """Return whether what is computed from an array now is recorded by its framework, to be differentiated."""
+def is_tracked(source: Adapter, array: Any) -> bool:
+    """Return whether the array's framework records computations with it for differentiation."""
     return source.gradients is not None and source.gradients.is_tracked(array)
 
 
-def fast_name(target: Target) -> Any:
-    """Return the name by which the fast path converts results to a target; NotImplemented if it cannot."""
+def fast_path_name(target: Target) -> Any:
+    """Return the target's name for the fast path, or NotImplemented if the fast path does not support it."""
     is_known = target.adapter.fast_path is not None and registry.target(target.name) is target
     return target.name if is_known else NotImplemented
 
 
-def wrapping(target: Target) -> Any:
-    """Return a container of a framework that wraps the same array anew on each access; None if there is none."""
+def find_wrapper(target: Target) -> Any:
+    """Return the framework's container that creates a new wrapper of the same array on each access, if it has one."""
     source = target.source
     return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)

@@ -1,11 +1,11 @@
-"""Calls of a function that another framework differentiates: `dlx.using` with ``grad=True``.
+"""Gradients through `dlx.using` with ``grad=True``: calls of a function that another framework differentiates.
 
-The function becomes an `Operation` of its caller's framework: flat, with arrays of the caller's in and out. That
-framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
-(`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
+The call becomes an `Operation` of the caller's framework on a flat list of its arrays. That framework records the
+operation (`GradSupport.record`) and requests gradients, which the function's framework computes (`GradSupport.vjp`). A
+derivative is again an operation, so it can be differentiated as well.
 
-Functions that their users had compiled (``jax.jit``) have compiled derivatives, one for each structure of arguments:
-`CompiledCalls`, which leaves other calls to `differentiated`.
+A compiled function (``jax.jit``) has a compiled derivative for each structure of arguments, see `CompiledCalls`; other
+calls use `call_recorded`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
-from dlx._using.function_spec import FunctionSpec, Place, tracked
+from dlx._using.function_spec import FunctionSpec, Place, is_tracked
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import CompiledFunction, GradSupport, alone
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
@@ -37,23 +37,23 @@ from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-MAX_KNOWN = 64  # structures of arguments whose derivatives are kept of one function
+MAX_KNOWN = 64  # structures of arguments whose derivatives are cached for one function
 _NUMBERS = frozenset({int, float, complex})
 _PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}
-FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
+FEW = 100  # pairs of arrays up to which all pairs are compared; more are sorted by address
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
 
 
-def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Call a function as a step of what its caller's framework differentiates; NotImplemented where that does not."""
+def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function as an operation that the caller's framework records; NotImplemented if it does not record."""
     request = spec.request()
-    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, located=spec.parameter))
-    caller = _recording(tree, request.target)
+    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, locate=spec.locate))
+    caller = _find_caller(tree, request.target)
     if caller is None:
         return NotImplemented
     call = RecordedCall(spec, function, request, tree, caller, args[: spec.skipped])
-    like = None if spec.result_like is None else _Declared(spec, caller, call.result, args, options)
+    like = None if spec.result_like is None else _DeclaredSpecs(spec, caller, call.result, args, options)
     try:
         return call.record([tree.arrays[i] for i in call.operands], like)
     finally:
@@ -61,33 +61,33 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
             like.forget()
 
 
-def _recording(tree: Tree, target: Framework) -> Adapter | None:
-    """Return the framework that records arguments; None if only the function's does, or none; raise if several do."""
+def _find_caller(tree: Tree, target: Framework) -> Adapter | None:
+    """Return the framework, other than the function's, that records arguments, if any; raise if several do."""
     pairs = zip(tree.sources, tree.arrays, strict=True)
-    callers = {source.name: source for source, array in pairs if tracked(source, array)}
+    callers = {source.name: source for source, array in pairs if is_tracked(source, array)}
     if not callers.keys() - {target.source.name}:
         return None
     if len(callers) > 1:
         raise ConversionError(
-            f"{' and '.join(sorted(callers))} both record what becomes of their arguments",
+            f"{' and '.join(sorted(callers))} both record their arguments for differentiation",
             target=target.name,
-            fix="Pass arrays of one of them, and detach the others.",
+            fix="Pass recorded arrays of one framework, and detach the others.",
         )
     ((name, caller),) = callers.items()
     inner, outer = target.adapter.gradients, caller.gradients
     if outer is None or outer.record is None:
-        raise _lacking(f"{name} takes no gradients from functions of other frameworks", target.name)
+        raise _gradient_error(f"{name} cannot use gradients of other frameworks", target.name)
     if inner is None or inner.vjp is None:
-        raise _lacking(f"{target.name} computes no gradients for other frameworks", target.name)
+        raise _gradient_error(f"{target.name} cannot compute gradients for other frameworks", target.name)
     return caller
 
 
-def _lacking(reason: str, target: str) -> ConversionError:
-    return ConversionError(reason, target=target, fix="Say dlx.using(..., detach=True) to do without them.")
+def _gradient_error(reason: str, target: str) -> ConversionError:
+    return ConversionError(reason, target=target, fix="Use dlx.using(..., detach=True) to drop the gradients.")
 
 
 class RecordedCall:
-    """A call that its caller's framework records: flat, with that framework's arrays as operands; it keeps none."""
+    """A call as a function of the caller's arrays only, which are its operands; it does not keep them alive."""
 
     def __init__(
         self, spec: FunctionSpec, function: Any, request: Request, tree: Tree, caller: Adapter, kept: tuple[Any, ...]
@@ -96,32 +96,32 @@ class RecordedCall:
         self._failures, self.result, arrays = tree.failures, _Result(caller.name), tree.arrays
         outside = [i for i, array in enumerate(arrays) if not is_inside(array, tree.sources[i], request.target)]
         self.operands = [i for i in outside if tree.sources[i] is caller]
-        self._located = [spec.parameter(tree.path(i)) for i in self.operands]
+        self._places = [spec.locate(tree.path(i)) for i in self.operands]
         self._constants = [i for i in outside if tree.sources[i] is not caller]
-        self._parts = _filled(arrays, self.operands, [None] * len(self.operands))
-        for i in self._constants:  # they may change meanwhile
-            self._parts[i] = _moved(arrays[i], request, spec.parameter(tree.path(i)), copy=True)
+        self._parts = _fill(arrays, self.operands, [None] * len(self.operands))
+        for i in self._constants:  # copy, since they may change before the call is repeated
+            self._parts[i] = _convert(arrays[i], request, spec.locate(tree.path(i)), copy=True)
         self._values = _without_arrays(tree, next(tree.nodes())[0], request.target.name)
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        """Return the arrays of the function's result for operands of its framework."""
+        """Call the function with operands of its framework; return the arrays of its result."""
         target = self._request.target
-        parts = _filled(self._parts, self.operands, arrays)
-        for i in () if target.adapter.arrays.immutable else self._constants:  # each call its own, which it may write to
+        parts = _fill(self._parts, self.operands, arrays)
+        for i in () if target.adapter.arrays.immutable else self._constants:  # each call may write to its copies
             parts[i] = FAST_PATH(parts[i], cast("Target", target.adapter.name), copy=True)
         positional, named = Tree(self._values, TUPLE, self._failures).rebuild(parts, target.name)
-        return self.result.taken(self._function(*self._kept, *positional, **named), target.name)
+        return self.result.take_arrays(self._function(*self._kept, *positional, **named), target.name)
 
     def record(self, arrays: Sequence[Any], like: Like | None) -> Any:
-        """Have the caller's framework record the call with operands; return the result for the caller."""
+        """Let the caller's framework record the call with operands; return the result for the caller."""
         inner, outer = self._request.target.adapter.gradients, self._caller.gradients
         assert inner is not None and outer is not None and outer.record is not None
-        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._located, like)
-        return self.result.rebuilt(outer.record(operation, arrays))
+        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._places, like)
+        return self.result.rebuild(outer.record(operation, arrays))
 
 
-class _Declared:
-    """Shapes and dtypes of results as the user declared them."""
+class _DeclaredSpecs:
+    """Shapes and dtypes of results, as declared with ``result_like=``."""
 
     def __init__(
         self, spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
@@ -130,22 +130,22 @@ class _Declared:
         self._arguments, self._specs = (args, options), cast("Specs | None", None)
 
     def __call__(self, arrays: Sequence[Any]) -> Specs:
-        """Return shape and dtype of each result."""
+        """Return the shape and dtype of each result."""
         if self._specs is None:
             args, options = self._arguments
             shown = self._shown(*args, **options) if callable(self._shown) else self._shown
             self._specs = [
-                (each.shape, each.dtype) for each in self._result.taken(_abstract(shown, self._caller), "dlx")
+                (each.shape, each.dtype) for each in self._result.take_arrays(_abstract(shown, self._caller), "dlx")
             ]
         return self._specs
 
     def forget(self) -> None:
-        """Release the arguments, which may be tracers: the call is over."""
+        """Release the arguments after the call; they may be tracers."""
         self._arguments = (), {}
 
 
-class _Mark:
-    """Stands for an array in the containers of an operation. It is never read."""
+class _Placeholder:
+    """A placeholder for an array in the containers of an operation. It is never read."""
 
     __slots__ = ("shape",)
 
@@ -160,15 +160,15 @@ class _Mark:
 
 
 def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
-    """Return the containers of a tree around marks, since operations outlive calls; or as they are."""
+    """Return the containers of a tree with placeholders, since operations outlive calls; or unchanged."""
     try:
-        return tree.rebuild([_Mark(tuple(getattr(array, "shape", ()))) for array in tree.arrays], target)
+        return tree.rebuild([_Placeholder(tuple(getattr(array, "shape", ()))) for array in tree.arrays], target)
     except DlxError:
         return values
 
 
 def _abstract(value: Any, caller: Adapter) -> Any:
-    """Return a tree with a tensor that has no memory in place of all that has a shape and a dtype."""
+    """Replace each object with a shape and a dtype by a tensor without memory."""
     if isinstance(value, dict):
         return {key: _abstract(each, caller) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -177,7 +177,7 @@ def _abstract(value: Any, caller: Adapter) -> Any:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
     dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
-    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # it is never read
+    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # never read
 
 
 class _Result:
@@ -186,19 +186,19 @@ class _Result:
     def __init__(self, caller: str) -> None:
         self._caller = caller
         self._value: Any = None
-        self._paths: list[tuple[Any, ...]] | None = None  # of the arrays, as they are expected from then on
+        self._paths: list[tuple[Any, ...]] | None = None  # of the first result's arrays, which later ones must match
 
-    def taken(self, value: Any, target: str) -> list[Any]:
-        """Return the arrays of a result, in the order of the first one, whose containers are kept."""
+    def take_arrays(self, value: Any, target: str) -> list[Any]:
+        """Return the arrays of a result, in the order of the first result, whose containers are kept."""
         if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
             if hasattr(value, "close"):
-                value.close()  # else Python would warn that nobody awaited it
+                value.close()  # otherwise Python warns that it was never awaited
             what = type_name(type(value))
             raise ConversionError(
-                f"the function returned a {what}, and gradients are for functions that return once",
-                fix="Decorate the function that is awaited or iterated, without grad=True.",
+                f"the function returned a {what}; gradients are supported for functions that return once",
+                fix="Decorate the coroutine or generator function itself, without grad=True.",
             )
-        tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
+        tree = Tree((value,), TUPLE, Failures(target, locate=lambda path: ("result", path[1:])))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:
@@ -210,19 +210,19 @@ class _Result:
                 ", ".join(path_text(path[1:], "result") for path in each) for each in (self._paths, paths)
             )
             raise ConversionError(
-                f"the function returned arrays at {found}, and was expected to return them at {expected}",
-                fix="Return the same containers in every call, as result_like= says where it is given.",
+                f"the function returned arrays at {found}, expected {expected}",
+                fix="Return the same containers in every call, those of result_like= if you pass it.",
             )
         return [arrays[paths.index(path)] for path in self._paths]
 
-    def rebuilt(self, arrays: Sequence[Any]) -> Any:
-        """Return the result, with these arrays in it."""
+    def rebuild(self, arrays: Sequence[Any]) -> Any:
+        """Return the result with other arrays."""
         value, self._value = self._value, None
         return Tree(value, TUPLE, Failures(self._caller)).rebuild(list(arrays), self._caller)[0]
 
 
 class DifferentiableFunction:
-    """An `Operation` of a caller's framework over a function of another one, which returns a list of arrays."""
+    """An `Operation` of the caller's framework over a function of another framework that returns a list of arrays."""
 
     def __init__(
         self,
@@ -230,68 +230,68 @@ class DifferentiableFunction:
         request: Request,
         inner: GradSupport,
         caller: Adapter,
-        located: list[Place],
+        places: list[Place],
         like: Like | None = None,
     ) -> None:
         self._function, self._request, self._inner, self._caller = function, request, inner, caller
-        self._located, self._like, self._readonly = located, like, cast("Readonly", request.readonly)
+        self._places, self._like, self._readonly = places, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
-        # Constant arrays are copied for a caller that writes, unless they are to be shared.
+        # A mutable caller gets copies of immutable arrays, unless readonly="share".
         constant = request.target.adapter.arrays.immutable and request.readonly == "copy"
-        self._may_meet = not caller.arrays.immutable and not constant
+        self._may_share = not caller.arrays.immutable and not constant
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
-        """Return the results, without what gradients need."""
-        inside = self._inside(arrays)
-        return self._outside(self._function(*inside), inside, to or self._caller.name)
+        """Return the results without preparing gradients."""
+        inside = self._convert_in(arrays)
+        return self._convert_out(self._function(*inside), inside, to or self._caller.name)
 
     def vjp(
         self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
     ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """Return the results, and what takes their gradients to those of the arguments that are wanted."""
-        inside, chosen = self._inside(arrays), self._chosen(arrays, wanted)
+        """Return the results, and a function from their gradients to the gradients of the wanted arguments."""
+        inside, chosen = self._convert_in(arrays), self._choose(arrays, wanted)
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [None if each is None else _moved(each, self._request, ("gradient", ())) for each in gradients]
+            inner = [None if each is None else _convert(each, self._request, ("gradient", ())) for each in gradients]
             found: list[Any] = [None] * len(arrays)
-            for i, new in zip(chosen, self._outside(pull(given), given, self._caller.name), strict=True):
+            for i, new in zip(chosen, self._convert_out(pull(inner), inner, self._caller.name), strict=True):
                 found[i] = new
             return found
 
-        return self._outside(results, inside, self._caller.name), pullback
+        return self._convert_out(results, inside, self._caller.name), pullback
 
     def derivative(
         self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
     ) -> tuple[DifferentiableFunction, list[Any]]:
-        """Return the operation (arguments, gradients of results, state) -> gradients, and all but the arguments."""
+        """Return the operation (arguments, gradients of results, state) -> gradients, and its last two operands."""
         there = [i for i, each in enumerate(gradients) if each is not None]
         function, inner, n, states = self._function, self._inner, len(gradients), len(state)
 
         def flat(*arrays: Any) -> list[Any]:
             last = len(arrays) - states
-            inside, given, before = arrays[: last - len(there)], arrays[last - len(there) : last], arrays[last:]
+            inside, inputs, before = arrays[: last - len(there)], arrays[last - len(there) : last], arrays[last:]
             chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
             if wanted is not None:
                 chosen = [i for i in chosen if wanted[i]]
             with inner.replayed(before):
                 _, pull = _vjp(function, inner, inside, chosen)
             every: list[Any] = [None] * n
-            for i, each in zip(there, given, strict=True):
+            for i, each in zip(there, inputs, strict=True):
                 every[i] = each
             return list(pull(every))
 
         def like(arrays: Sequence[Any]) -> Specs:
             operands = arrays[: len(arrays) - len(there) - states]
-            return [self._spec_of(operands[i]) for i in self._chosen(operands, wanted)]
+            return [self._spec_of(operands[i]) for i in self._choose(operands, wanted)]
 
-        located = [*self._located, *[("gradient", ())] * (len(there) + states)]
-        made = DifferentiableFunction(flat, self._request, inner, self._caller, located, like)
+        places = [*self._places, *[("gradient", ())] * (len(there) + states)]
+        made = DifferentiableFunction(flat, self._request, inner, self._caller, places, like)
         return made, [*(gradients[i] for i in there), *state]
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
-        """Return an operation whose last results are the random states before and after it, and how many these are."""
+        """Return an operation whose last results are the random states before and after it, and their number."""
         state_of, function = self._inner.random_state, self._function
         if state_of is None:
             return self, 0
@@ -307,26 +307,26 @@ class DifferentiableFunction:
             assert dtype is not None
             return [*self.results_like(arrays), *[(tuple(state.shape), dtype)] * 2]
 
-        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._located, like), 2
+        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._places, like), 2
 
-    def _chosen(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
-        """Return the numbers of the arguments to differentiate by."""
+    def _choose(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
+        """Return the indices of the arguments to differentiate by."""
         some = range(len(arrays)) if wanted is None else [i for i, is_one in enumerate(wanted) if is_one]
         return [i for i in some if self._is_differentiable(arrays[i])]
 
     def results_like(self, arrays: Sequence[Any]) -> Specs:
-        """Return shape and dtype of each result, where `arrays` are known by theirs only."""
+        """Return the shape and dtype of each result, using only those of `arrays`."""
         if self._like is not None:
             return self._like(arrays)
         if self._inner.eval_shape is None:
-            reason = f"{self._request.target.name} cannot say what the function returns before it is called"
-            raise ConversionError(reason, fix="Say result_like=, arrays of the shapes and dtypes of its results.")
+            reason = f"{self._request.target.name} cannot determine the function's results without calling it"
+            raise ConversionError(reason, fix="Pass result_like=, arrays with the shapes and dtypes of the results.")
         try:
             return self._inner.eval_shape(self._function, [self._spec_of(each) for each in arrays])
         except DlxError:
             raise
         except Exception as error:
-            fix = "Say result_like=, arrays of the shapes and dtypes of its results."
+            fix = "Pass result_like=, arrays with the shapes and dtypes of the results."
             raise foreign_error("the function cannot be tried without data:", error, fix=fix) from error
 
     def _spec_of(self, array: Any) -> tuple[tuple[int, ...], DType]:
@@ -335,23 +335,23 @@ class DifferentiableFunction:
             raise DTypeError(f"DLPack has no dtype {array.dtype}", source=self._caller.name)
         return tuple(array.shape), dtype
 
-    def _inside(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return arguments as arrays of the function's framework."""
-        return [_moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
+    def _convert_in(self, arrays: Sequence[Any]) -> list[Any]:
+        """Convert arguments to the function's framework."""
+        return [_convert(array, self._request, at) for array, at in zip(arrays, self._places, strict=True)]
 
-    def _outside(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
-        """Return results as arrays of another framework, copied if one shares memory with another, or with `inside`."""
+    def _convert_out(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
+        """Convert results; copy them if one shares memory with another, or with an array of `inside`."""
         try:
             made = [FAST_PATH(each, to, detach=True, readonly=self._readonly) for each in results]
-            if self._may_meet and _meet(made, inside):
+            if self._may_share and _share_memory(made, inside):
                 made = [FAST_PATH(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
             raise error.complete(root="result") from None
 
 
-def _meet(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether an array of `some` shares memory with another one."""
+def _share_memory(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether an array of `some` shares memory with another array."""
     others = [each for each in others if each is not None]
     if len(some) * (len(some) + len(others)) > FEW:
         return collision(some, others) is not None
@@ -371,22 +371,22 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
     return inner.vjp(over, [arrays[i] for i in chosen])
 
 
-def _moved(
+def _convert(
     array: Any, request: Request, at: Place | Callable[[], Place], to: str | None = None, *, copy: bool | None = None
 ) -> Any:
-    """Convert one array for the function; `to` names another framework than its own, on the way there."""
+    """Convert one array for the function, or to the intermediate framework `to`."""
     target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
         return FAST_PATH(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         if to is not None:
-            return _moved(array, request, at, copy=copy)  # whose error names the function's framework
+            return _convert(array, request, at, copy=copy)  # its error names the function's framework
         root, path = at() if callable(at) else at
         raise error.complete(root=root, path=path) from None
 
 
 class CompiledCalls:
-    """Calls of one function, for callers that record; NotImplemented for those that need `differentiated`."""
+    """Calls of one function with compiled derivatives; NotImplemented for calls that need `call_recorded`."""
 
     def __init__(self, spec: FunctionSpec, function: Any) -> None:
         self._spec, self._function = spec, function
@@ -394,12 +394,12 @@ class CompiledCalls:
         self._compiled: CompiledFunction | None = None
         self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
         self._met: dict[Any, None] = {}
-        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> it, and how it is treated
+        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> the type, its adapter or handler
 
     def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call the function."""
         if self._generation != registry.generation:
-            self._renew()
+            self._refresh()
         compiled = self._compiled
         if compiled is None:
             return NotImplemented
@@ -409,12 +409,12 @@ class CompiledCalls:
         caller, has_numbers = None, False
         for i, leaf in enumerate(leaves):
             kind = type(leaf)
-            _, what = self._kinds.get(id(kind)) or self._look_up(kind)
+            _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
             if isinstance(what, Adapter):
                 leaves[i] = None
-                if tracked(what, leaf):
+                if is_tracked(what, leaf):
                     if what is target.source or what is not (caller or what):
-                        return NotImplemented  # which says why not
+                        return NotImplemented  # `call_recorded` raises the error
                     caller = what
                     chosen.append(True)
                 else:
@@ -435,39 +435,39 @@ class CompiledCalls:
         where = tuple(key)
         known = self._known.get(where)
         if known is None:
-            if has_numbers and where not in self._met:  # a number may be another one in each call
+            if has_numbers and where not in self._met:  # compile for a number only once it repeats
                 _add(self._met, where, None)
                 return NotImplemented
-            known = compiled.vjp(structure, leaves, by), self._located(args, options, [arrays[i][1] for i in operands])
+            known = compiled.vjp(structure, leaves, by), self._locate(args, options, [arrays[i][1] for i in operands])
             _add(self._known, where, known)
         parts: list[Any] = [None] * len(arrays)
         for i, (what, array) in enumerate(arrays):
             if is_inside(array, what, target):
                 parts[i] = array
             elif what is not caller:
-                at = partial(self._place_of, args, options, array)
-                parts[i] = _moved(array, self._request, at, copy=True)  # it may change meanwhile
-        vjp, located = known
+                at = partial(self._locate_one, args, options, array)
+                parts[i] = _convert(array, self._request, at, copy=True)  # it may change before the backward pass
+        vjp, places = known
 
-        def flat(*given: Any) -> list[Any]:
-            rest = iter(_filled(parts, operands, given))
+        def flat(*inputs: Any) -> list[Any]:
+            rest = iter(_fill(parts, operands, inputs))
             now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
             return compiled.flatten(self._function(*now, **named))[0]
 
-        operation = CompiledCall(flat, self._request, self._gradients, caller, located)
+        operation = CompiledCall(flat, self._request, self._gradients, caller, places)
         operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
         results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
         return compiled.unflatten(operation.structure, results)
 
-    def _look_up(self, kind: type) -> tuple[type, Any]:
-        """Return a type, and the adapter of such arrays or the handler of such containers."""
+    def _find_kind(self, kind: type) -> tuple[type, Any]:
+        """Return a type, and its adapter or container handler."""
         if len(self._kinds) >= MAX_KNOWN:
             self._kinds.clear()
         found = self._kinds[id(kind)] = kind, lookup.kind(kind).part
         return found
 
-    def _renew(self) -> None:
-        """Look the function's framework up, and whether it says that the function is compiled."""
+    def _refresh(self) -> None:
+        """Look up the function's framework, and whether the function is compiled."""
         self._generation, self._compiled = registry.generation, None
         self._known.clear()
         self._kinds.clear()
@@ -476,26 +476,26 @@ class CompiledCalls:
         if inner is not None and inner.compile is not None and self._spec.result_like is None:
             self._gradients, self._compiled = inner, inner.compile(self._function)
 
-    def _place_of(self, args: tuple[Any, ...], options: dict[str, Any], array: Any) -> Place:
-        (place,) = self._located(args, options, [array])
+    def _locate_one(self, args: tuple[Any, ...], options: dict[str, Any], array: Any) -> Place:
+        (place,) = self._locate(args, options, [array])
         return place
 
-    def _located(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
-        """Return where arrays stand among the arguments."""
+    def _locate(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
+        """Return the places of arrays in the arguments."""
         tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""), strict=None)
         found = {id(array): i for i, array in enumerate(tree.arrays)}
-        return [self._spec.parameter(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
+        return [self._spec.locate(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
 
 
 def _add(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Put an item into a dictionary of the last `MAX_KNOWN` ones."""
+    """Add an item to a dictionary of the last `MAX_KNOWN` items."""
     if len(known) >= MAX_KNOWN:
-        known.pop(list(known)[0], None)  # noqa: RUF015 - one step, that no other thread comes between
+        known.pop(list(known)[0], None)  # noqa: RUF015 - list() is atomic, an iterator is not
     known[key] = value
 
 
-def _filled(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
-    """Return a list with arrays put in some places."""
+def _fill(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
+    """Return a copy of a list with arrays at some indices."""
     found = [*parts]
     for i, array in zip(places, arrays, strict=True):
         found[i] = array
@@ -503,7 +503,7 @@ def _filled(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) 
 
 
 class CompiledCall(DifferentiableFunction):
-    """The operation of one call."""
+    """The operation of one call with a compiled derivative."""
 
     vjp_of: Callable[..., Any]
     parts: list[Any]
@@ -513,28 +513,28 @@ class CompiledCall(DifferentiableFunction):
     def vjp(
         self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
     ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """Return the results, and what takes their gradients to those of the arguments."""
-        given = [_moved(each, self._request, at, "dlx") for each, at in zip(arrays, self._located, strict=True)]
+        """Return the results, and a function from their gradients to the gradients of the arguments."""
+        inputs = [_convert(each, self._request, at, "dlx") for each, at in zip(arrays, self._places, strict=True)]
         try:
-            results, self.structure, pull = self.vjp_of(_filled(self.parts, self.operands, given))
+            results, self.structure, pull = self.vjp_of(_fill(self.parts, self.operands, inputs))
         except DlxError:
-            self._inside(arrays)  # says which one it is about
+            self._convert_in(arrays)  # raises an error with the argument's name
             raise
         operands, to = self.operands, self._caller.name
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            def moved(to: str | None) -> list[Any]:
+            def convert_all(to: str | None) -> list[Any]:
                 at: Place = "gradient", ()
-                return [None if each is None else _moved(each, self._request, at, to) for each in gradients]
+                return [None if each is None else _convert(each, self._request, at, to) for each in gradients]
 
-            given = moved("dlx")
+            inner = convert_all("dlx")
             try:
-                found = pull(given)
+                found = pull(inner)
             except DlxError:
-                moved(None)  # says which one it is about
+                convert_all(None)  # raises an error with the gradient's name
                 raise
             there = [found[i] for i in operands]
-            made = iter(self._outside([each for each in there if each is not None], [], to))
+            made = iter(self._convert_out([each for each in there if each is not None], [], to))
             return [None if each is None else next(made) for each in there]
 
-        return self._outside(results, [], to), pullback
+        return self._convert_out(results, [], to), pullback

@@ -1,4 +1,4 @@
-"""The caller's own objects: what is known by them when the function returns what it was passed."""
+"""`Identity`: maps arguments that the function received to the caller's own objects, for when it returns them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlx._registry import lookup
 from dlx._registry.lookup import Kind, look
 from dlx._registry.target import Target
 from dlx._support.reflect import derives
-from dlx._using.function_spec import Place, wrapping
+from dlx._using.function_spec import Place, find_wrapper
 from dlx._views.base import name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -24,7 +24,7 @@ WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 
 class CallTree(Tree):
-    """A flattened argument or result. What holds arrays of the function's own framework, such as a model, is kept."""
+    """A flattened argument or result; models and other objects of the function's framework are not flattened."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class CallTree(Tree):
         *,
         strict: bool | None = False,
     ) -> None:
-        self._package, self._whole = package, whole  # arguments that were passed unchanged are not flattened
+        self._package, self._whole = package, whole  # `whole`: arguments passed unchanged, which are not flattened
         super().__init__(root, handler, failures, strict=strict)
 
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
@@ -50,46 +50,46 @@ class CallTree(Tree):
 
 
 class Identity:
-    """The arrays and containers that were passed to a function, and the caller's own object for each."""
+    """The arrays and containers passed to a function, and the caller's object for each."""
 
     def __init__(self, kept: tuple[Any, ...], target: Target) -> None:
         self.kept = kept
         self.recorded: Place | None = None  # an argument that the function's framework records
         self._arrays: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in kept}
-        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, its keys and children
-        self._source, self._wrapping = target.source, wrapping(target)
+        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # passed, own, keys, children
+        self._source, self._wrapping = target.source, find_wrapper(target)
         self._named: dict[Any, Any] | None = None
 
     def add(self, passed: Any, own: Any) -> None:
-        """Record what was passed for an array."""
+        """Record the array passed in place of the caller's."""
         self._arrays[id(passed)] = passed, own
         self._named = None
 
     def add_container(self, passed: Any, own: Any, keys: Any, children: list[Any]) -> None:
-        """Record what was passed for a container, with the caller's keys and children."""
+        """Record the container passed in place of the caller's, with the caller's keys and children."""
         known = self._containers.get(id(passed))
         own = known[1] if known is not None and known[0] is passed else own  # a view represents its source
         self._containers[id(passed)] = passed, own, keys, children
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Give (what was passed, the caller's own) of all arrays."""
+        """Yield the passed and the caller's array of each pair."""
         yield from self._arrays.values()
 
-    def owned(self, known: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        """Return `Scope.owned` for some arrays that were passed, and the caller's own."""
+    def weak_owners(self, known: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Return `Scope.owned` for pairs of a passed and the caller's array."""
         owned: dict[Any, Any] = {}
         for passed, own in known:
             if self._wrapping is not None and look(passed).part is self._source:
-                with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+                with contextlib.suppress(TypeError):  # no weak references
                     owned[name_of(passed, self._wrapping)] = ref(own)
         return owned
 
     def is_trivial(self) -> bool:
-        """Return whether the function got the caller's own arguments, no containers among them."""
+        """Return whether the function got the caller's own arrays, and no containers."""
         return not self._containers and all(passed is own for passed, own in self._arrays.values())
 
-    def passed(self, array: Any) -> Any:
-        """Return what was passed that an array of a result is, or another wrapper of; None if there is none."""
+    def find_passed(self, array: Any) -> Any:
+        """Return the passed array that a result is, or that it wraps, too; None for a new array."""
         found = self._arrays.get(id(array))
         if found is not None and found[0] is array:
             return array
@@ -101,14 +101,14 @@ class Identity:
         return self._named.get(name_of(array, self._wrapping))
 
     def own(self, array: Any) -> Any:
-        """Return the caller's own array for one that was passed; of a column, whose caller has the table, itself."""
-        passed = self.passed(array)
+        """Return the caller's array for a passed one; a column is returned unchanged: the caller has a table."""
+        passed = self.find_passed(array)
         own = array if passed is None else self._arrays[id(passed)][1]
         return array if type(own) is Column else own
 
     def stays(self, array: Any, target: Target | None) -> bool:
-        """Return whether an array was passed and is not converted; `target`: what ``returns=`` names."""
-        passed = self.passed(array)
+        """Return whether an array was passed and is returned unconverted; `target` is that of ``returns=``."""
+        passed = self.find_passed(array)
         if passed is None or target is None:
             return passed is not None
         own = self._arrays[id(passed)][1]
@@ -116,7 +116,7 @@ class Identity:
         return not isinstance(what, Adapter) or is_inside(own, what, target)
 
     def is_own(self, made: Any, container: Any) -> bool:
-        """Return whether an object is the caller's own for a container that was passed."""
+        """Return whether `made` is the caller's object for a passed container."""
         passed, own, _, _ = self._containers.get(id(container), (None, None, None, []))
         return passed is container and own is made
 
@@ -125,20 +125,20 @@ class Identity:
         return id(container) in self._containers
 
     def own_container(self, target: Target | None, container: Any, keys: Any, children: list[Any]) -> Any:
-        """Return the caller's container for one that was passed, if it holds the caller's own children; else None."""
+        """Return the caller's container for a passed one if it still has the caller's children, or None."""
         passed, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
         if passed is not container or len(old) != len(children):
             return None
         if derives(type(container), Set):  # unordered
             return own if {id(child) for child in children} == {id(child) for child in old} else None
-        if any(self.passed(child) is not None and not self.stays(child, target) for child in children):
+        if any(self.find_passed(child) is not None and not self.stays(child, target) for child in children):
             return None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
 
 
 def _is_key(one: Any, other: Any) -> bool:
-    """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
+    """Return whether two keys are the same object, or equal plain data; arrays are not compared by value."""
     if one is other or type(one) is not type(other):
         return one is other
-    return lookup.kind(type(one)).verdict == "plain" and bool(one == other)
+    return lookup.kind(type(one)).verdict == "passthrough" and bool(one == other)

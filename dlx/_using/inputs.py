@@ -1,4 +1,4 @@
-"""The way in: arguments of a call, and what a generator is sent."""
+"""`Inputs`: converts the arguments of a call, and values that are sent to a generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlx._engine.request import Request
 from dlx._protocols.arrow import Column
 from dlx._registry.lookup import TUPLE, look
 from dlx._support.reflect import type_name
-from dlx._using.function_spec import FunctionSpec, Place, tracked
+from dlx._using.function_spec import FunctionSpec, Place, is_tracked
 from dlx._using.identity import CallTree, Identity
 from dlx._using.stream_context import Work
 from dlx._using.write_back import Writes
@@ -21,66 +21,66 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, DlxError
 
-Located = Callable[[tuple[Any, ...]], Place]
+Locate = Callable[[tuple[Any, ...]], Place]
 
 
 class Inputs:
-    """Converts what the function of one call is passed, and records it in an `Identity`."""
+    """Converts the inputs of one call, and records them in an `Identity`."""
 
     def __init__(self, spec: FunctionSpec, request: Request, identity: Identity) -> None:
         self._spec, self._request, self._identity = spec, request, identity
         self.work, self.writes = Work(request.target, request.stream), Writes(request.target)
-        self.seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
-        self._declared: set[int] = set()  # addresses of arrays that are written to, wherever they appear
-        self._last: tuple[CallTree, Batch] | None = None  # of the arguments, to be undone
+        self.seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is known to be on the host)
+        self._declared: set[int] = set()  # addresses of arrays that the function is declared to write to
+        self._last: tuple[CallTree, Batch] | None = None  # of the arguments, for `undo`
 
     def convert_arguments(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Return the arguments for the function."""
-        values, located = (args, options), self._spec.parameter
-        failures = Failures(self._request.target.name, located=located)
+        """Convert the arguments for the function."""
+        values, locate = (args, options), self._spec.locate
+        failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package)
-        self._declared, buffers = self._spec.written(tree)
+        self._declared, buffers = self._spec.find_written(tree)
         for at, buffer in buffers:
             if describe(buffer).readonly:
                 failures.add(self._not_writable(buffer), at)
-        batch = self._batch(tree, located)
+        batch = self._batch(tree, locate)
         self._last = tree, batch
-        return self._registered(tree, batch, located, (values, *values))
+        return self._convert_tree(tree, batch, locate, (values, *values))
 
     def convert_sent(self, value: Any) -> Any:
-        """Return for a generator what its caller has sent."""
+        """Convert a value that the caller sends to a generator."""
         what = look(value).part
         if what is None:
             return value
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
-        located = lambda path: ("", path if root is value else path[1:])  # noqa: E731
-        failures = Failures(self._request.target.name, located=located)
+        locate = lambda path: ("", path if root is value else path[1:])  # noqa: E731
+        failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(root, handler, failures, self._request.target.adapter.package)
-        made = self._registered(tree, self._batch(tree, located), located, () if root is value else (root,))
+        made = self._convert_tree(tree, self._batch(tree, locate), locate, () if root is value else (root,))
         return made if root is value else made[0]
 
     def undo(self, error: BaseException) -> None:
-        """Give back what was converted: the call fails."""
+        """Release the converted arguments of a call that fails."""
         last, self._last = self._last, None
         if last is not None:
             last[0].forget()
             last[1].undo(error)
 
     def keep(self) -> None:
-        """Nothing is undone any more."""
+        """Make `undo` do nothing from now on."""
         self._last = None
 
     def _is_kept(self, array: Any, source: Adapter) -> bool:
-        """Return whether an array is passed unchanged, with its graph; `detach` applies to all others."""
+        """Return whether an array is passed unchanged, with its graph; `detach` applies to the others."""
         return self._request.device is None and is_inside(array, source, self._request.target)
 
-    def _batch(self, tree: CallTree, located: Located) -> Batch:
-        """Return the conversion of the arrays of a tree; what must not be passed is added to its failures."""
+    def _batch(self, tree: CallTree, locate: Locate) -> Batch:
+        """Return the batch that converts the arrays of a tree; arrays that must not be passed become failures."""
         request, failures = self._request, tree.failures
         pairs = list(zip(tree.arrays, tree.sources, strict=True))
         some = [i for i, pair in enumerate(pairs) if not self._is_kept(*pair)]
         if self._spec.detach is None:
-            self._look_for_graphs(tree, some, located)
+            self._look_for_graphs(tree, some, locate)
         for i, (array, _) in enumerate(pairs):
             if id(array) in self._declared and i not in some and describe(array).readonly:
                 failures.add(self._not_writable(array), tree.path(i))
@@ -90,40 +90,40 @@ class Inputs:
         batch.written = frozenset(n for n, array in enumerate(arrays) if id(array) in self._declared)
         return batch
 
-    def _look_for_graphs(self, tree: CallTree, some: list[int], located: Located) -> None:
-        """Refuse arrays that lose their graph; note where one is that keeps it."""
+    def _look_for_graphs(self, tree: CallTree, some: list[int], locate: Locate) -> None:
+        """Add a failure for each array that would lose its graph; record the place of one that keeps it."""
         for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
-            if not tracked(source, array):
+            if not is_tracked(source, array):
                 continue
             if i in some:
-                tree.failures.add(_untold(source, array, self._request.target.adapter), tree.path(i))
+                tree.failures.add(_gradient_error(source, array, self._request.target.adapter), tree.path(i))
             if is_inside(array, source, self._request.target):
-                self._identity.recorded = self._identity.recorded or located(tree.path(i))
+                self._identity.recorded = self._identity.recorded or locate(tree.path(i))
 
-    def _registered(self, tree: CallTree, batch: Batch, located: Located, skipped: tuple[Any, ...]) -> Any:
-        """Convert a tree, and register what was passed for what; `skipped`: containers that are not the caller's."""
+    def _convert_tree(self, tree: CallTree, batch: Batch, locate: Locate, skipped: tuple[Any, ...]) -> Any:
+        """Convert a tree, and record the passed objects; `skipped` are containers that are not the caller's."""
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
-        with self.work.on_streams():
+        with self.work.set_for_conversion():
             converted = iter(enumerate(batch.run()))
         results: list[Any] = []
-        columns: dict[int, Any] = {}  # of tables: address -> what was passed
+        columns: dict[int, Any] = {}  # address of a table's column -> the passed array
         for i, (old, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
             new, on_host, declared = old, False, id(old) in self._declared
             if not self._is_kept(old, source):
                 n, new = next(converted)
-                on_host = batch.on_host(n)
-                if batch.copied(n):  # no write to a copy may be lost
-                    new = self.writes.copied(old, new, located(tree.path(i)), declared=declared)
+                on_host = batch.is_on_host(n)
+                if batch.is_copied(n):  # writes to a copy must be written back
+                    new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
             self._identity.add(new, old)
             self.seen.append((source, old, on_host))
             if type(old) is Column:
                 columns[id(old)] = new
             if declared:
-                self.writes.declared(source, old)
+                self.writes.add_declared(source, old)
         if self.writes:
             for i, (old, new) in enumerate(zip(tree.arrays, results, strict=True)):
-                self.writes.shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
+                self.writes.add_shared(old, new, locate(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
         made = tree.rebuild(results, self._request.target.name)
         for (own, keys, parts, _), (*_, new) in zip(before, tree.containers(), strict=True):
@@ -135,13 +135,13 @@ class Inputs:
         return not_writable().complete(source=type_name(type(array)), target=self._request.target.name)
 
 
-def _untold(source: Adapter, array: Any, target: Adapter) -> ConversionError:
-    """Return the error for an array that is tracked, if the function does not say what becomes of its gradients."""
+def _gradient_error(source: Adapter, array: Any, target: Adapter) -> ConversionError:
+    """Return the error for a recorded array if neither `grad` nor `detach` is passed to `using`."""
     outer, inner = source.gradients, target.gradients
     both = outer is not None and outer.record is not None and inner is not None and inner.vjp is not None
-    computed = "grad=True) to have them computed, or dlx.using(..., " if both else ""
+    fix = "Use dlx.using(..., detach=True) to drop them"
     return ConversionError(
-        f"{source.name} records what becomes of it, and its gradients would be lost",
+        f"{source.name} records it for differentiation, and its gradients would be lost",
         source=type_name(type(array)),
-        fix=f"Say dlx.using(..., {computed}detach=True) to do without.",
+        fix=f"{fix}, or dlx.using(..., grad=True) to keep them." if both else f"{fix}.",
     )

@@ -1,4 +1,4 @@
-"""The way out: results of a call, for its caller."""
+"""`Outputs`: converts the result of a call for its caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import type_name
 from dlx._support.tracebacks import REFUSALS, shorten
-from dlx._using.function_spec import FunctionSpec, Place, fast_name, tracked
+from dlx._using.function_spec import FunctionSpec, Place, fast_path_name, is_tracked
 from dlx._using.identity import CallTree, Identity
 from dlx._views.factory import lazy_view, view_maker
 from dlx.adapter.base import Adapter
@@ -27,7 +27,7 @@ from dlx.errors import ConversionError, path_text
 
 
 class Caller(NamedTuple):
-    """The framework of results, their device, and whether they are committed to it, as an argument is."""
+    """The framework and device of results, and whether they are committed to the device."""
 
     target: Target
     device: Device | None
@@ -35,7 +35,7 @@ class Caller(NamedTuple):
 
     @classmethod
     def of(cls, spec: FunctionSpec, inside: Target, seen: Sequence[tuple[Adapter, Any, bool]]) -> Caller | None:
-        """Return where results go, None if they are not converted; `seen`: as `Inputs.seen`."""
+        """Determine the framework and device of results; None if they are not converted. `seen` is `Inputs.seen`."""
         if spec.returns is not None:
             return cls(registry.target(spec.returns), None, True)
         others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
@@ -50,44 +50,44 @@ class Caller(NamedTuple):
         devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)
         held, device = target.capabilities.device_types, devices.pop() if len(devices) == 1 else None
-        # Results go to the device of its own arrays, unless the framework can be given nothing there.
+        # Results go to the device of the caller's arrays, unless the framework cannot import arrays there.
         device = device if device is None or held is None or device.type in held else None
         return cls(target, device, bool(held_there))
 
 
-def name_of_target(request: Request) -> str | None:
-    """Return the name of a target, if results are host arrays that the fast path may convert; else None."""
+def target_name(request: Request) -> str | None:
+    """Return the target's name if the fast path can convert results to it, or None."""
     if request.device is not None and (request.device != HOST or request.target.adapter.placement is not None):
         return None
-    name = fast_name(request.target)
+    name = fast_path_name(request.target)
     return None if name is NotImplemented else name
 
 
 class Views:
-    """Makes lazy views of the results of one function that are containers of its framework."""
+    """Creates lazy views of the containers that one function returns."""
 
     def __init__(self, spec: FunctionSpec, inside: Request) -> None:
         self._device, self._inside = HOST if spec.returns is None else None, inside
-        self.makers: dict[str, Any] = {}  # target -> `ViewMaker.view`, of elements that are committed to their device
+        self.makers: dict[str, Any] = {}  # target -> `ViewMaker.view`, for committed elements
 
-    def make(self, to: str, flags: int, committed: bool) -> Any:
-        """Return what makes the views for a target; `flags`: the options of the fast path."""
+    def create_maker(self, to: str, flags: int, committed: bool) -> Any:
+        """Return the function that creates views for a target; `flags` are the options of the fast path."""
         inside, target = self._inside, registry.target(to)
         request = Request(target, self._device, None, inside.readonly, inside.detach, committed=bool(committed))
-        view = view_maker(request, name_of_target(request), flags).view
+        view = view_maker(request, target_name(request), flags).view
         if committed:
             self.makers[to] = view
         return view
 
 
 class Outputs:
-    """Converts what the function of one call returns; `inside`: the options of the way in."""
+    """Converts the result of one call; `inside` has the options for the arguments."""
 
     def __init__(self, spec: FunctionSpec, inside: Request, identity: Identity, caller: Caller | None) -> None:
         self._spec, self._inside, self._identity, self._caller = spec, inside, identity, caller
-        self._named = None if caller is None or spec.returns is None else caller.target  # arguments become it, too
+        self._named = None if caller is None or spec.returns is None else caller.target  # converts arguments, too
 
-    def returned(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """Convert a result for the caller."""
         what = lookup.look(value).part
         if self._caller is None and (what is None or self._identity.is_trivial()):
@@ -103,37 +103,37 @@ class Outputs:
                 return self._view(value, request)
         try:
             if isinstance(what, Container):
-                return self._converted(value, what, request)
-            return self._converted((value,), TUPLE, request, wrapped=True)[0]
+                return self._convert(value, what, request)
+            return self._convert((value,), TUPLE, request, wrapped=True)[0]
         except REFUSALS as error:
             shorten(error, own=False)
             raise
 
     def _is_own(self, value: Any, handler: Container) -> bool:
-        """Return whether a container and all that it holds are the caller's own."""
+        """Return whether a container and everything in it are the caller's objects."""
         identity = self._identity
-        if identity.passed(value) is not None or not identity.has_container(value):
-            return identity.passed(value) is not None
-        return identity.is_own(self._converted(value, handler, None), value)
+        if identity.find_passed(value) is not None or not identity.has_container(value):
+            return identity.find_passed(value) is not None
+        return identity.is_own(self._convert(value, handler, None), value)
 
     def _view(self, value: Any, request: Request) -> Any:
-        """Return a lazy view of a container, which shows the caller's own arrays."""
+        """Return a lazy view of a container in which the caller's arrays appear unchanged."""
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
-        owned = identity.owned(known)
+        owned = identity.weak_owners(known)
         return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
 
-    def _converted(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
-        """Convert a container, or an array wrapped in one; without a request only put the caller's own arrays back."""
+    def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
+        """Convert a container, or an array wrapped in one; without a request, only restore the caller's arrays."""
         identity, target = self._identity, self._inside.target if request is None else request.target
-        failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
+        failures = Failures(target.name, locate=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self._inside.target.adapter.package, None if request is None else False
         tree = CallTree(value, handler, failures, package, identity.kept, strict=strict)
         results = [identity.own(array) for array in tree.arrays]
         has_own = any(identity.has_container(container) for container, *_ in tree.containers())
         has_own = has_own or any(own is not array for own, array in zip(results, tree.arrays, strict=True))
         if not has_own and (request is None or not results):
-            return value  # it holds nothing of the caller's, and nothing to convert
+            return value
         if request is not None:
             rest = [i for i, array in enumerate(tree.arrays) if not identity.stays(array, self._named)]
             for i, new in zip(rest, self._batch(tree, results, rest, request).run(), strict=True):
@@ -141,7 +141,7 @@ class Outputs:
         return tree.rebuild(results, target.name, functools.partial(identity.own_container, self._named))
 
     def _batch(self, tree: CallTree, results: list[Any], rest: list[int], request: Request) -> Batch:
-        """Return the conversion of some arrays of a result; a graph that it would cut is added to the failures."""
+        """Return the batch that converts some arrays of a result; lost gradients are added to the failures."""
         some = [results[i] for i in rest]
         sources = [
             source
@@ -151,17 +151,17 @@ class Outputs:
         ]
         if self._identity.recorded is not None:
             for i, array, source in zip(rest, some, sources, strict=True):
-                if tracked(source, array) and not is_inside(array, source, request.target):
-                    tree.failures.add(_cut(source, array, self._identity.recorded), tree.path(i))
-        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, name_of_target(request))
+                if is_tracked(source, array) and not is_inside(array, source, request.target):
+                    tree.failures.add(_gradient_error(source, array, self._identity.recorded), tree.path(i))
+        return Batch(request, some, sources, lambda n: tree.path(rest[n]), tree.failures, target_name(request))
 
 
-def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:
-    """Return the error for a result that its framework records, as it does an argument, and that leaves it."""
+def _gradient_error(source: Adapter, array: Any, at: Place) -> ConversionError:
+    """Return the error for a recorded result of a recorded argument that would leave its framework."""
     root, path = at
-    what = path_text(path, root or "what was sent")
+    what = path_text(path, root or "the sent value")
     return ConversionError(
-        f"{source.name} records what becomes of {what}, and this result would lose its gradients",
+        f"{source.name} records {what} for differentiation, and this result would lose its gradients",
         source=type_name(type(array)),
-        fix="Say dlx.using(..., detach=True) to do without, detach it, or pass arrays of one framework only.",
+        fix="Use dlx.using(..., detach=True) to drop them, detach the result, or pass arrays of one framework.",
     )

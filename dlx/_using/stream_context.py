@@ -1,4 +1,4 @@
-"""Run a framework on the caller's CUDA stream, and restore its own afterwards."""
+"""Stream contexts: run a framework on the caller's CUDA streams, and restore its own afterwards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dlx.errors import DlxError
 
 
 @contextlib.contextmanager
-def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
-    """Set a framework's current streams, one for each device, if it lets dlx set them; restore them on exit."""
+def set_streams(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
+    """Set a framework's current stream on each device, if its adapter can; restore them on exit."""
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_streams(streams.values()))
-        stack.callback(native.count_stream_contexts, -1)  # first, for interrupts
-        native.count_stream_contexts(1)  # the fast path does not know what keeps these streams alive
+        stack.callback(native.count_stream_contexts, -1)  # first, in case of an interrupt
+        native.count_stream_contexts(1)  # disables the fast path, which cannot keep these streams alive
         for stream in streams.values():
             if activate is not None:
                 stack.enter_context(activate(stream))
@@ -35,24 +35,24 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
 class Work:
     """The streams that one call of a function works on, and the streams that wait for it.
 
-    The function's framework works on its callers' stream, device by device, so that nothing has to be ordered. It
-    keeps its own if it has arrays among the arguments itself, if callers work on several streams, or if it cannot be
-    set; then its callers' streams wait for it.
+    On each device, the function's framework works on its caller's stream, so that no stream has to wait. It keeps its
+    own stream if some arguments are its own arrays, if the callers use several streams, or if its stream cannot be set;
+    then the callers' streams wait for it.
     """
 
-    _nothing = contextlib.nullcontext()  # of the class, since a module is emptied before the last generator is closed
+    _nothing = contextlib.nullcontext()  # a class attribute: at exit, globals are cleared before generators are closed
 
     def __init__(self, target: Target, stream: Any = None) -> None:
         self.target, self._asked = target, stream
-        self.streams: dict[Device, Stream] = {}  # what its current stream is set to
-        self.stays = False  # whether results stay its arrays, on the stream that was current before
+        self.streams: dict[Device, Stream] = {}  # the framework's current streams during the call
+        self.stays = False  # whether results are not converted, so that the previous current stream must wait
         self._callers: dict[Device, set[Stream]] = {}
         self._own: set[Device] = set()
         self._seen: set[Device] = set()
         self._inside = False
 
     def look(self, arrays: Iterable[tuple[Adapter, Any]]) -> None:
-        """Record which framework's arrays are on which CUDA device; nothing is exported."""
+        """Record the frameworks and streams of arguments on CUDA devices, without exporting any."""
         if is_unordered(self._asked):
             return
         syncs = StreamSync(self.target)
@@ -63,7 +63,7 @@ class Work:
                 found = device_of(source, obj)
             except MemoryError:
                 raise
-            except Exception:  # its conversion raises the error
+            except Exception:  # raised again by its conversion
                 continue
             if found is None or not cuda.is_cuda(found):
                 continue
@@ -87,12 +87,12 @@ class Work:
         callers = self._callers[device]
         return next(iter(callers)) if len(callers) == 1 and device not in self._own else None
 
-    def on_streams(self) -> AbstractContextManager[None]:
-        """Set the framework's streams while arguments are converted; no stream is made to wait."""
-        return working(self.target.adapter, self.streams) if self.streams else self._nothing
+    def set_for_conversion(self) -> AbstractContextManager[None]:
+        """Set the framework's streams while arguments are converted, without ordering any."""
+        return set_streams(self.target.adapter, self.streams) if self.streams else self._nothing
 
     def step(self) -> AbstractContextManager[None]:
-        """Set and order the streams for a whole call, or for the code between two awaits or yields."""
+        """Set and order the streams for a call, or for the code between two awaits or yields."""
         return self._nothing if self._inside or not self._callers else self._step()
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ class Work:
         before = self._currents(mine)
         self._inside = True
         try:
-            with working(self.target.adapter, self.streams):
+            with set_streams(self.target.adapter, self.streams):
                 inside = self._currents(self._callers)
                 for device in before.keys() & self._own & inside.keys():
                     cuda.order(before[device], inside[device])
@@ -116,7 +116,7 @@ class Work:
             self._inside = False
 
     def _wake(self, inside: Mapping[Device, Stream], before: Mapping[Device, Stream]) -> None:
-        """Make the streams wait that use the memory again which the function may have read or written."""
+        """Make the streams wait that may reuse the memory that the function read or wrote."""
         for device, current in inside.items():
             waiting = self._callers[device] | ({before[device]} if device in before else set())
             for stream in waiting:
@@ -127,13 +127,13 @@ class Work:
         found = ((device, sync.consumer(device)) for device in devices)
         return {device: stream for device, stream in found if stream is not None}
 
-    def stepped(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
-        """Return an awaitable that runs inside `step`, and leaves it while it waits."""
-        return _Stepped(self, awaitable) if self._callers else awaitable
+    def wrap_awaitable(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
+        """Wrap an awaitable so that its code runs inside `step`, but not its waits."""
+        return _SteppedAwaitable(self, awaitable) if self._callers else awaitable
 
 
-class _Stepped:
-    """An awaitable, each of whose steps runs inside `Work.step`."""
+class _SteppedAwaitable:
+    """An awaitable whose steps run inside `Work.step`."""
 
     def __init__(self, work: Work, awaitable: Awaitable[Any]) -> None:
         self._work, self._awaitable = work, awaitable

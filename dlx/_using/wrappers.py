@@ -1,4 +1,4 @@
-"""What `using` returns for each kind of function."""
+"""Wrappers of functions, coroutine functions and generators, which `using` returns."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dlx._registry.registry import registry
 from dlx._support.imports import when_imported
 from dlx._support.late import Late
 from dlx._using.function_spec import FunctionSpec
-from dlx._using.plan import plan_of
+from dlx._using.plan import build_plan
 from dlx.adapter.base import Adapter
 
-calls: Any = Late("dlx._using.call")  # loaded with the first call that is not made in C
-TRIES = 3  # an adapter that is loaded for a call makes it start again
+calls: Any = Late("dlx._using.call")  # loaded with the first call that C does not support
+TRIES = 3  # a call restarts if it loads an adapter
 
 
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
-    """Return a plain function that converts, by its plan if that is enough."""
+    """Wrap a function; calls run in C if its plan supports them."""
     known: tuple[Any, Any] = None, None  # generation of the registry, plan
 
     def calling(*args: Any, **options: Any) -> Any:
@@ -35,12 +35,12 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
             generation, plan = known
             if generation != registry.generation:
                 generation = registry.generation
-                plan = plan_of(spec, function)
+                plan = build_plan(spec, function)
                 known = generation, plan
             if plan is None:
                 break
-            make = _call_writing if spec.writes else native.call_converted
-            result = make(plan, args, options)
+            make_call = _call_writing if spec.writes else native.call_converted
+            result = make_call(plan, args, options)
             if result is not plan:
                 return result
             if generation == registry.generation:
@@ -49,21 +49,21 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)
-            return call.returned(result)
+            return call.convert_result(result)
 
     return calling
 
 
 def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Stand for `native.call_converted` in a graph: tensors of the compiler's framework need no conversion."""
+    """Replace `native.call_converted` in a compiled graph, whose tensors need no conversion."""
     passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
     stays = all(isinstance(each, passes) for each in (*args, *options.values()))
     return plan[0](*args, **options) if stays else plan
 
 
 def _substitute(dynamo: Any) -> None:
-    """Have the compiler trace `_call_traced` if it comes upon a call in C."""
-    with contextlib.suppress(AttributeError):  # a test's stand-in for torch
+    """Make torch.compile trace `_call_traced` instead of `native.call_converted`."""
+    with contextlib.suppress(AttributeError):  # a fake torch in tests
         dynamo.substitute_in_graph(native.call_converted, skip_signature_check=True)(_call_traced)
 
 
@@ -71,7 +71,7 @@ when_imported(f"{TRACING[0]}._dynamo", _substitute)
 
 
 def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Make a call of a function that writes: as `native.call_converted`, if all that it writes to is writable."""
+    """Call a function that writes with `native.call_converted`, if all arrays that it writes to are writable."""
     spec, written = plan[-1], []
     values = [value for i, value in enumerate(args) if spec.is_written(i)]
     values += [value for name, value in options.items() if spec.is_option_written(name)]
@@ -95,20 +95,20 @@ def _call_writing(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[st
 
 
 def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
-    """Return a coroutine function that converts."""
+    """Wrap a coroutine function."""
 
     async def awaiting(*args: Any, **options: Any) -> Any:
         call = calls.Invocation(spec, args, options)
         with call:
-            result = await call.work.stepped(function(*call.args, **call.options))
+            result = await call.work.wrap_awaitable(function(*call.args, **call.options))
         with call.work.step():
-            return call.returned(result)
+            return call.convert_result(result)
 
     return awaiting
 
 
 def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
-    """Return an asynchronous generator function that converts."""
+    """Wrap an asynchronous generator function."""
 
     async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
         call = calls.Invocation(spec, args, options)
@@ -118,28 +118,28 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
             try:
                 while True:
                     try:
-                        result = await call.work.stepped(step())
+                        result = await call.work.wrap_awaitable(step())
                     except StopAsyncIteration:
                         return
                     with call.work.step():
                         call.write_back()
-                        made = [call.returned(result)]
+                        made = [call.convert_result(result)]
                     try:
-                        sent = yield made.pop()  # keep no reference to it
+                        sent = yield made.pop()  # keep no reference to the result
                     except GeneratorExit:
                         raise
                     except BaseException as error:
                         step = functools.partial(inner.athrow, error)
                     else:
-                        step = functools.partial(inner.asend, call.sent(sent))
+                        step = functools.partial(inner.asend, call.convert_sent(sent))
             finally:
-                await call.work.stepped(inner.aclose())
+                await call.work.wrap_awaitable(inner.aclose())
 
     return streaming
 
 
 def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
-    """Return a generator function that converts."""
+    """Wrap a generator function."""
 
     def yielding(*args: Any, **options: Any) -> Any:
         call = calls.Invocation(spec, args, options)
@@ -152,17 +152,17 @@ def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
                         try:
                             result = step()
                         except StopIteration as stop:
-                            return call.returned(stop.value)
+                            return call.convert_result(stop.value)
                         call.write_back()
-                        made = [call.returned(result)]
+                        made = [call.convert_result(result)]
                     try:
-                        sent = yield made.pop()  # keep no reference to it
+                        sent = yield made.pop()  # keep no reference to the result
                     except GeneratorExit:
                         raise
                     except BaseException as error:
                         step = functools.partial(inner.throw, error)
                     else:
-                        step = functools.partial(inner.send, call.sent(sent))
+                        step = functools.partial(inner.send, call.convert_sent(sent))
             finally:
                 with call.work.step():
                     inner.close()

@@ -1,10 +1,10 @@
 """`View`, the base class of all lazy views, and `Scope`, which the views of one call share.
 
-A view is a sequence, a mapping or a record over the live source; an element is converted when it is read. A write to a
-view is a write to the source, in the source's own framework: see `inward`. A view's `_slots` map a key to (the source's
-element, its result), which is valid while the source holds that same element there; if each access makes a new element
-(``elements="fresh"``), to a weak result. The scope finds the result of each object again, by weak references, also if
-the object appears twice or was moved.
+A view is a sequence, a mapping or a record over the live source and converts an element when it is read. Writes go to
+the source, in the source's framework (see `inward`). `View._slots` maps a key to (the source's element, its result),
+valid while the source has the same element there; if each access creates a new element (``elements="fresh"``), it maps
+to a weak result. The scope finds the result of each object again by weak references, also if the object appears twice
+or was moved.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Path = tuple[Any, Container, Any] | None
 
 
 def keys_of(path: Path) -> tuple[Any, ...]:
-    """Return a path as errors have it (`DlxError.path`)."""
+    """Return a path as in `DlxError.path`."""
     steps: list[Any] = []
     while path is not None:
         path, handler, key = path
@@ -56,60 +56,60 @@ def keys_of(path: Path) -> tuple[Any, ...]:
 
 
 def is_fixed(handler: Container, path: Path) -> bool:
-    """Return whether a container, and all that it is in, never change, so that an address means the same for good."""
+    """Return whether a container and all its parents are immutable, so that addresses stay valid."""
     while path is not None and not handler.mutable:
         path, handler, _ = path
     return not handler.mutable
 
 
 class Options(NamedTuple):
-    """The options of a call, shared by calls with the same ones."""
+    """The options of a call; calls with equal options share them."""
 
     request: Request
-    make: Callable[[Any, Container, Scope, Path], Any]  # returns the view of a container, or None
-    convert: Callable[[Any, Container | Adapter, Options, Path], Any]  # of an array, or a whole container
-    is_tracing: Callable[[], bool] | None  # of the target
-    to: Any = None  # the target of the fast path, if no other option is set
+    create: Callable[[Any, Container, Scope, Path], Any]
+    convert: Callable[[Any, Container | Adapter, Options, Path], Any]
+    is_tracing: Callable[[], bool] | None  # `Adapter.is_tracing` of the target
+    to: Any = None  # the target of the fast path, without other options
     strict: bool = False
     collect: bool = False
-    flags: int = 0  # of the fast path
+    flags: int = 0  # options of the fast path
 
 
 class Moved(NamedTuple):
-    """An object that has no slot, and its result, both referred to weakly."""
+    """An object without a slot and its result, by weak references."""
 
-    source: Callable[[], Any] | None  # None: the result is a view, which holds the object
+    source: Callable[[], Any] | None  # None: the result is a view, which keeps the object
     result: Callable[[], Any]
 
 
 class Scope:
-    """The objects converted by the views of one call, and their results; only slots of views keep these alive."""
+    """The objects that the views of one call have converted, and their results; only slots keep these alive."""
 
     __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "owned", "root")
 
     def __init__(self, options: Options, owned: dict[Any, Any] | None = None) -> None:
         self.options = options
-        # Name -> weak result of an object that gets a new wrapper on each access and never moves, see `is_fixed`.
+        # Name -> weak result of an object that never moves (`is_fixed`) but has a new wrapper on each access.
         self.owned = owned
-        self.known: dict[Any, Any] = {}  # name of an object -> (weak view, key) of its slot; an int: in the root
-        self.root: Any = None  # the outermost view, weakly, after an element of it was read
-        self.moved: dict[Any, Moved] = {}  # name -> an object that has no slot, or lost it, and its result
-        self.back: dict[int, Any] | None = None  # address of a result -> name; None until it is needed
+        self.known: dict[Any, Any] = {}  # object's name -> (weak view, key) of its slot; an int: key in the root
+        self.root: Any = None  # weak reference to the outermost view, after its first read
+        self.moved: dict[Any, Moved] = {}  # name -> an object without a slot
+        self.back: dict[int, Any] | None = None  # address of a result -> name; built on demand
         self._lock: threading.RLock | None = None
-        self._full = 256  # sweep when it is that large
+        self._full = 256  # size for the next sweep
 
-    # ---- outwards ---------------------------------------------------------------------------------------------------
+    # ---- conversion -------------------------------------------------------------------------------------------------
 
     def result(self, obj: Any, handler: Container, path: Path, key: Any) -> Any:
-        """Return the result for an element at a key of a container: an array, a view, or the element itself."""
+        """Return the result for an element: an array, a view, or the element itself."""
         options, kind, inner = self.options, type(obj), (path, handler, key)
         try:
             found = lookup.kind(kind)
-            if found.verdict == "plain":
+            if found.verdict == "passthrough":
                 return obj
             name = name_of(obj, handler)
-            with lock_of(self):  # so that each object is converted once
-                new = self._again(name, obj)
+            with lock_of(self):  # convert each object once
+                new = self._find_result(name, obj)
                 if new is None and self.owned and is_fixed(handler, path):
                     new = self.owned.get(name, lambda: None)()
                 if new is not None:
@@ -118,54 +118,54 @@ class Scope:
                 if what is None:
                     return obj
                 if isinstance(what, Container):
-                    return self._entered(name, obj, what, inner)
+                    return self._create_view(name, obj, what, inner)
                 if options.to is not None and not options.flags:
                     new = FAST_PATH(obj, options.to)
                 else:
                     new = options.convert(obj, what, options, inner)
-                self.leave(name, obj, new)  # until it has its slot, which another thread may read already
+                self.record_moved(name, obj, new)  # until its slot is set
                 return new
         except DlxError as error:
             error.complete(source=type_name(kind), target=options.request.target.name, path=keys_of(inner))
             raise
 
-    def _entered(self, name: Any, obj: Any, what: Container, path: Path) -> Any:
-        """Return a view of a container; sets and ``__dlx_tree__`` objects, which have no keys, are converted now."""
+    def _create_view(self, name: Any, obj: Any, what: Container, path: Path) -> Any:
+        """Return a view of a container; convert sets and ``__dlx_tree__`` objects, which have no keys."""
         root = self.root and self.root()
         if root is not None and name_of(root._source, root._handler) == name_of(obj, what):
             return root
-        new = self.options.make(obj, what, self, path)
+        new = self.options.create(obj, what, self, path)
         if new is None:
             return self.eager(obj, what, path)
-        self.leave(name, obj, new)
+        self.record_moved(name, obj, new)
         return new
 
     def eager(self, obj: Any, handler: Container, path: Path = None) -> Any:
-        """Convert a whole container now."""
+        """Convert a whole container immediately."""
         return self.options.convert(obj, handler, self.options, path)
 
     # ---- results of objects -----------------------------------------------------------------------------------------
 
-    def place(self, name: Any, obj: Any, new: Any, view: Any, key: Any) -> None:
-        """Record the slot of an object and its result; a slot that is recorded already is kept."""
+    def record_slot(self, name: Any, obj: Any, new: Any, view: Any, key: Any) -> None:
+        """Record an object's slot, unless it has one, and its result."""
         if self._at(name) is None:
             self.known[name] = (view, key)
         if self.back is not None:
             self.back[id(new)] = name
 
-    def leave(self, name: Any, obj: Any, new: Any) -> None:
-        """Record the result of an object that has no slot, or loses it."""
+    def record_moved(self, name: Any, obj: Any, new: Any) -> None:
+        """Record the result of an object without a slot, unless both are the same object."""
         if new is not obj:
-            self.know(name, obj, new)
+            self.record_result(name, obj, new)
 
-    def know(self, name: Any, obj: Any, new: Any) -> None:
-        """Record the result of an object, weakly; it may be the object itself."""
+    def record_result(self, name: Any, obj: Any, new: Any) -> None:
+        """Record an object's result by a weak reference."""
         moved = self.moved
         try:
-            # A view of the object itself holds it; a view of the result of its handler's `live` does not.
-            held = lookup.kind(type(new)).handler is VIEW and name_of(new._source, new._handler) == name
-            result, source = ref(new), None if held else _source_ref(obj)
-            if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
+            # A view keeps its source, unless it was created by the handler's `live`.
+            is_kept = lookup.kind(type(new)).handler is VIEW and name_of(new._source, new._handler) == name
+            result, source = ref(new), None if is_kept else _source_ref(obj)
+            if source is not None and not isinstance(source, ref):  # the entry keeps the object alive
 
                 def remove(dead: Any) -> None:
                     entry = moved.get(name)
@@ -173,7 +173,7 @@ class Scope:
                         moved.pop(name, None)
 
                 result = ref(new, remove)
-        except TypeError:  # the result cannot be referred to weakly
+        except TypeError:
             return
         moved[name] = Moved(source, result)
         if self.back is not None:
@@ -181,7 +181,7 @@ class Scope:
         self.sweep()
 
     def _at(self, name: Any) -> Any:
-        """Return (object, result) from the recorded slot; None where the slot holds something else now."""
+        """Return (object, result) from the recorded slot, or None if the slot has changed."""
         entry = self.known.get(name)
         if entry is None:
             return None
@@ -190,8 +190,8 @@ class Scope:
         slot = None if view is None else view._slots.get(key)
         return slot if slot is not None and name_of(slot[0], view._handler) == name else None
 
-    def _again(self, name: Any, obj: Any) -> Any:
-        """Return the result of an object, if it is still alive."""
+    def _find_result(self, name: Any, obj: Any) -> Any:
+        """Return an object's result if it is still alive, or None."""
         slot = self._at(name)
         if slot is not None:
             return slot[1]
@@ -202,7 +202,7 @@ class Scope:
         return new if alive is obj or (alive is not None and name != id(obj)) else None
 
     def sweep(self) -> None:
-        """Remove dead entries, once the tables have grown enough."""
+        """Remove dead entries if the tables have grown enough."""
         if max(len(self.known), len(self.moved)) <= self._full:
             return
         for name, entry in list(self.known.items()):
@@ -215,14 +215,14 @@ class Scope:
         self.back = None
 
     def source_of(self, obj: Any) -> Any:
-        """Return the source's own object for a result of this scope; anything else as it is."""
+        """Return the source's object for a result of this scope; return other objects unchanged."""
         if self.back is None:
             alive = [(name, moved.result()) for name, moved in list(self.moved.items())]
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        # A ``__dlx_tree__`` object may have become any number, or None.
-        if name is None or lookup.kind(type(obj)).verdict == "plain":
+        # Results of ``__dlx_tree__`` may be numbers or None.
+        if name is None or lookup.kind(type(obj)).verdict == "passthrough":
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
@@ -242,18 +242,18 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return the identity of an element: its address, or the handler's answer; a number as its complement, below 0."""
+    """Return an element's identity: its address, or that of the handler, an int as its complement (negative)."""
     name = None if handler.identity is None else handler.identity(obj)
     if name is None:
         return id(obj)
     return ~name if type(name) is int and 0 <= name <= sys.maxsize else ("same_as", name)
 
 
-SAMPLE = 16  # how many children are examined to find the framework of a container's arrays
+SAMPLE = 16  # children to examine for the framework of a container's arrays
 
 
 def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
-    """Return the object that the source stores for a value: its own, or an array in its neighbours' framework."""
+    """Return the object to store in the source for a value: the source's, or an array of the source's framework."""
     value = scope.source_of(value)
     what = lookup.look(value).part
     if what is None:
@@ -264,12 +264,12 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
         return value
     options = scope.options
     request = options.request._replace(target=target, device=device, copy=None, stream=None)
-    inner = Options(request, options.make, options.convert, target.adapter.is_tracing)
+    inner = Options(request, options.create, options.convert, target.adapter.is_tracing)
     return options.convert(value, what, inner, path)
 
 
 def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
-    """Return the framework and device of an array that is replaced; else the one framework of the first children."""
+    """Return the framework and device of the replaced array, or the single framework of the first children."""
     what = None if old is None else lookup.look(old).part
     if isinstance(what, Adapter):
         return what, device_of(what, old)
@@ -283,7 +283,7 @@ def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, An
 class View(Shown):
     """The base class of all lazy views."""
 
-    if not TYPE_CHECKING:  # the slots are those of the classes below
+    if not TYPE_CHECKING:  # subclasses define the slots
         __slots__ = ()
     is_lazy_view = True
     _source: Any
@@ -291,48 +291,48 @@ class View(Shown):
     _handler: Container
     _scope: Scope
     _path: Path
-    _me: Any  # a weak reference to itself
-    _is_tracing: Any  # `Adapter.is_tracing` of the target; None before an element is read
-    _fast: Any  # what `native.convert_slot` needs; None before an element is read, and where there is no fast path
+    _me: Any
+    _is_tracing: Any  # `Adapter.is_tracing` of the target; None before the first read
+    _fast: Any  # arguments of `native.convert_slot`; None before the first read, and without a fast path
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         pytree.register(cls)
 
     def _names(self) -> tuple[str, ...] | None:
-        """Return the names of the elements of a record; None of other containers."""
+        """Return the element names of a record, or None for other containers."""
         return None
 
     def __tvm_ffi_value__(self) -> Any:
-        """Return the argument for a function of tvm-ffi: its own container behind this view, or else the results."""
+        """Return the argument for a function of tvm-ffi: the source if it is a tvm-ffi container, else the results."""
         return self._source if module_of(type(self._source)).partition(".")[0] == "tvm_ffi" else self.copy()
 
     def materialize(self) -> Any:
-        """Convert everything now.
+        """Convert all elements.
 
         Returns
         -------
         container
-            What `dlx.convert` gives for the source without ``lazy=True``.
+            The result of `dlx.convert` for the source without ``lazy=True``.
         """
         return self._scope.eager(self._source, self._handler)
 
     def refresh(self) -> None:
         """Drop all results, so that each element is read from the source again.
 
-        Needed only if a source that makes new elements on each access (a file, for example) has changed behind the
-        view; changes of lists and dicts are seen at once.
+        Needed only if the source creates new elements on each access (for example a file) and has changed. Changes of
+        lists and dicts are detected automatically.
         """
         self._slots.clear()
 
     # ---- one element ------------------------------------------------------------------------------------------------
 
     def _at(self, key: Any) -> Any:
-        """Return the source's element at a key; errors are the source's."""
+        """Return the source's element at a key, or raise its error."""
         return self._source[key]
 
     def _begin(self) -> None:
-        """Register the view with its scope, when its first element is read."""
+        """Register the view with its scope before its first read."""
         if self._me is None:
             me = self._me = ref(self)
             scope, handler, path = self._scope, self._handler, self._path
@@ -347,11 +347,11 @@ class View(Shown):
                 self._fast = FAST_PATH, options.to, scope, known, moved, handler.identity, me, is_inner, owned, flags
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
-        """Return the result at a key, converted now if it is not cached."""
+        """Return the cached result at a key, or convert the element."""
         handler, scope, slots = self._handler, self._scope, self._slots
         if self._me is None:
             self._begin()
-        # A graph's arrays are of no use outside of it.
+        # Do not cache arrays of a graph.
         if self._is_tracing is not None and is_tracing(scope.options.request.target.adapter):
             element = self._at(key) if element is MISSING else element
             return Scope(scope.options).result(element, handler, self._path, key)
@@ -365,7 +365,7 @@ class View(Shown):
                 return old[1]
             self._forget(key)
         try:
-            if self._fast is not None:  # nearly always
+            if self._fast is not None:
                 new = native.convert_slot(slots, self._fast, key, element)
                 if new is not None:
                     return new
@@ -377,27 +377,27 @@ class View(Shown):
             raise
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
-            if slot[0] is element:  # another thread has converted it
+            if slot[0] is element:
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
-            scope.place(name_of(element, handler), element, new, self._me, key)
+            scope.record_slot(name_of(element, handler), element, new, self._me, key)
         if not len(slots) & 63:
             self._tidy()
         return new
 
     def _evict(self, slot: Any) -> None:
-        """Record a result that loses its slot: it may still be referenced, and its source may have another key now."""
-        waiting, met = [(slot, self._handler)], set()  # views visited so far: a view may contain itself
+        """Record a result without its slot: it may still be referenced, and its source may have moved."""
+        waiting, visited = [(slot, self._handler)], set()  # a view may contain itself
         while waiting:
             (element, new), handler = waiting.pop()
-            self._scope.leave(name_of(element, handler), element, new)
-            if is_view(new) and new._handler.elements != "fresh" and id(new) not in met:
-                met.add(id(new))  # its elements may have other keys as well
+            self._scope.record_moved(name_of(element, handler), element, new)
+            if is_view(new) and new._handler.elements != "fresh" and id(new) not in visited:
+                visited.add(id(new))  # its elements may have moved, too
                 waiting += [(each, new._handler) for each in list(new._slots.values())]
 
     def _forget(self, *keys: Any) -> None:
-        """Drop the results of some keys, or of all."""
+        """Drop the results of the keys, or all results."""
         slots = self._slots
         for key in keys or list(slots):
             slot = slots.pop(key, None)
@@ -405,7 +405,7 @@ class View(Shown):
                 self._evict(slot)
 
     def _fresh(self, key: Any, element: Any) -> Any:
-        """Return the weakly kept result for an element that the source makes on each access."""
+        """Return the weakly cached result of an element that the source creates on each access."""
         new = self._slots.get(key, lambda: None)()
         if new is not None:
             return new
@@ -416,14 +416,14 @@ class View(Shown):
                     element = self._at(key)
                 new = self._scope.result(element, self._handler, self._path, key)
                 if new is not element or isinstance(lookup.look(new).part, Adapter):
-                    with contextlib.suppress(TypeError):  # without weak references it is converted each time
+                    with contextlib.suppress(TypeError):  # otherwise converted each time
                         self._slots[key] = ref(new)
                     if not len(self._slots) & 63:
                         self._tidy()
         return new
 
     def _tidy(self) -> None:
-        """Remove dead entries: slots of this view, if there are far more than elements; and those of the scope."""
+        """Remove dead entries of the scope, and of this view if it has many more slots than elements."""
         self._scope.sweep()
         if len(self._slots) > 2 * self._count() + 64:
             fresh = self._handler.elements == "fresh"
@@ -432,7 +432,7 @@ class View(Shown):
                     self._forget(key)
 
     def _holds_still(self, key: Any, element: Any) -> bool:
-        """Return whether the source holds an element at a key; no missing element is created."""
+        """Return whether the source has an element at a key, without creating missing elements."""
         try:
             return self._at(key) is element
         except (LookupError, AttributeError):
@@ -443,33 +443,33 @@ class View(Shown):
         return name is not None and self._handler.identity(other) == name  # type: ignore[misc]
 
     def _inward(self, value: Any, old: Any = None) -> Any:
-        """Return the object that the source stores for a value."""
+        """Return the object to store in the source for a value."""
         if is_view(value):
-            return value._stored()
+            return value._to_stored()
         try:
             return inward(self._scope, value, old, self._children(), self._path)
         except REFUSALS as error:
             shorten(error, own=False)
             raise
 
-    def _stored(self) -> Any:
-        """Return what another container stores when this view is put into it."""
+    def _to_stored(self) -> Any:
+        """Return the object to store in another container for this view."""
         return self._source
 
     def _children(self) -> Any:
-        """Return the source's elements, of which the first few are examined; none if each access makes a new one."""
+        """Return the source's elements for `inward`; none if each access creates a new one."""
         return ()
 
-    def _is(self, element: Any, value: Any) -> bool:
-        """Return whether an element is a value: the same array or container, or equal data."""
+    def _equals(self, element: Any, value: Any) -> bool:
+        """Return whether an element equals a value: the same array or container, or equal data."""
         if element is value or (self._handler.identity is not None and self._same(element, value)):
             return True
         if lookup.look(element).part is not None or lookup.look(value).part is not None:
             return False
         return bool(element == value)
 
-    def _raw(self, value: Any) -> Any:
-        """Return the source's own object for a result or a view."""
+    def _to_source(self, value: Any) -> Any:
+        """Return the source's object for a result or a view."""
         return value._source if is_view(value) else self._scope.source_of(value)
 
     # ---- as an object -----------------------------------------------------------------------------------------------
@@ -481,20 +481,20 @@ class View(Shown):
         return type(self._source).__name__
 
     def __repr__(self) -> str:
-        done = [f"{path_text(self._handler.path([key], 0), '')}: {_shown(new)}" for key, new in self._done()]
-        more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
-        found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
+        parts = [f"{path_text(self._handler.path([key], 0), '')}: {_format(new)}" for key, new in self._list_results()]
+        more = f", ... {len(parts) - 6} more" if len(parts) > 6 else ""
+        converted = f"{'; '.join(parts[:6])}{more}" if parts else "nothing yet"
         target = self._scope.options.request.target.name
-        return f"<lazy {self._kind()}[{self._count()}] -> {target}, converted: {found}>"
+        return f"<lazy {self._kind()}[{self._count()}] -> {target}, converted: {converted}>"
 
-    def _done(self) -> list[tuple[Any, Any]]:
-        """Return keys and results so far, without reading the source."""
+    def _list_results(self) -> list[tuple[Any, Any]]:
+        """Return the keys and cached results, without reading the source."""
         if self._handler.elements == "fresh":
             return [(key, new) for key, slot in list(self._slots.items()) if (new := slot()) is not None]
         return [(key, slot[1]) for key, slot in list(self._slots.items()) if slot[0] is not slot[1]]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return operator.getitem, ([self.materialize()], 0)  # unpickling gives the plain container
+        return operator.getitem, ([self.materialize()], 0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.materialize(), memo)
@@ -502,23 +502,23 @@ class View(Shown):
     def __rich_repr__(self) -> Iterator[Any]:
         yield self._kind()
         yield "target", self._scope.options.request.target.name
-        yield "converted", dict(self._done()[:6]), {}
+        yield "converted", dict(self._list_results()[:6]), {}
 
     def __copy__(self) -> Any:
         return self.copy()
 
     def copy(self) -> Any:
-        """Return a plain container of the view's elements: converted arrays, and views of nested containers."""
+        """Return a container of the view's elements: converted arrays, and views of nested containers."""
         raise NotImplementedError
 
 
 class KeyedView(View, Slots):
-    """A view whose elements are read by key: `Slots` returns a cached result, else calls `_missed`."""
+    """A view whose elements are read by key. `Slots` returns cached results and otherwise calls `_convert_at`."""
 
     __slots__ = ("__weakref__",)
 
-    def _declared(self) -> None:
-        """Take from the handler how elements of a declared container are read, and which never change."""
+    def _set_reader(self) -> None:
+        """Set the handler's functions for reading elements of a declared container."""
         handler, source = self._handler, self._source
         if not handler.mutable:
             self._fixed = str if handler.kind == "mapping" else int
@@ -527,8 +527,8 @@ class KeyedView(View, Slots):
             if handler.mutable and is_unchanged is not None:
                 self._unchanged = is_unchanged
 
-    def _missed(self, key: Any) -> Any:
-        """Return `self[key]` where it is not cached."""
+    def _convert_at(self, key: Any) -> Any:
+        """Return `self[key]` if it is not cached."""
         return self._touch(key)
 
 
@@ -537,11 +537,11 @@ for _method in (View._touch, View.materialize):
 
 
 def is_view(obj: Any) -> TypeGuard[View]:
-    """Return whether an object is a lazy view, by its type: a proxy's ``__class__`` is not read."""
+    """Return whether an object is a lazy view by its type, ignoring a proxy's ``__class__``."""
     return issubclass(type(obj), View)
 
 
-def _shown(new: Any) -> str:
+def _format(new: Any) -> str:
     if is_view(new):
         return f"<lazy {new._kind()}[{new._count()}]>"
     text = " ".join(safe_repr(new, 1000).split())

@@ -1,4 +1,4 @@
-"""The lazy view of each type; views of records; the entry points `lazy_view` and `plain_view`."""
+"""View classes by type, views of records, and the entry points `lazy_view` and `repeat_view`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, Sl
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
 
-__all__ = ["RecordView", "ViewMaker", "lazy_view", "plain_view", "view_maker"]
+__all__ = ["RecordView", "ViewMaker", "lazy_view", "repeat_view", "view_maker"]
 
 
 class RecordView(View):
-    """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when they are read."""
+    """A lazy view of a dataclass, an attrs object or a namespace; it converts attributes when they are read."""
 
     __slots__ = ("__weakref__", "_fast", "_handler", "_is_tracing", "_me", "_path", "_scope", "_slots", "_source")
 
@@ -76,30 +76,30 @@ class RecordView(View):
 _OWN = frozenset(RecordView.__slots__)
 
 
-# ---- which view ------------------------------------------------------------------------------------------------------
+# ---- selection of the view class -------------------------------------------------------------------------------------
 
 _EXACT: dict[type, Any] = {list: MutableSequenceView, tuple: SequenceView, dict: MutableMappingView}
 _classes: TypeCache[Any] = TypeCache()
 
 
-def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
-    """Return the view of a container; None where it has none."""
+def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
+    """Return the view of a container, or None if it cannot have one."""
     kind = type(obj)
     cls: Any = _EXACT.get(kind) if type(kind) is type else None
-    if handler is VIEW:  # a view of the same source
+    if handler is VIEW:
         cls = SequenceView if isinstance(obj, SliceView) else kind
         return cls(obj._source, obj._handler, scope, path)
     if cls is None:
         cls = _classes.find(kind) or _classes.keep(kind, _class_of(kind, handler))
         if cls is None:
             return None
-    return _made(cls, obj, handler, scope, path)
+    return _create(cls, obj, handler, scope, path)
 
 
-def _made(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
+def _create(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     view = cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
-    if handler.types and handler.elements != "fresh" and cls is not RecordView:  # an adapter declares it
-        view._declared()
+    if handler.types and handler.elements != "fresh" and cls is not RecordView:
+        view._set_reader()
     return view
 
 
@@ -121,55 +121,55 @@ def _class_of(kind: type, handler: Container) -> Any:
 
 
 def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) -> Any:
-    """Convert an array, or a whole container, now: see `Options`."""
+    """Convert an array or a whole container (see `Options`)."""
     request = options.request
     try:
         if isinstance(what, Adapter):
             return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
 
-        def located(inside: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        def locate(inside: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
             return "", keys_of(path) + inside
 
         strict, collect, to = options.strict, options.collect, options.to
-        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, located=located)
+        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, locate=locate)
     except REFUSALS as error:
-        name_action(error, "convert")  # code of a container may have called another function
+        name_action(error, "convert")  # a container may have called another function
         raise
 
 
 class ViewMaker:
-    """Makes lazy views with the same options."""
+    """Creates lazy views with the same options."""
 
     __slots__ = ("generation", "listed", "options")
 
     def __init__(self, options: Options, generation: int) -> None:
-        self.options, self.generation = options, generation  # the registry's, before they were made
-        # Address of a type of Python or one that an adapter lists -> the type, its handler, the maker of its view.
+        self.options, self.generation = options, generation  # the registry's, before their creation
+        # Address of a built-in or declared type -> the type, its handler, the function that creates its view.
         self.listed: dict[int, tuple[type, Any, Callable[..., Any]]] = {
             id(kind): (kind, lookup.kind(kind).handler, cls) for kind, cls in _EXACT.items()
         }
 
     def view(self, obj: Any, owned: dict[Any, Any] | None = None) -> Any:
-        """Return a view; None if there is none. `owned`: as in `Scope`."""
+        """Return a view or None. `owned`: as in `Scope`."""
         kind, scope = type(obj), Scope(self.options, owned)
         found = self.listed.get(id(kind))
         if found is not None:
             return found[2](obj, found[1], scope, None)
         handler = lookup.kind(kind).handler
-        new = None if handler is None else make(obj, handler, scope, None)
+        new = None if handler is None else create_view(obj, handler, scope, None)
         if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
-            self.listed[id(kind)] = kind, handler, partial(_made, type(new))
+            self.listed[id(kind)] = kind, handler, partial(_create, type(new))
         return new
 
 
-_plain: dict[Any, ViewMaker] = {}  # by target, of calls without any other option
+_makers: dict[Any, ViewMaker] = {}  # by target, for calls without options
 
 
-def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
-    """Return a view, of a class if one is given, for a target that was used before without options; else None."""
+def repeat_view(obj: Any, to: Any, view: Any = None) -> Any:
+    """Return a view, of the class `view` if passed, for a target used before without options; else None."""
     try:
-        maker = _plain.get(to)
-    except TypeError:  # not a target: the check of the options raises the error
+        maker = _makers.get(to)
+    except TypeError:  # not a target; the caller raises
         return None
     if maker is None or maker.generation != registry.generation:
         return None
@@ -183,8 +183,8 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
 
 
 def view_maker(request: Request, to: str | None, flags: int) -> ViewMaker:
-    """Return the maker of views of a decorated function's results; `flags`: the options of the fast path."""
-    options = Options(request, make, _convert, request.target.adapter.is_tracing, to, flags=flags)
+    """Return the maker of views of a decorated function's results. `flags`: options of the fast path."""
+    options = Options(request, create_view, _convert, request.target.adapter.is_tracing, to, flags=flags)
     return ViewMaker(options, registry.generation)
 
 
@@ -199,14 +199,14 @@ def lazy_view(
     owned: dict[Any, Any] | None = None,
     view: Any = None,
 ) -> Any:
-    """Return a lazy view of a container; what cannot be viewed is converted now."""
+    """Return a lazy view of a container, or convert it if it cannot have a view."""
     generation, handler = registry.generation, lookup.kind(type(obj)).handler
     assert handler is not None
-    options = Options(request, make, _convert, request.target.adapter.is_tracing, to, strict, collect)
+    options = Options(request, create_view, _convert, request.target.adapter.is_tracing, to, strict, collect)
     if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
-        _plain[to] = ViewMaker(options, generation)
+        _makers[to] = ViewMaker(options, generation)
     scope = Scope(options, owned)
     for old, new in known:
-        scope.know(id(old), old, new)
-    found = (view or make)(obj, handler, scope, None)
+        scope.record_result(id(old), old, new)
+    found = (view or create_view)(obj, handler, scope, None)
     return scope.eager(obj, handler) if found is None else found

@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class Values(ValuesView[Any]):
-    """The results of a view, converted as they are reached."""
+    """The results of a view, converted during iteration."""
 
     _mapping: Any
 
@@ -24,11 +24,11 @@ class Values(ValuesView[Any]):
             yield self._mapping[key]
 
     def __contains__(self, value: Any) -> bool:
-        return any(self._mapping._holds(key, value) for key in self._mapping)
+        return any(self._mapping._contains_item(key, value) for key in self._mapping)
 
 
 class Items(ItemsView[Any, Any]):
-    """Keys and results of a view, converted as they are reached."""
+    """The keys and results of a view, converted during iteration."""
 
     _mapping: Any
 
@@ -39,11 +39,11 @@ class Items(ItemsView[Any, Any]):
     def __contains__(self, item: Any) -> bool:
         if not (isinstance(item, tuple) and len(item) == 2):
             return False
-        return item[0] in self._mapping and self._mapping._holds(*item)
+        return item[0] in self._mapping and self._mapping._contains_item(*item)
 
 
 class MappingView(KeyedView, Mapping[K, V]):
-    """A lazy view of a mapping. Keys are the source's own."""
+    """A lazy view of a mapping, with the source's keys."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class MappingView(KeyedView, Mapping[K, V]):
         def __getitem__(self, key: K) -> V: ...
 
     def __iter__(self) -> Iterator[Any]:
-        keys: Iterator[Any] = iter(self._source.keys())  # iterating some mappings (TensorDict) gives something else
+        keys: Iterator[Any] = iter(self._source.keys())  # TensorDict does not iterate over keys
         return keys
 
     def __reversed__(self) -> Iterator[Any]:
@@ -80,8 +80,8 @@ class MappingView(KeyedView, Mapping[K, V]):
         return Items(self)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the result for a key; if it is missing, the default, unconverted."""
-        if isinstance(self._source, dict) and key not in self:  # its __missing__ is not called
+        """Return the result for a key, or the default, unconverted."""
+        if isinstance(self._source, dict) and key not in self:  # avoids __missing__
             return default
         try:
             return self[key]
@@ -89,7 +89,7 @@ class MappingView(KeyedView, Mapping[K, V]):
             return default
 
     def __getattr__(self, name: str) -> Any:
-        # An item that is an attribute as well, as in attribute dicts, BatchEncoding and ModelOutput of transformers.
+        # Items that are attributes, too: attribute dicts, BatchEncoding and ModelOutput of transformers.
         if not name.startswith("_") and self._handler.elements != "fresh" and name in self:
             element = self._source[name]
             if getattr(self._source, name, self) is element:
@@ -100,14 +100,14 @@ class MappingView(KeyedView, Mapping[K, V]):
         return () if self._handler.elements == "fresh" else (self._source[key] for key in self)
 
     def _holds_still(self, key: Any, element: Any) -> bool:
-        return key in self and super()._holds_still(key, element)  # its __missing__ is not called
+        return key in self and super()._holds_still(key, element)  # avoids __missing__
 
-    def _holds(self, key: Any, value: Any) -> bool:
-        """Return whether the view has a value at a key: arrays by identity, data by equality."""
+    def _contains_item(self, key: Any, value: Any) -> bool:
+        """Return whether the view has a value at a key. Arrays are compared by identity, data by equality."""
         if self._handler.elements == "fresh":
             here = self[key]
-            return here is value or self._is(here, value)
-        return self._is(self._source[key], self._raw(value))
+            return here is value or self._equals(here, value)
+        return self._equals(self._source[key], self._to_source(value))
 
     # ---- operators --------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class MappingView(KeyedView, Mapping[K, V]):
         if len(self) != len(other) or any(key not in self for key in other):
             return False
         value = other._at if isinstance(other, MappingView) else other.__getitem__
-        return all(self._holds(key, value(key)) or _equal(self[key], value(key)) for key in other)
+        return all(self._contains_item(key, value(key)) or _equal(self[key], value(key)) for key in other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -139,20 +139,20 @@ def _equal(here: Any, other: Any) -> bool:
 
 
 class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
-    """A lazy view of a mapping that can be changed through it: the source is changed."""
+    """A lazy view of a mutable mapping. Changes are made to the source."""
 
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
         keys = self._source.keys()
-        return iter(keys) if isinstance(self._source, dict) else self._watched(keys)
+        return iter(keys) if isinstance(self._source, dict) else self._iterate_checked(keys)
 
     def keys(self) -> Any:
         """Return the source's keys."""
         return self._source.keys() if isinstance(self._source, dict) else KeysView(self)
 
-    def _watched(self, keys: Any) -> Iterator[Any]:
-        """Iterate over keys, and raise as a dict does if the size changes."""
+    def _iterate_checked(self, keys: Any) -> Iterator[Any]:
+        """Iterate over keys, and raise like a dict if the size changes."""
         n = len(keys)
         for key in keys:
             yield key
@@ -162,7 +162,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
     def __setitem__(self, key: Any, value: Any) -> None:
         old = self._source[key] if key in self else None
         new = self._inward(value, old)
-        self._forget(key)  # before it changes, here and below: if memory runs out, nothing has changed
+        self._forget(key)  # first: it may run out of memory
         self._source[key] = new
 
     def __delitem__(self, key: Any) -> None:
@@ -170,7 +170,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         del self._source[key]
 
     def pop(self, key: Any, default: Any = MISSING) -> Any:
-        """Remove a key and return its result; if it is missing, the default, unconverted."""
+        """Remove a key and return its result, or the default, unconverted."""
         if key not in self:
             if default is MISSING:
                 raise KeyError(key)
@@ -180,14 +180,14 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         return new
 
     def popitem(self, *last: Any, **options: Any) -> tuple[Any, Any]:
-        """Remove the last key, as a dict does (or the first, as ``OrderedDict.popitem(last=False)``)."""
+        """Remove the last key, like a dict, or the first, like ``OrderedDict.popitem(last=False)``."""
         first = (last and not last[0]) or not options.get("last", True)
         for key in iter(self) if first or not hasattr(type(self._source.keys()), "__reversed__") else reversed(self):
             return key, self.pop(key)
         raise KeyError("popitem(): the view is empty")
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return the result for a key; if it is missing, the default is stored first."""
+        """Return the result for a key; store the default first if the key is missing."""
         if key not in self:
             self[key] = default
         return self[key]

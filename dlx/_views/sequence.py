@@ -1,4 +1,4 @@
-"""Lazy views of sequences: of tuples, lists, deques and named tuples."""
+"""Lazy views of sequences: tuples, lists, deques and named tuples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Window(Sequence[Any]):
-    """Some positions of a sequence: the source of a slice of a view."""
+    """The source of a slice of a view: positions of a sequence."""
 
     __slots__ = ("places", "source")
 
@@ -35,7 +35,7 @@ class Window(Sequence[Any]):
 
 
 class SequenceView(KeyedView, Sequence[T]):
-    """A lazy view of a sequence. A slice of it is a view of those positions, which are fixed when it is made."""
+    """A lazy view of a sequence. A slice is a view of fixed positions."""
 
     __slots__ = ()
 
@@ -47,10 +47,10 @@ class SequenceView(KeyedView, Sequence[T]):
         def __getitem__(self, i: slice) -> SequenceView[T]: ...
         def __getitem__(self, i: Any) -> Any: ...
 
-    def _missed(self, key: Any) -> Any:
-        return self._part(key) if isinstance(key, slice) else self._touch(key)
+    def _convert_at(self, key: Any) -> Any:
+        return self._slice(key) if isinstance(key, slice) else self._touch(key)
 
-    def _part(self, places: slice) -> SequenceView[T]:
+    def _slice(self, places: slice) -> SequenceView[T]:
         return SliceView(self, range(len(self._source))[places])
 
     def _kind(self) -> str:
@@ -62,7 +62,7 @@ class SequenceView(KeyedView, Sequence[T]):
     def _is_tuple(self) -> bool:
         return isinstance(self._source, tuple) or self._handler is TUPLE
 
-    def _plain(self, elements: Iterable[Any]) -> Any:
+    def _to_builtin(self, elements: Iterable[Any]) -> Any:
         return tuple(elements) if self._is_tuple() else list(elements)
 
     def _children(self) -> Any:
@@ -71,62 +71,62 @@ class SequenceView(KeyedView, Sequence[T]):
     # ---- iteration --------------------------------------------------------------------------------------------------
 
     def _iterate(self) -> Iterator[T]:
-        """Return an iterator over the results, if elements are not read by a getter."""
+        """Return an iterator over the results if there is no getter for elements."""
         elements = self._handler.elements
         if elements == "fresh" or elements == "same_as":
-            return self._counted()
+            return self._iterate_indices()
         self._begin()
         return self._results()
 
-    def _counted(self) -> Iterator[Any]:
+    def _iterate_indices(self) -> Iterator[Any]:
         i = 0
         while i < len(self._source):
             yield self._touch(i)
             i += 1
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
-        """Yield (index, the source's element); if each access makes a new one, the cached results instead."""
+        """Yield (index, source element), or cached results if each access creates a new element."""
         if self._handler.elements == "fresh":
             return ((i, self._slots[i]() if i in self._slots else self._at(i)) for i in range(len(self._source)))
         return enumerate(self._source)
 
     def __contains__(self, value: Any) -> bool:
-        return self._place(value) is not None
+        return self._find_index(value) is not None
 
-    def _place(self, value: Any, start: int = 0, stop: int | None = None) -> int | None:
-        raw = value if self._handler.elements == "fresh" else self._raw(value)
+    def _find_index(self, value: Any, start: int = 0, stop: int | None = None) -> int | None:
+        raw = value if self._handler.elements == "fresh" else self._to_source(value)
         for i, element in self._elements():
             if stop is not None and i >= stop:
                 return None
-            if i >= start and self._is(element, raw):
+            if i >= start and self._equals(element, raw):
                 return i
         return None
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the first index of a value, compared as ``in`` does: arrays by identity, data by equality."""
+        """Return the first index of a value, compared like ``in``: arrays by identity, data by equality."""
         n = len(self._source)
         start = max(start + n, 0) if start < 0 else start
         stop = max(stop + n, 0) if stop is not None and stop < 0 else stop
-        place = self._place(value, start, stop)
+        place = self._find_index(value, start, stop)
         if place is None:
             raise ValueError("the value is not in the view")
         return place
 
     def count(self, value: Any) -> int:
-        """Return how often a value is in the view, compared as ``in`` does."""
-        raw = value if self._handler.elements == "fresh" else self._raw(value)
-        return sum(self._is(element, raw) for _, element in self._elements())
+        """Return the number of occurrences of a value, compared like ``in``."""
+        raw = value if self._handler.elements == "fresh" else self._to_source(value)
+        return sum(self._equals(element, raw) for _, element in self._elements())
 
     # ---- operators --------------------------------------------------------------------------------------------------
 
     def copy(self) -> Any:
-        """Return a list, or for a tuple a tuple, of the view's elements: arrays, and views of nested containers."""
-        return self._plain(self)
+        """Return a list or tuple of the view's elements: arrays, and views of nested containers."""
+        return self._to_builtin(self)
 
     def __add__(self, other: Any) -> Any:
         if not isinstance(other, list | tuple | SequenceView):
             return NotImplemented
-        return self._plain([*self, *other])
+        return self._to_builtin([*self, *other])
 
     def __radd__(self, other: Any) -> Any:
         return type(other)([*other, *self]) if type(other) in (list, tuple) else NotImplemented
@@ -142,30 +142,31 @@ class SequenceView(KeyedView, Sequence[T]):
         if isinstance(other, SequenceView):
             if self._is_tuple() is not other._is_tuple():
                 return NotImplemented
-            raw: Any = [other._raw(x) for x in other._source]
+            raw: Any = [other._to_source(x) for x in other._source]
         elif isinstance(other, tuple if self._is_tuple() else list):
-            raw = [self._raw(x) for x in other]
+            raw = [self._to_source(x) for x in other]
         else:
             return NotImplemented
         return len(self) == len(raw) and all(
-            self._is(x, y) or self._deep(i, y) for i, (x, y) in enumerate(zip(self._source, raw, strict=True))
+            self._equals(x, y) or self._equals_nested(i, y)
+            for i, (x, y) in enumerate(zip(self._source, raw, strict=True))
         )
 
-    def _deep(self, i: int, other: Any) -> bool:
-        """Return whether the container at an index equals another one."""
+    def _equals_nested(self, i: int, other: Any) -> bool:
+        """Return whether a nested container at an index equals another one."""
         return derives(type(other), (list, tuple, dict)) and is_view(here := self[i]) and here.__eq__(other) is True
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class SliceView(SequenceView[T]):
-    """A read-only lazy view of some positions of a sequence, which are fixed when it is made."""
+    """A read-only lazy view of fixed positions of a sequence."""
 
     __slots__ = ("_places", "_whole")
 
     def __init__(self, whole: SequenceView[T], places: range) -> None:
-        of = whole._handler
-        handler = TUPLE if whole._is_tuple() else replace(LIST, elements=of.elements, identity=of.identity)
+        base = whole._handler
+        handler = TUPLE if whole._is_tuple() else replace(LIST, elements=base.elements, identity=base.identity)
         super().__init__(Window(whole._source, places), handler, whole._scope, whole._path)
         self._whole, self._places = whole, places
 
@@ -184,34 +185,31 @@ class SliceView(SequenceView[T]):
         found = dict(self._whole._elements()) if self._handler.elements == "fresh" else self._source.source
         return ((i, found[place]) for i, place in enumerate(self._places))
 
-    def _done(self) -> list[tuple[Any, Any]]:
-        done = dict(self._whole._done())
-        return [(i, done[place]) for i, place in enumerate(self._places) if place in done]
+    def _list_results(self) -> list[tuple[Any, Any]]:
+        results = dict(self._whole._list_results())
+        return [(i, results[place]) for i, place in enumerate(self._places) if place in results]
 
     def materialize(self) -> Any:
-        """Convert everything now: a list, or a tuple of a tuple's part."""
-        return self._scope.eager(self._stored(), TUPLE if self._is_tuple() else LIST)
+        """Convert all elements to a list or tuple."""
+        return self._scope.eager(self._to_stored(), TUPLE if self._is_tuple() else LIST)
 
     def refresh(self) -> None:
         """Drop the results of the whole sequence."""
         self._whole.refresh()
 
-    def _stored(self) -> Any:
-        return self._plain(self._source)
+    def _to_stored(self) -> Any:
+        return self._to_builtin(self._source)
 
 
 class NamedView(SequenceView[Any]):
-    """A lazy view of a named tuple, or a structure of C, whose names are attributes.
-
-    So are `_fields`, `_asdict`, `_replace`.
-    """
+    """A lazy view of a named tuple or struct sequence, with its attributes, `_fields`, `_asdict` and `_replace`."""
 
     __slots__ = ()
 
     @property
     def _fields(self) -> tuple[str, ...]:
         names: Any = self._handler.flatten(self._source)[0]
-        return tuple(names if names is not None else type(self._source).__match_args__)  # of a structure of C
+        return tuple(names if names is not None else type(self._source).__match_args__)  # a struct sequence
 
     def _names(self) -> tuple[str, ...]:
         return self._fields
@@ -237,32 +235,30 @@ class NamedView(SequenceView[Any]):
             raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
         return self[self._fields.index(name)]
 
-    # A field may have the name of a tuple's method, and takes precedence, as in the tuple itself.
-
     @property
     def index(self) -> Any:
-        """The field of that name, else the tuple's method."""
+        """The field `index`, else the tuple's method."""
         return self.__getattr__("index") if "index" in self._fields else super().index
 
     @property
     def count(self) -> Any:
-        """The field of that name, else the tuple's method."""
+        """The field `count`, else the tuple's method."""
         return self.__getattr__("count") if "count" in self._fields else super().count
 
 
 class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
-    """A lazy view of a sequence that can be changed through it: the source is changed."""
+    """A lazy view of a mutable sequence. Changes are made to the source."""
 
     __slots__ = ()
 
     def __setitem__(self, i: Any, value: Any) -> None:
         if isinstance(i, slice):
             places = range(len(self._source))[i]
-            values = self._given(value)
+            values = self._list_values(value)
             olds = [self._source[k] for k in places] if self._handler.elements != "fresh" else []
             olds += [None] * (len(values) - len(olds))
             news = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
-            self._forget()  # before it changes, here and below: if memory runs out, nothing has changed
+            self._forget()  # first: it may run out of memory
             self._source[i] = news
             return
         i = operator.index(i)
@@ -270,14 +266,14 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         self._drop(i)
         self._source[i] = new
 
-    def _given(self, values: Iterable[Any]) -> list[Any]:
-        """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
+    def _list_values(self, values: Iterable[Any]) -> list[Any]:
+        """Return the values to store; for a view, its unconverted arrays, and views of its containers."""
         if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
             return [*(values._source if isinstance(values, SequenceView) else values)]
         return [values[k] if isinstance(look(x).part, Container) else x for k, x in enumerate(values._source)]
 
     def _drop(self, i: int) -> None:
-        """Drop the result of one index, under its positive and its negative number."""
+        """Drop the result of an index, positive or negative."""
         n = len(self._source)
         self._forget(i, i + n if i < 0 else i - n)
 
@@ -302,7 +298,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
 
     def extend(self, values: Iterable[Any]) -> None:
         """Append values."""
-        for value in self._given(values):
+        for value in self._list_values(values):
             self.append(value)
 
     def clear(self) -> None:

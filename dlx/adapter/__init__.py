@@ -1,8 +1,8 @@
-"""What authors of adapters import: `Adapter`, the data types in which it states facts, and the hook.
+"""The interface for authors of adapters: `Adapter`, its parts, helpers, and the plugin hook.
 
-A third party's adapter, a module `dlx_mylib` with one hook, is built from this package in the same way as `dlx_numpy`
-and `dlx_torch` are. An adapter imports its framework inside functions only: types are named by importable strings and
-looked up when their package is there.
+A third party's adapter is a module `dlx_mylib` with one hook, like the built-in `dlx_numpy` and `dlx_torch`. An adapter
+imports its framework only inside functions. It names types by importable strings, which dlx looks up once their package
+is imported.
 """
 
 from dlx._support.module import set_module

@@ -1,4 +1,4 @@
-"""`Adapter`, the class that an adapter of a framework subclasses, and helpers for its methods."""
+"""`Adapter`, the base class of adapters, and helpers for its methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlx._core.stream import Stream
 from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
-from dlx._support.locks import unlocked
+from dlx._support.locks import remove_property_locks
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.declarations import (
     OWNER_BOUNDS,
@@ -48,11 +48,11 @@ COMMON_DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
 )
-"""The dtypes that nearly every framework has, under the same names."""
+"""The dtypes that almost every framework has under these names."""
 
 
 def installed_version(package: str) -> str:
-    """Return the version of the distribution that installed a package, or nothing."""
+    """Return the version of the distribution that installed a package, or ``""``."""
     from importlib import metadata
 
     for name in (package, package.replace("_", "-")):
@@ -67,7 +67,7 @@ def installed_version(package: str) -> str:
 def version_of(adapter: Adapter) -> str:
     """Return the version of an imported framework, or ``"unknown"``."""
     package = adapter.package
-    for module in (imported(package), sys.modules.get(package.partition(".")[0])):
+    for module in (get_package(package), sys.modules.get(package.partition(".")[0])):
         version = getattr(module, "__version__", None)
         if version is not None:
             return str(version)
@@ -75,13 +75,13 @@ def version_of(adapter: Adapter) -> str:
 
 
 def classes_of(adapter: Adapter) -> tuple[type, ...]:
-    """Return the array types of an adapter whose modules are imported; importing nothing."""
-    found = (look_up(name) for name in adapter.types)
-    return adapter._classes or tuple(kind for kind in found if isinstance(kind, type))
+    """Return the array types of an adapter whose modules are imported."""
+    types = (look_up(name) for name in adapter.types)
+    return adapter._classes or tuple(kind for kind in types if isinstance(kind, type))
 
 
-def imported(package: str) -> ModuleType:
-    """Return a package; raise a FrameworkNotInstalledError if it is not imported."""
+def get_package(package: str) -> ModuleType:
+    """Return an imported package; raise FrameworkNotInstalledError if it is not imported."""
     module = sys.modules.get(package)
     if module is None:
         raise FrameworkNotInstalledError(f"{package} is not imported", fix=f"Import it first: import {package}.")
@@ -89,24 +89,24 @@ def imported(package: str) -> ModuleType:
 
 
 class DTypes:
-    """The dtypes of a framework, both ways.
+    """The dtypes of a framework, and their conversion from and to dlx's dtypes.
 
     Parameters
     ----------
     package
-        Importable name of the package that has them.
+        Importable name of the package that contains them.
     names
-        Names of dtypes in dlx -> attributes of the package, with dots or without: ``{"bool": "bool_"}``; or names only,
-        where they are the same in both. Those that the installed version lacks are left out.
+        Mapping from dlx's names to attributes of the package, which may contain dots: ``{"bool": "bool_"}``; or only
+        names, if both are equal. Dtypes that the installed version lacks are ignored.
     extension
-        Dtypes that another package adds, with what users call them there: ``{"bfloat16": "ml_dtypes.bfloat16"}``. A
-        subclass answers for them in `to_native` and `from_native`.
+        Dtypes of another package, with their names there: ``{"bfloat16": "ml_dtypes.bfloat16"}``. A subclass handles
+        them in `to_native` and `from_native`.
     storage
-        Dtypes that the framework has, but imports under another name of the same width: ``{"bfloat16": "uint16"}``.
-        They are handed over under that name, and the result is given to `viewed`.
+        Dtypes that the framework has but cannot import, with a dtype of the same width that it can import:
+        ``{"bfloat16": "uint16"}``. dlx passes the array as that dtype, and `viewed` restores the original one.
     switches
-        Names within the package of everything at run time that `Adapter.capabilities` depends on, with hashable values
-        (``("config.jax_enable_x64",)``); they are stated once for each combination of values.
+        Attributes of the package that change the result of `Adapter.capabilities` at run time, with hashable values:
+        ``("config.jax_enable_x64",)``. dlx calls `capabilities` once for each combination of values.
     """
 
     storage: Mapping[str, str] = {}
@@ -114,7 +114,7 @@ class DTypes:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        unlocked(cls)
+        remove_property_locks(cls)
 
     def __init__(
         self,
@@ -131,12 +131,12 @@ class DTypes:
             self.storage = storage
 
     def native(self, attribute: str) -> Any:
-        """Return the framework's dtype object behind one value of `names`, or None where the version lacks it."""
+        """Return the framework's dtype for one value of `names`, or None if the installed version lacks it."""
         return look_up(f"{self.package}.{attribute}")
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
-        imported(self.package)
+        get_package(self.package)
         pairs = ((DType(name), self.native(attribute)) for name, attribute in self.names.items())
         return {dtype: native_dtype for dtype, native_dtype in pairs if native_dtype is not None}
 
@@ -145,32 +145,32 @@ class DTypes:
         return {native_dtype: dtype for dtype, native_dtype in self._to_native.items()}
 
     def to_native(self, dtype: DType) -> Any:
-        """Return the framework's dtype for one of dlx; raise a DTypeError if it has none."""
-        found = self._to_native.get(dtype)
-        if found is None:
+        """Return the framework's dtype for a dtype of dlx; raise DTypeError if the framework lacks it."""
+        native_dtype = self._to_native.get(dtype)
+        if native_dtype is None:
             names = ", ".join(sorted(self.known()))
-            raise DTypeError(f"{self.package} has no dtype {dtype}", fix=f"It has {names}.")
-        return found
+            raise DTypeError(f"{self.package} has no dtype {dtype}", fix=f"Use one of {names}.")
+        return native_dtype
 
     def from_native(self, native_dtype: Any) -> DType | None:
-        """Return dlx's dtype for one of the framework, or None where DLPack has none."""
+        """Return dlx's dtype for a dtype of the framework, or None if DLPack lacks it."""
         return self._from_native.get(native_dtype)
 
     def known(self) -> frozenset[str]:
-        """Return the names in dlx of the dtypes that the installed version has."""
+        """Return dlx's names of the dtypes that the installed version has."""
         return frozenset(dtype.name for dtype in self._to_native)
 
     def native_name(self, name: str) -> str:
-        """Return what users of the framework call a dtype, or nothing; the framework is not asked."""
+        """Return the framework's name of a dtype, or ``""``, without importing the framework."""
         return self.names.get(name) or self.extension.get(name, "")
 
     @property
     def table_storage(self) -> Mapping[str, str]:
-        """`storage` for the fast path. Override it where the exchange table takes fewer dtypes than `Adapter.load`."""
+        """`storage` for the fast path. Override it if the exchange table supports fewer dtypes than `Adapter.load`."""
         return self.storage
 
     def viewed(self, array: Any, dtype: DType) -> Any:
-        """Return an array of the same memory under its true dtype, where it was loaded under its storage dtype.
+        """Return an array over the same memory with its original dtype, if it was loaded with a storage dtype.
 
         The default calls ``array.view(native dtype)``.
         """
@@ -178,15 +178,15 @@ class DTypes:
 
 
 class Devices:
-    """The devices of a framework, both ways. The default is a framework that holds host memory only.
+    """The devices of a framework, and their conversion from and to dlx's devices. The default: host memory only.
 
     Parameters
     ----------
     read
-        ``read(native_device)`` gives the `Device` of one of the framework's device objects, for `from_native`. None:
-        it has none.
+        ``read(native_device)`` returns the `Device` for a device object of the framework, for `from_native`. None: the
+        framework has no device objects.
     moves
-        Whether `Adapter.copy` copies to another device of the framework; else dlx moves its arrays.
+        Whether `Adapter.copy` can copy to another device of the framework. If not, dlx moves its arrays.
     """
 
     moves: bool = True
@@ -196,84 +196,84 @@ class Devices:
         self._read, self.moves = read, moves
 
     def to_native(self, device: Device) -> Any:
-        """Return the framework's device object for one of dlx; raise a DeviceError if it has none."""
+        """Return the framework's device object for a device of dlx; raise DeviceError if the framework lacks it."""
         if not host_readable(device):
-            raise DeviceError(f"there is no device {device}", fix="It holds host memory only: device='cpu'.")
+            raise DeviceError(f"it supports only host memory, not {device}", fix="Pass device='cpu'.")
         return "cpu"
 
     def from_native(self, native_device: Any) -> Device:
-        """Return dlx's device for one of the framework; raise a DeviceError if DLPack has none."""
+        """Return dlx's device for a device of the framework; raise DeviceError if DLPack lacks it."""
         return Device(native_device) if self._read is None else self._read(native_device)
 
     def of(self, obj: Any) -> Device | None:
-        """Return where an array is, without an export of it; None where that is not known.
+        """Return the device of an array without an export, or None if unknown.
 
-        Asked where `Adapter.describe` does not say it. The default is the host, and None in a subclass.
+        dlx calls this if `Adapter.describe` returns no device. The default is the host; None in a subclass.
         """
         return Device("cpu") if type(self) is Devices else None
 
     def default(self) -> Device:
-        """Return the default device, for arrays on a device that the framework cannot use. The default is the host."""
+        """Return the device for arrays from devices that the framework lacks. The default is the host."""
         return Device("cpu")
 
     def current(self, device_type: int) -> int:
-        """Return the id of the framework's current device of a type: what ``device="cuda"`` means."""
+        """Return the id of the framework's current device of a type, for ``device="cuda"``."""
         return 0
 
     def activate(self, device: Device) -> AbstractContextManager[Any]:
-        """Make a device current, for the driver and for the framework, as long as the context is entered."""
+        """Return a context that makes a device current for the driver and the framework."""
         return cuda.at(device)
 
     def new_array(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
-        """Return a new array on a device, of any values, from the framework's own allocator and on its current stream.
+        """Return a new, uninitialized array on a device, from the framework's allocator and on its current stream.
 
-        dlx copies into it. `strides` are those of a dense array, in elements. None, the default: dlx allocates the
-        memory itself and hands it over.
+        dlx copies into it. `strides` are in elements and describe a dense array. None, the default: dlx allocates the
+        memory itself.
         """
         return None
 
     def available(self) -> Iterable[Any]:
-        """Give the framework's own objects for the devices that it sees here; the default gives the host's.
+        """Return the framework's objects for the devices of this machine; the default returns the host's.
 
-        For people to look at (`dlx devices`). It may initialise them.
+        `dlx devices` prints them. The call may initialize the devices.
         """
         yield self.to_native(Device("cpu"))
 
 
-def reads_natives(devices: Devices) -> bool:
-    """Return whether `Devices.from_native` knows objects of the framework."""
+def has_device_objects(devices: Devices) -> bool:
+    """Return whether `Devices.from_native` supports device objects of the framework."""
     return devices._read is not None or type(devices).from_native is not Devices.from_native
 
 
 class ReportedDevices(Devices):
-    """The devices of a framework that takes host memory only, and whose arrays say in ``__dlpack_device__`` where.
+    """The devices of a framework that imports only host memory and whose arrays have ``__dlpack_device__``.
 
     Pinned memory counts as host memory.
     """
 
     def of(self, obj: Any) -> Device | None:
-        """Return where an array says that it is; None where its type has no ``__dlpack_device__``."""
-        found = dlpack.device_of(obj)
-        return Device("cpu") if found is not None and host_readable(found) else found
+        """Return the device from ``__dlpack_device__``, or None without that method."""
+        device = dlpack.device_of(obj)
+        return Device("cpu") if device is not None and host_readable(device) else device
 
 
 class Description(NamedTuple):
-    """What an adapter knows of one array before it is exported. No data is touched, nothing is synchronised.
+    """An array before its export, described without reading data or synchronizing.
 
     Attributes
     ----------
     info
-        What there is to say of it; or a function without arguments that says it when it is asked for, which is faster
-        where a conversion does not need it. None: it is said of `tensor`, or only an export could tell.
+        Its `ArrayInfo`, or a function without arguments that returns it; the function is faster, because most
+        conversions do not call it. None: dlx describes `tensor`, or exports the array.
     blockers
-        What blocks its conversion.
+        The reasons that block its conversion.
     tensor
-        What `Adapter.export` would return, where that needs no call of the producer: the export is not made again. None
-        where there are blockers, or the export calls the producer.
+        The result of `Adapter.export`, if the export calls no function of the producer; dlx then does not call
+        `export`. None if there are blockers, or if the export calls the producer.
     needs_export
-        Whether an export may give something else than `info` says, as that of a subclass with its own ``__dlpack__``.
+        Whether the export may differ from `info`, as for a subclass with its own ``__dlpack__``.
     device
-        Where its memory is, where that is known sooner than `info`. None: `tensor`, `info` or `Devices.of` says it.
+        The device, if it is known without `info`. None: dlx uses `tensor`, `info` or `Devices.of`.
     """
 
     info: Any = None
@@ -284,35 +284,35 @@ class Description(NamedTuple):
 
 
 class Adapter:
-    """One framework, as dlx sees it. Subclass it, fill in the facts, override what data cannot say.
+    """The adapter of one framework. Subclass it, set the attributes, and override methods if necessary.
 
     Attributes
     ----------
     name
-        What users write: ``convert(x, to=name)``.
+        The target's name: ``convert(x, to=name)``.
     package
-        Importable name of the framework; imported only when it is a target.
+        Importable name of the framework; dlx imports it only as a target.
     install
-        What to tell a user who does not have it: ``pip install ...``.
+        The command that installs it: ``pip install ...``.
     types
-        Importable names of array types, most general ones; tested with `issubclass` once per type.
+        Importable names of the most general array types; dlx calls `issubclass` once per type.
     namespaces
-        Importable modules whose functions take its arrays, for `dlx.array_namespace`: the first that is installed.
-        None: arrays that have ``__array_namespace__`` tell.
+        Importable modules with functions of its arrays, for `dlx.array_namespace`: the first that is installed. Empty:
+        ``__array_namespace__`` of the arrays.
     dtypes, devices
-        Its dtypes and devices, both ways.
+        Its dtypes and devices.
     arrays
-        What is special about its arrays.
+        Unusual properties of its arrays.
     containers
         Containers of the framework.
     known_issues
-        Known faults of versions.
+        Known faults of its versions.
     is_tracing
-        ``is_tracing()`` says whether arrays that are made now, in this thread, become part of a graph: lazy views keep
-        none of them. A function in C costs the least. None: never.
+        ``is_tracing()`` returns whether new arrays of this thread become part of a graph; lazy views do not cache
+        these. A C function is fastest. None: never.
     fast_path, streams, placement, writes, gradients
-        Optional parts: what the C fast path may use, how streams are ordered, which arrays stay on their device, how
-        writes are noticed, and how gradients are computed.
+        Optional parts: support for the C fast path, for streams, for arrays that stay on their device, for detecting
+        writes, and for gradients.
     """
 
     name: str
@@ -332,11 +332,11 @@ class Adapter:
     writes: WriteTracking | None = None
     gradients: GradSupport | None = None
 
-    _classes: tuple[type, ...] = ()  # of an adapter of dlx whose types cannot be looked up by name
+    _classes: tuple[type, ...] = ()  # types of a built-in adapter that have no importable name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        unlocked(cls)
+        remove_property_locks(cls)
 
     def __repr__(self) -> str:
         return f"<{type_name(type(self))} {getattr(self, 'name', '')!r}>"
@@ -344,17 +344,17 @@ class Adapter:
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
-        """Describe one array, also one that cannot be exported. The default knows nothing: `dlx.describe` exports it.
+        """Describe an array, even if it cannot be exported. The default is empty: `dlx.describe` exports the array.
 
-        `Description.tensor` saves the export where that calls no producer.
+        `Description.tensor` avoids a second export if the export calls no producer.
         """
         return Description()
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
+        """Return a tensor over an array's memory that keeps the memory alive. Called once per conversion.
 
-        The default speaks the DLPack protocol. `stream` is the consumer's, None on the host; -1 where nothing is to be
-        ordered, since dlx does that (see `StreamSupport.current`).
+        The default uses DLPack. `stream` is the consumer's stream; None on the host, -1 if dlx synchronizes itself (see
+        `StreamSupport.current`).
 
         Raises
         ------
@@ -363,57 +363,57 @@ class Adapter:
         """
         if not hasattr(type(obj), "__dlpack__"):
             raise PluginError(
-                f"the adapter {self.name!r} has no export of its own, and {type_name(type(obj))} has no __dlpack__",
-                fix="Override Adapter.export; dlx.adapter.over_memory makes a tensor over an address.",
+                f"the adapter {self.name!r} does not override export, and {type_name(type(obj))} has no __dlpack__",
+                fix="Override Adapter.export; dlx.adapter.over_memory returns a tensor over an address.",
             )
         return dlpack.export(obj, stream=stream)
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
     def capabilities(self) -> Capabilities | None:
-        """State what the framework, which is imported, takes as it is. None, the default: it cannot be a target.
+        """Return which tensors the framework imports unchanged. None, the default: it cannot be a target.
 
-        Called when it first becomes a target: get it ready here if it needs that. dlx applies what `known_issues`
-        lower.
+        Called with the framework imported, when it is first a target; initialize it here if necessary. dlx applies the
+        changes of `known_issues`.
         """
         return None
 
     def variant(self, wanted: type | Tensor) -> Adapter:
-        """Return the adapter to load with, for a framework with several array types; itself, the default, else.
+        """Return the adapter that loads a tensor, for frameworks with several array types. The default is `self`.
 
         Parameters
         ----------
         wanted
-            One of `types`, if a user named it as the target, or the tensor to be loaded.
+            One of `types`, if the user passed it as the target, or the tensor to load.
 
         Raises
         ------
         AdapterNotFoundError
-            If arrays of that type cannot be made.
+            If the framework cannot create arrays of that type.
         """
         return self
 
     def load(self, tensor: Tensor) -> Any:
-        """Return an array over a tensor that `capabilities` allow; the tensor has ``__dlpack__``.
+        """Return an array over a tensor that satisfies `capabilities`; the tensor has ``__dlpack__``.
 
-        If it raises, a capsule that the tensor came from gets its name back; whoever holds the tensor may read it.
+        If this method raises, dlx restores the capsule that the tensor came from; the tensor stays valid.
         """
         raise NotImplementedError(f"{self.name} cannot be a target")
 
     # ---- inside the framework -------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        """Return a copy made by the framework, class and graph kept, on another of its devices if one is given.
+        """Return a copy made by the framework, with the same class and graph, on `device` if it is given.
 
-        An adapter that does not override this has its arrays copied by dlx.
+        If an adapter does not override this method, dlx copies its arrays.
         """
-        raise NotImplementedError(f"{self.name} does not copy")
+        raise NotImplementedError(f"{self.name} cannot copy")
 
-    # ---- for subclasses to read -----------------------------------------------------------------------------------
+    # ---- for subclasses -----------------------------------------------------------------------------------
 
     @functools.cached_property
     def lowered(self) -> dict[str, Any]:
-        """Facts that the known issues of the installed version change."""
+        """Values that the known issues of the installed version change."""
         version = version_of(self)
         return {
             name: value for issue in self.known_issues if issue.affects(version) for name, value in issue.lowers.items()
@@ -431,27 +431,27 @@ def over_memory(
     padded: bool = False,
     owner: object,
 ) -> Tensor:
-    """Return a tensor over memory that an object keeps alive: what an adapter exports when it knows the facts itself.
+    """Return a tensor over memory that an object keeps alive, for `Adapter.export`.
 
     Parameters
     ----------
     address
-        Of the first element; may be 0 where there is none.
+        Of the first element; may be 0 without elements.
     shape, strides
         ``(ndim,)`` each, strides in elements; None means row-major.
     dtype, device
-        As DLPack says them.
+        Of the elements.
     readonly
-        Whether writing is forbidden.
+        Whether the memory is read-only.
     padded
-        Whether elements of less than a byte take a whole one each.
+        Whether each element of less than a byte takes a whole byte.
     owner
-        Object that must live as long as the memory is used.
+        Object that keeps the memory alive.
 
     Raises
     ------
     LayoutError
-        If there are elements but no address, or the size overflows.
+        If there are elements but no address, or if the size overflows.
     """
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
@@ -461,12 +461,12 @@ _names: TypeCache[str] = TypeCache()
 
 
 def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
-    """Return a `FastPath.describe` for arrays that their tensor and their type describe completely.
+    """Return a `FastPath.describe` for arrays that are fully described by their tensor and type.
 
     Parameters
     ----------
     protocols
-        Protocols by which the type exports memory, such as ``"__dlpack__"`` or ``"buffer"``.
+        Protocols that the type supports, such as ``"__dlpack__"`` or ``"buffer"``.
     """
 
     def describe(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
@@ -478,38 +478,38 @@ def tensor_info(*protocols: str) -> Callable[[str, Any, Tensor], ArrayInfo]:
 
 
 consumed = native.capsule_claim
-"""``consumed(capsule)`` returns the tensor of a capsule that the framework has just made, which is used up."""
+"""``consumed(capsule)`` consumes a new capsule of the framework and returns its tensor."""
 
 
 buffer_exchange = native.buffer_exchange
-"""``buffer_exchange()`` returns an exchange table for `FastPath` that exports the buffer of any object."""
+"""``buffer_exchange()`` returns an exchange table for `FastPath` that exports the buffers of objects."""
 
 
 arrow_exchange = native.arrow_exchange
-"""``arrow_exchange()`` returns an exchange table for `FastPath` that exports numbers on the host of any object with
-``__arrow_c_array__`` or ``__arrow_c_stream__``; ``arrow_exchange(True)`` by ``__dlpack__(max_version=...)`` where its
-type has that, which must know read-only memory on the host from all other."""
+"""``arrow_exchange()`` returns an exchange table for `FastPath` that exports numbers on the host from objects with
+``__arrow_c_array__`` or ``__arrow_c_stream__``. ``arrow_exchange(True)`` prefers ``__dlpack__(max_version=...)``, which
+must then set the read-only flag correctly for host memory."""
 
 
 def keeping(tensor: Tensor, owner: object) -> Tensor:
-    """Return the same tensor with a further object that it keeps alive."""
+    """Return the tensor with another object that it keeps alive."""
     return native.tensor_view(tensor, None, None, None, owner)
 
 
 def unmarked(tensor: Tensor) -> Tensor:
-    """Return the same tensor without the read-only flag, for a consumer that never writes and cannot take the flag."""
+    """Return the tensor without the read-only flag, for a consumer that never writes and rejects the flag."""
     return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
 def viewed(tensor: Tensor, dtype: DType) -> Tensor:
-    """Return the same tensor under another dtype of the same width."""
+    """Return the tensor with another dtype of the same width."""
     return native.tensor_view(tensor, dtype, None, None, None)
 
 
 def forward(tensor: Tensor) -> Tensor:
-    """Return the same tensor without negative strides, for a consumer that refuses even those of extents of 1 or 0.
+    """Return the tensor without negative strides of extents of 0 and 1, for a consumer that rejects even these.
 
-    Others are not to be there: `Capabilities.layouts` says that they are not taken.
+    Other negative strides must be excluded by `Capabilities.layouts`.
     """
     strides = tensor.strides
     if min(strides, default=0) >= 0:
@@ -520,26 +520,26 @@ def forward(tensor: Tensor) -> Tensor:
 
 
 def at_rest(tensor: Tensor) -> Tensor:
-    """Return the tensor without the flag that its producer copied for the hand-over, which says nothing later on."""
+    """Return the tensor without the flag IS_COPIED, which is meaningful only during a conversion."""
     if tensor.flags & IS_COPIED:
         return native.tensor_view(tensor, None, None, tensor.flags & ~IS_COPIED, None)
     return tensor
 
 
 def look_up(name: str) -> Any:
-    """Return what an importable name stands for, or None; imports nothing."""
+    """Return the object with an importable name, or None; imports nothing."""
     package, *rest = name.split(".")
-    found: Any = sys.modules.get(package)
+    value: Any = sys.modules.get(package)
     for attribute in rest:
-        if found is None:
+        if value is None:
             return None
         package = f"{package}.{attribute}"
         # Modules first: a package may define __getattr__ that imports.
-        found = (
-            sys.modules.get(package) or getattr(found, "__dict__", {}).get(attribute) or getattr(found, attribute, None)
+        value = (
+            sys.modules.get(package) or getattr(value, "__dict__", {}).get(attribute) or getattr(value, attribute, None)
         )
-    return found
+    return value
 
 
-unlocked(DTypes)
-unlocked(Adapter)
+remove_property_locks(DTypes)
+remove_property_locks(Adapter)

@@ -1,4 +1,4 @@
-"""The data types in which an adapter states facts about its framework. Authors import them from `dlx.adapter`."""
+"""Dataclasses that describe a framework in an adapter. Authors import them from `dlx.adapter`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = [
 ]  # fmt: skip
 
 OWNER_BOUNDS = "owner_bounds"
-"""What `FastPath.guard_function` says when it compares tensors with the bytes that their owner has."""
+"""Name of the guard that a tensor lies inside its owner's memory, for `FastPath.guard_function`."""
 
 
 class Layout:
-    """Features of a layout that a consumer can hold; extents of 0 and 1 are ignored.
+    """Layout features that a consumer supports; extents of 0 and 1 are ignored.
 
     Attributes
     ----------
     NEGATIVE, ZERO
-        Strides below 0; strides of 0 (broadcasting).
+        Negative strides; strides of 0 (broadcasting).
     GAPS
-        Unused elements between used ones, or overlap.
+        Unused memory between elements, or overlapping elements.
     PERMUTED
-        Dimensions in another than row-major order.
+        Dimensions not in row-major order.
     ANY
-        All of them.
+        All of these.
     """
 
     NEGATIVE: int = lib.DLX_LAYOUT_NEGATIVE
@@ -53,44 +53,44 @@ EXTENTS = {
     "addressed": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
     "none": lib.DLX_EXTENTS_NONE,
 }
-"""Values of `Capabilities.empty_extents`, with what C calls them."""
+"""Values of `Capabilities.empty_extents` and their constants in C."""
 
 ALIGNMENTS = tuple(1 << power for power in range(13))
-"""What an address can be asked to be a multiple of: a page at most, by which decisions are kept (`planner.decide`)."""
+"""Possible alignments, up to a page; `planner.decide` caches decisions by them."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a consumer takes as it is; anything else is copied or refused before it gets there.
+    """The tensors that a consumer imports unchanged; dlx copies or refuses all others.
 
     Attributes
     ----------
     dtypes, device_types
-        Names of dtypes (`DType.name`), and DLPack device types; None for any.
+        Names of dtypes (`DType.name`), and DLPack device types; None: all.
     layouts
-        `Layout` bits that its arrays can hold.
+        `Layout` bits that its arrays support.
     min_alignment
-        Bytes that the address must be a multiple of, a power of 2 up to 4096; 0 for the dtype's natural alignment.
+        Required alignment of the address in bytes, a power of 2 up to 4096; 0: the dtype's natural alignment.
     ndims
-        Fewest and most dimensions.
+        Minimum and maximum number of dimensions.
     keeps_readonly
-        Whether its arrays keep the read-only flag, or cannot be written at all.
+        Whether its arrays keep the read-only flag, or are never writable.
     copies
-        Whether it copies everything that it imports: it shares no memory, accepts read-only memory, and ``copy=False``
-        is refused. A mapping names the dtypes that it copies, each with the reason:
-        ``{"bool": "packs bools eight to a byte"}``.
+        Whether it copies everything that it imports: it accepts read-only memory, and dlx refuses ``copy=False``. A
+        mapping lists the dtypes that it copies, with reasons: ``{"bool": "packs bools eight to a byte"}``.
     home
-        Device to which host memory is moved if a call names no device and does not forbid a copy; None: it stays.
+        Device to which dlx moves host memory, unless a call names a device or forbids copies; None: no move.
     subbyte
-        How it holds elements of less than a byte (int4, float6): ``"packed"``, as DLPack does unless a flag says
-        otherwise, ``"padded"`` to a byte each, or ``"both"``.
+        How it stores elements of less than a byte (int4, float6): ``"packed"``, DLPack's default, ``"padded"`` to a
+        byte each, or ``"both"``.
     empty_extents
-        Limits on extents of arrays without elements: ``"any"`` none; ``"leading"`` those before the first 0 multiply to
-        less than ``2**64``, with ``"leading bytes"`` to less than ``2**63`` bytes; ``"bytes"`` all but 0 make less than
-        ``2**63`` bytes; ``"addressed"`` the same, and the address is not 0; ``"none"`` it takes no such array.
+        Limit on the extents of arrays without elements. ``"any"``: no limit. ``"leading"``: the product of the extents
+        before the first 0 is less than ``2**64``; with ``"leading bytes"``, less than ``2**63`` bytes. ``"bytes"``: the
+        product of all extents except 0 is less than ``2**63`` bytes. ``"addressed"``: the same, and the address must
+        not be 0. ``"none"``: such arrays are not supported.
     refusals
-        (reason, fix), by name, for dtypes and kinds of devices that the framework has but refuses, if the refusal needs
-        an explanation: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
+        Explanations (reason, fix) for dtypes and device kinds that the framework has but rejects:
+        ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
     """
 
     dtypes: frozenset[str] | None
@@ -113,26 +113,27 @@ class Capabilities:
         if self.empty_extents not in EXTENTS:
             raise ValueError(f"empty_extents must be one of {sorted(EXTENTS)}, found {self.empty_extents!r}")
         if both := self.refusals.keys() & (self.dtypes or ()):
-            raise ValueError(f"dtypes cannot be taken and refused, found {sorted(both)} in both")
+            raise ValueError(f"dtypes and refusals must not overlap, found {sorted(both)} in both")
 
 
 @dataclass(frozen=True)
 class Blocker:
-    """A property of an array, known before it is exported, that blocks its conversion.
+    """A property of an array that blocks its conversion, known before the export.
 
     Attributes
     ----------
     because, fix
-        The reason, as the middle of an error message, and one sentence that says what to do; empty if an option of
-        `convert` is all.
+        The reason, for the middle of an error message, and one sentence with a solution; empty if an option of
+        `convert` is the solution.
     error
-        Class of `dlx.errors` to raise if it cannot be resolved.
+        Class of `dlx.errors` to raise if the blocker is not resolved.
     resolution
-        How to resolve it: a method name of the array, a function of it, or None: it is refused.
+        A method of the array, by name, or a function of it, that resolves the blocker; None: it is refused.
     needs
-        What the call must allow for the resolution: ``"copy"``, since it makes new memory, ``"detach"``, or None.
+        What the call must allow: ``"copy"`` if the resolution makes new memory, ``"detach"``, or None.
     also_blocks
-        What it blocks within its own framework, too: ``"copy"``, ``"detach"``, or ``"stay"``, to come back as it is.
+        What the blocker also prevents if the target is the array's framework: ``"copy"``, ``"detach"``, or ``"stay"``
+        (returning the array unchanged).
     """
 
     because: str
@@ -156,18 +157,18 @@ class Blocker:
 
 @dataclass(frozen=True)
 class Guard:
-    """A question about an array that must be answered with a false value before memory may leave.
+    """An attribute or method of an array that must be false before dlx exports its memory.
 
     Attributes
     ----------
     ask
-        Attribute of the array, or method without arguments.
+        Name of the attribute, or of the method without arguments.
     blocker
-        What a true answer means; None: it only concerns the fast path.
+        The blocker if it is true; None: only the fast path skips the array.
     kinds
-        Prefixes of the names of dtypes that it is asked of (``("complex",)``), and false for all others; empty: of all.
+        Prefixes of dtype names for which dlx checks it (``("complex",)``); it is false for others. Empty: all dtypes.
     optional
-        Whether arrays may lack the attribute: missing, and None, are false, anything else is true.
+        Whether arrays may lack the attribute: missing and None are false, all other values true.
     """
 
     ask: str
@@ -176,31 +177,31 @@ class Guard:
     optional: bool = False
 
     def holds(self, obj: Any) -> bool:
-        """Return the answer for one array."""
+        """Return whether the guard is true for an array."""
         if self.optional:
             return getattr(obj, self.ask, None) is not None
-        answer = getattr(obj, self.ask)
-        return bool(answer() if callable(answer) else answer)
+        value = getattr(obj, self.ask)
+        return bool(value() if callable(value) else value)
 
 
 @dataclass(frozen=True)
 class Owner:
     """The object that keeps an array's memory alive, if the array itself does not.
 
-    All names are those of attributes, or of methods, which are called without arguments.
+    All names are names of attributes, or of methods without arguments.
 
     Attributes
     ----------
     ask
-        What gives it, of an array.
+        Attribute of the array that is the owner.
     type
-        Importable name of its type; needed if one of its other names is given, except for `address` alone.
+        Importable name of its type; required with the other names, except `address` alone.
     address, nbytes
-        Its memory: if its owner could have been resized, nothing beyond is ever read. With `address` alone, arrays
-        without an exchange table are read on CUDA devices, by this address (0 without elements), and the array's
-        shape, byte strides, dtype and ``__dlpack_device__()``: `Adapter.export` must make the same writable tensor.
+        The owner's memory: dlx never reads outside of it, even if the owner was resized. With `address` alone, dlx
+        reads CUDA arrays without an exchange table by this address (0 without elements) and the array's shape, byte
+        strides, dtype and ``__dlpack_device__()``; `Adapter.export` must return the same writable tensor.
     freeze
-        ``(question, method of an array)``: while the owner says that it can be resized, this method forbids it.
+        ``(attribute of the owner, method of the array)``: if the owner is resizable, the method makes it fixed.
     """
 
     ask: str
@@ -212,55 +213,55 @@ class Owner:
 
 @dataclass(frozen=True)
 class FastPath:
-    """What the C fast path may use of a framework.
+    """How the C fast path reads and creates a framework's arrays.
 
     Attributes
     ----------
     types
-        Importable names of exact types for which being asked twice is harmless; only these take the fast path.
+        Importable names of the exact types on the fast path; exporting these twice must be harmless.
     subclasses
-        ``subclasses(type)`` says whether arrays of a subclass take it as well. None: none do.
+        ``subclasses(type)`` returns whether arrays of a subclass take the fast path. None: no subclass does.
     exchange
-        ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``): a
-        ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the process, in a capsule called
-        ``"dlpack_exchange_api"``; or None. A tensor from its borrow slot is copied before dlx calls anything else.
+        ``exchange()`` returns an exchange table for types without ``__dlpack_c_exchange_api__``: a capsule
+        ``"dlpack_exchange_api"`` with a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that is never freed; or None. dlx
+        copies a tensor from its borrow slot before it makes any other call.
     imports
-        Whether the table, if it can import, makes arrays of the first of `Adapter.types`; else `Adapter.load` does.
-        False for the table of a base class, which makes arrays of the base. `Capabilities`: only of what these allow;
-        the rest takes the Python path. A framework with several array types (`Adapter.variant`) must give those that
-        all of its types have.
+        Whether the table can import, as the first of `Adapter.types`; otherwise dlx calls `Adapter.load`. False for the
+        table of a base class, which imports as the base. `Capabilities`: only tensors that satisfy these; others take
+        the Python path. A framework with several array types (`Adapter.variant`) must pass what all its types support.
     export
-        ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
-        that: for types without a table, and arrays that the table refuses.
+        ``export(array)`` returns a `Tensor` over a host array, like `Adapter.export`, or None: then dlx calls
+        `Adapter.export`. It serves types without a table, and arrays that the table refuses.
     unblocks
-        Whether the fast path resolves blockers that a copy resolves, for arrays on the host that neither the table nor
-        `export` hands out. True: by `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` gives the
-        same copy, as a `Tensor` or an array of its type, or None to leave it to these. False: the Python path does.
+        Whether the fast path makes the copies that resolve blockers, for host arrays that neither the table nor
+        `export` exports. True: with `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` returns
+        that copy, as a `Tensor` or an array of its type, or None: then dlx calls these methods. False: the Python path
+        makes them.
     owner
-        What keeps an array's memory alive: an `Owner`, or ``"managed"`` for what the managed slot of the table makes,
-        since an array may lose its memory while it lives. None: the array.
+        The object that keeps an array's memory alive: an `Owner`, or ``"managed"`` for the result of the table's
+        managed slot, if an array can lose its memory. None: the array.
     guards
-        Questions that must be answered false before memory may leave. If ``detach=True`` is given, the method that
-        resolves a guard's blocker with that option is called.
+        Conditions that must be false before dlx exports memory. With ``detach=True``, dlx calls the method that
+        resolves a guard's blocker.
     guard_function
-        ``guard_function()`` gives a C function that answers guards for arrays of `types`, in a capsule called
-        ``"dlx_guard_function"``, and the names of these guards (`Guard.ask`; `OWNER_BOUNDS` if it checks that every
-        tensor lies inside the memory of its owner); or None. The function (`dlx.h`) is an
-        ``int (*)(void *array, const DLTensor *borrowed)``. dlx calls it with NULL before it borrows memory, then with
-        the borrowed tensor. It returns 1 if all of these guards are false, and 0 to have Python ask them.
+        ``guard_function()`` returns a capsule ``"dlx_guard_function"`` with a C function that checks guards of arrays
+        of `types`, and the names of these guards (`Guard.ask`; `OWNER_BOUNDS` if it checks that tensors lie inside
+        their owner's memory); or None. The function (`dlx.h`) is an ``int (*)(void *array, const DLTensor *borrowed)``.
+        dlx calls it with NULL before it borrows memory, then with the borrowed tensor. It returns 1 if all these guards
+        are false, and 0 if Python must check them.
     conditions
-        ``(module, attribute, value)`` that must be that very value, or Python is asked.
+        ``(module, attribute, value)``: if the attribute is not this object, dlx takes the Python path.
     checked_dtypes
-        Names of dtypes for which the framework has several dtypes of its own; an array's must be the first one.
+        Names of dtypes for which the framework has several dtypes; the fast path takes only the first one.
     checks_same
-        Whether the table must be able to describe even an array that is in the target framework already, since some
-        arrays are refused everywhere.
+        Whether the table must describe an array even if it is in the target framework already, because some arrays are
+        refused everywhere.
     describe
-        ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
-        made a tensor, as `Adapter.describe` does, which is asked if this is None; `name` is `Adapter.name`.
+        ``describe(name, array, tensor)`` returns the `ArrayInfo` of an array without blockers that the fast path has
+        exported as `tensor`; `name` is `Adapter.name`. None: dlx calls `Adapter.describe`.
     ready
-        ``ready(array)`` says whether the fast path would neither wait for an array nor change it. If not, or if it
-        raises, `Adapter.describe` is asked, which does neither. None: the fast path never would.
+        ``ready(array)`` returns whether an export neither waits for the array nor changes it. If it is false or raises,
+        dlx calls `Adapter.describe`. None: always true.
     """
 
     types: tuple[str, ...]
@@ -279,7 +280,7 @@ class FastPath:
     ready: Callable[[Any], bool] | None = None
 
     def detach(self) -> str:
-        """Return the method of an array that gives the same memory without a graph, or nothing."""
+        """Return the name of the method that detaches an array from its graph, or ``""``."""
         for blocker in (guard.blocker for guard in self.guards):
             if blocker is not None and blocker.needs == "detach" and isinstance(blocker.resolution, str):
                 return blocker.resolution
@@ -288,26 +289,25 @@ class FastPath:
 
 @dataclass(frozen=True)
 class StreamSupport:
-    """How work on a device is ordered. Without it, each array's export is told the consumer's stream and orders itself.
+    """How a framework synchronizes streams. Without it, dlx passes the consumer's stream to each array's export.
 
     Attributes
     ----------
     current
-        ``current(device)`` gives the framework's current stream on a device: a handle, or an object that has one; None
-        if each array has its own. It is asked once per device of a call, never for host memory, both when the framework
-        is the producer and when it is the consumer.
+        ``current(device)`` returns the framework's current stream on a device: a handle, or an object with a handle;
+        None if each array has its own stream. dlx calls it once per device and call, for producers and consumers, and
+        never for host memory.
     activate
-        ``activate(stream)`` gives a context in which the framework works on a `Stream` of another, and which restores
-        its own. None: its current stream cannot be set.
+        ``activate(stream)`` returns a context in which the framework works on another framework's `Stream`. None: its
+        current stream cannot be set.
     ready
-        ``ready(obj, tensor)`` gives the `Stream` on which an array is ready, or None: it is ready. For a producer whose
+        ``ready(obj, tensor)`` returns the `Stream` that computes the array, or None if it is ready. For producers whose
         export takes no stream.
     quick
-        What the fast path asks instead of `current`, on CUDA. True: ``current_work_stream`` of the exchange table,
-        whose streams live as long as the process, or as their makers say. A function: it gives ``(function,
-        attribute)``; ``function(number of the device)`` gives an object that keeps the stream alive, whose attribute is
-        the handle. With either, no device need be current for an export or an import. None: arrays on devices take the
-        Python path.
+        Replaces `current` on the fast path, on CUDA. True: ``current_work_stream`` of the exchange table; its streams
+        must stay valid. A function: it returns ``(function, attribute)``; ``function(device id)`` returns an object
+        that keeps the stream alive, and the attribute is the handle. With either, exports and imports must not require
+        a current device. None: arrays on devices take the Python path.
     """
 
     current: Callable[[Device], Any] | None = None
@@ -318,24 +318,24 @@ class StreamSupport:
 
 @dataclass(frozen=True)
 class Arrays:
-    """What is special about arrays of a framework; the defaults are those of ordinary arrays.
+    """Unusual properties of a framework's arrays.
 
     Attributes
     ----------
     immutable
-        Whether they count as read-only whatever they say.
+        Whether arrays are always treated as read-only.
     map_chunks
-        ``map_chunks(obj, options)`` returns a collection, for arrays that are computed later: each chunk becomes what
-        `dlx.convert` gives of it with these options, `to` among them. Both are pickled if other processes compute.
-        `Adapter.describe` gives a blocker that names what to call for the data itself.
+        ``map_chunks(obj, options)`` returns a collection, for arrays that are computed later: each chunk becomes
+        ``dlx.convert(chunk, **options)``. Collection and options must pickle if other processes compute the chunks.
+        `Adapter.describe` returns a blocker that names the method that computes the data.
     consume
-        ``consume(obj, tensor, shared)`` passes the point of no return and returns the tensor to hand over: from here on
-        `obj` may be used up. `shared` says whether the consumer will read the producer's memory, or a copy of it.
+        ``consume(obj, tensor, shared)`` returns the tensor to pass on; after this call, `obj` may be unusable. `shared`
+        is True if the consumer reads the producer's memory, False if it reads a copy.
     restore
-        ``restore(obj, tensor)`` undoes `consume` after a consumer failed. `tensor` is what `consume` returned, or its
-        argument if an interrupt ended it at an unknown point.
+        ``restore(obj, tensor)`` undoes `consume` if the consumer fails. `tensor` is the result of `consume`, or its
+        argument if an interrupt ended the call.
     alignment
-        Bytes that memory of the framework's own making is at least aligned to, for plans of copies that it makes.
+        Minimum alignment of the framework's own memory in bytes, for plans.
     """
 
     immutable: bool = False
@@ -347,18 +347,18 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a framework that moves arrays to where they are used keeps committed ones on their device (jax).
+    """How a framework keeps committed arrays on their device, if it moves others to where they are used (jax).
 
-    A call that names the device makes a committed array. `Adapter.load` makes arrays that may be moved; copies for
-    those are in row-major order.
+    A call that names the device returns a committed array. `Adapter.load` returns uncommitted arrays; copies for these
+    are in row-major order.
 
     Attributes
     ----------
     load
-        ``load(tensor, committed)`` gives an array over a tensor whose device the call names: by ``device=``, which
-        commits, or by an example, which is committed or not.
+        ``load(tensor, committed)`` returns an array over a tensor if the call names its device: by ``device=``
+        (committed) or by ``like=`` (committed if the example is).
     is_committed
-        ``is_committed(obj)`` says whether an array stays on its device.
+        ``is_committed(obj)`` returns whether an array stays on its device.
     """
 
     load: Callable[[Tensor, bool], Any]
@@ -367,21 +367,20 @@ class Placement:
 
 @dataclass(frozen=True)
 class WriteTracking:
-    """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
+    """How dlx detects writes to arrays, for functions that compute in the framework (`dlx.using`).
 
     Attributes
     ----------
     guarded
-        ``guarded(obj, writable)`` gives the array to pass to a function instead of `obj`, a copy without other
-        references, such that writes to it are refused, or counted. `writable` says whether the function is declared to
-        write to it. None: `obj` is passed.
+        ``guarded(obj, writable)`` returns the array to pass to the function in place of `obj`, an unshared copy, so
+        that writes are refused or counted. `writable`: whether the function is declared to write to it. None: dlx
+        passes `obj`.
     count
-        ``count(obj)`` gives how often an array was written to in place, or None if it is not counted. None: no array's
-        writes are counted.
+        ``count(obj)`` returns the number of in-place writes to an array, or None if unknown. None: writes are not
+        counted.
     mark_written
-        ``mark_written(obj)`` tells the framework that other code has written to an array, passed on by `dlx.using`
-        (``writes=``) or `dlx.borrow`, so that gradients which need the old values are refused. None: the framework does
-        not track such writes.
+        ``mark_written(obj)`` tells the framework that other code has written to an array (`dlx.using` with ``writes=``,
+        `dlx.borrow`), so that it refuses gradients that need the old values. None: the framework does not track writes.
     """
 
     guarded: Callable[[Any, bool], Any] | None = None
@@ -391,48 +390,48 @@ class WriteTracking:
 
 @dataclass(frozen=True)
 class Container:
-    """A type that holds other objects: how to flatten and how to unflatten it.
+    """A container type: how to flatten and unflatten it.
 
     Attributes
     ----------
     types
-        Importable names of its types; subclasses that have no handler of their own are included.
+        Importable names of its types, including subclasses without another handler.
     kind
-        How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
-        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, even if it is
-        a sequence or mapping, and passes through; if the adapter lists the type, too, its arrays are converted only as
-        the root, as scalars are.
+        How children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
+        ``"set"`` (``{3}``). ``"wrapper"``: it has one child, with the same path. ``"leaf"``: dlx does not look inside
+        and passes it through unchanged; if the adapter also lists the type in `Adapter.types`, its arrays are converted
+        only as the root, like scalars.
     flatten
-        ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None if children are counted, and the list
-        of children in the same order. Both lists are the caller's from then on.
+        ``flatten(obj)`` returns ``(keys, children)``: a new list of keys or names (None for indices) and a new list of
+        children in the same order.
     unflatten
-        ``unflatten(obj, keys, children, new_empty)`` gives the new container: `new_empty`, filled, if there is one (for
-        a container that holds itself), else a new one. `children` is a list that may be kept. None: there can be no new
-        one, `falls_to` is used in every case; a wrapper becomes its child.
+        ``unflatten(obj, keys, children, new_empty)`` returns the new container: `new_empty`, filled, if it is not None
+        (for a container that contains itself), otherwise a new one. It may keep the list `children`. None: dlx always
+        uses `falls_to`; a wrapper becomes its child.
     new_empty
-        ``new_empty(obj)`` gives a container that exists before its children, so that it can hold itself. None: it
-        cannot, as a tuple; a cycle through it is refused.
+        ``new_empty(obj)`` returns an empty container, so that it can contain itself. None: it cannot (a tuple), and dlx
+        refuses cycles through it.
     mutable
-        Whether it can be changed in place. If not, it comes back as it is unless a child changed.
+        Whether it is mutable. If not, dlx returns it unchanged unless a child changes.
     elements
-        What asking for the same child twice gives: ``"stable"``, the same object; ``"same_as"``, wrappers of the same
-        thing, which `identity` can tell; ``"fresh"``, objects that cannot be told apart from others.
+        What two reads of a child return: ``"stable"``: the same object; ``"same_as"``: wrappers that `identity`
+        recognizes as equal; ``"fresh"``: unrelated objects.
     identity
-        For ``"same_as"``: ``identity(child)`` is a hashable key, equal for wrappers of the same thing; None for a child
-        that is no such wrapper.
+        For ``"same_as"``: ``identity(child)`` returns a hashable key that is equal for wrappers of the same object;
+        None for other children.
     holds
-        Name of the one target whose arrays it can hold; None if it holds anything.
+        Name of the only target whose arrays it can contain; None: any object.
     falls_to
-        ``list`` or ``dict``: what it becomes if it cannot hold the result. None: then it is refused. Of a wrapper
-        without `unflatten`: the type of its child, if that is always one of the two.
+        ``list`` or ``dict``: the result if it cannot contain the converted children. None: dlx refuses it then. For a
+        wrapper without `unflatten`: the type of its child, if it is always a list or a dict.
     live
-        ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
-        mapping whose elements are the container's own. None: `obj` itself.
+        ``live(obj)`` returns the sequence or mapping over the same storage that a lazy view reads and writes in place
+        of `obj`. None: `obj` itself.
     reader
-        ``reader(live)`` gives a pair of functions that are faster than ``live[key]``. ``get(key)`` returns the child at
-        an index from 0 on, or at a string, or raises. ``is_unchanged(key, child)`` says, without making a wrapper of
-        the child, whether `live` still holds that very child there; False if it cannot tell. It may be None; only
-        mutable containers are asked. None: dlx calls ``live[key]``.
+        ``reader(live)`` returns two functions that are faster than ``live[key]``. ``get(key)`` returns the child at a
+        non-negative index or a string. ``is_unchanged(key, child)`` returns whether `live` still contains this child at
+        the key (False if unknown), without creating a wrapper; dlx calls it for mutable containers, and it may be None.
+        None: dlx calls ``live[key]``.
     """
 
     types: tuple[str, ...] = ()
@@ -449,7 +448,7 @@ class Container:
     reader: Callable[[Any], tuple[Callable[[Any], Any], Callable[[Any, Any], bool] | None]] | None = None
 
     def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
-        """Return where the child number `i` is, as a part of `DlxError.path`: its key; nothing for a wrapper's."""
+        """Return the keys of child `i` for `DlxError.path`; empty for a wrapper."""
         if self.kind == "wrapper":
             return ()
         if self.kind == "set":
@@ -458,7 +457,7 @@ class Container:
         return (Attribute(key) if self.kind == "record" else key,)
 
     def plain(self, keys: list[Any] | None, children: list[Any]) -> Any:
-        """Return the children in the built-in container that stands in where this one cannot hold them."""
+        """Return the children in a list or dict, if this container cannot contain them."""
         if self.kind == "wrapper":
             return children[0]
         names = range(len(children)) if keys is None else keys
@@ -467,19 +466,19 @@ class Container:
 
 @dataclass(frozen=True)
 class KnownIssue:
-    """A known fault of some versions of the framework.
+    """A known fault of the framework.
 
     Attributes
     ----------
     does
-        What it does wrong.
+        What the framework does wrong.
     see
-        Where that is documented.
+        Where the fault is documented.
     before
-        First version without the fault; None while no such version is known. Local and pre-release builds count as
-        lower than the version they lead to.
+        First version without the fault; None if every version has it. Local and pre-release builds count as older than
+        their version.
     lowers
-        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in
+        Values that the fault changes: fields of `Capabilities`, or names that the adapter reads from
         `Adapter.lowered`.
     """
 

@@ -1,4 +1,4 @@
-"""Handlers of files that hold arrays by name, and read one each time it is asked for."""
+"""Container handlers of file objects that contain named arrays."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _File(Mapping[str, Any]):
 
 
 def flatten_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
-    """Flatten a mapping by its own ``keys`` and ``__getitem__``: `Container.flatten` of mappings of any kind."""
-    keys = list(obj.keys())  # iterating some gives something else (a TensorDict: its batches)
+    """Flatten a mapping by ``keys`` and ``__getitem__``, for `Container.flatten`."""
+    keys = list(obj.keys())  # iteration may differ (a TensorDict iterates over its batches)
     return keys, [obj[key] for key in keys]
 
 
@@ -43,14 +43,14 @@ def file_handler(
     read: Callable[[Any, str], Any] | None = None,
     identity: Callable[[Any], Any] | None = None,
 ) -> Container:
-    """Return the handler of files; the result of a conversion is a dict, which holds what was read.
+    """Return the handler of a file type; a conversion returns a dict of the arrays that it read.
 
     Parameters
     ----------
     types, identity
         See `Container`.
     names, read
-        ``names(file)`` gives the names of its arrays, and ``read(file, name)`` one array, for files that are no
+        ``names(file)`` returns the names of the arrays, ``read(file, name)`` one array; for files that are not
         mappings.
     """
 

@@ -1,4 +1,4 @@
-"""How a framework differentiates: `GradSupport`, and what is passed between two frameworks for it."""
+"""`GradSupport`: how a framework differentiates, and the objects that two frameworks exchange for gradients."""
 
 from __future__ import annotations
 
@@ -16,110 +16,109 @@ __all__ = ["CompiledFunction", "GradSupport", "Operation", "alone"]
 
 
 class Operation(Protocol):
-    """A function of another framework, as `GradSupport.record` gets it: arrays in, arrays out, without containers.
+    """A function of another framework, passed to `GradSupport.record`; arguments and results are arrays.
 
-    All arrays are those of the framework that records. Gradients follow the convention of `GradSupport`.
+    All arrays belong to the recording framework. Gradients follow the convention of `GradSupport`.
     """
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
-        """Return the results, as arrays of another framework if `to` names one."""
+        """Return the results, as arrays of the framework `to` if it is given."""
 
     def vjp(
         self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
     ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """Return the results and a pullback, from gradients of the results to those of `arrays`; None for no gradient.
+        """Return the results and a pullback from gradients of the results to gradients of `arrays` (None: no gradient).
 
-        `wanted` says of each array whether its gradient is asked for; None: all are. The pullback's answer cannot be
-        differentiated; that of `derivative` can.
+        `wanted` selects the arrays whose gradients are needed; None: all. The pullback's results cannot be
+        differentiated; the results of `derivative` can.
         """
 
     def derivative(
         self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
     ) -> tuple[Operation, list[Any]]:
-        """Return an operation for the pullback, and what follows the arrays as its arguments.
+        """Return an operation for the pullback, and its arguments after the arrays.
 
-        Those are the `gradients` that there are, and `state`, the last results of a `replayable` operation. The results
-        are the gradients of the arrays that are wanted and that `is_differentiable` is true of, zeros where there are
-        none. The function is run again.
+        These are the `gradients` that are not None, and `state`, the last results of a `replayable` operation. The
+        results are the gradients of the wanted, differentiable arrays; missing gradients are zeros. The operation runs
+        the function again.
         """
 
     def replayable(self) -> tuple[Operation, int]:
-        """Return an operation whose last results are the random states before and after it, and how many these are.
+        """Return an operation whose last results are the random states before and after the call, and their number.
 
-        A caller that runs the function again for its derivatives passes them to `derivative`: dropout drops the same.
+        Pass them to `derivative`, so that the second run draws the same random numbers (dropout).
         """
 
     def results_like(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], DType]]:
-        """Return shape and dtype of each result, where `arrays` are known by theirs only."""
+        """Return shape and dtype of each result; only shape and dtype of `arrays` are known."""
 
 
 class CompiledFunction(Protocol):
-    """A function that its user had compiled, as `GradSupport.compile` gives it."""
+    """A compiled function, returned by `GradSupport.compile`."""
 
     def flatten(self, value: Any) -> tuple[list[Any], Any]:
-        """Return the leaves of a tree as the framework takes it apart, none of them None, and a hashable structure."""
+        """Return the leaves of the framework's tree (none is None) and its hashable structure."""
 
     def unflatten(self, structure: Any, leaves: Sequence[Any]) -> Any:
-        """Return the tree again."""
+        """Return the tree."""
 
     def vjp(self, structure: Any, leaves: Sequence[Any], chosen: Sequence[int]) -> Callable[..., Any]:
-        """Return the derivative for calls with ``(args, options)`` of a structure, by some of the arrays in there.
+        """Return the derivative for calls with arguments of a structure, by some of their arrays.
 
         Parameters
         ----------
         structure, leaves
-            Of the arguments, with None in place of each array.
+            Of ``(args, options)``, with None in place of each array.
         chosen
-            Numbers of the arrays to differentiate by.
+            Indices of the arrays to differentiate by.
 
         Returns
         -------
         vjp
-            ``vjp(arrays)``, of `dlx.Tensor` and of the framework's arrays, gives ``(results, structure, pullback)``:
+            ``vjp(arrays)`` takes `dlx.Tensor` or the framework's arrays and returns ``(results, structure, pullback)``:
             the leaves of the result and their structure. ``pullback(gradients)`` takes a `dlx.Tensor` or None for each
-            result, and gives a gradient for each chosen array, None for the others. What it gives, and results, may be
-            a `dlx.Tensor`, writable, where nobody else has the memory. Traces only where jit would.
+            result, and returns a gradient for each chosen array and None for the others. Results and gradients may be
+            writable `dlx.Tensor` objects if they are the only users of the memory. It traces only if jit would.
         """
 
 
 @dataclass(frozen=True)
 class GradSupport:
-    """How a framework differentiates, for functions under `dlx.using` with ``grad=True``.
+    """How a framework differentiates functions under `dlx.using` with ``grad=True``.
 
-    Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, a gradient g
-    of the results becomes ``J.conj().T @ g`` of the arguments. jax's are the conjugates of these.
+    Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, the gradient
+    g of the results becomes ``J.conj().T @ g`` for the arguments. jax uses the conjugates.
 
     Attributes
     ----------
     is_tracked
-        ``is_tracked(array)`` says whether what is computed from an array now is recorded, to be differentiated.
-        `dlx.using` refuses such an argument, unless it is told what becomes of the gradients.
+        ``is_tracked(array)`` returns whether computations with an array are recorded for gradients. `dlx.using` refuses
+        such an argument unless the call says how to handle its gradients.
     is_differentiable
-        ``is_differentiable(array)`` says whether arrays of its dtype have gradients: floating-point and complex ones.
-        Asked where `vjp` or `record` is given.
+        ``is_differentiable(array)`` returns whether arrays of its dtype have gradients: floating-point and complex
+        arrays. Used with `vjp` and `record`.
     vjp
-        ``vjp(function, arrays)`` calls ``function(*arrays)``, which returns a list of arrays, and gives ``(results,
-        pullback)``. ``pullback(gradients)`` takes one for each result, None where there is none, and gives one for each
-        of `arrays`, zeros for those that have no part in the results. Both are called inside of functions that are
-        differentiated themselves. None: functions of the framework are not differentiated for others.
+        ``vjp(function, arrays)`` calls ``function(*arrays)``, which returns a list of arrays, and returns ``(results,
+        pullback)``. ``pullback(gradients)`` takes a gradient or None for each result, and returns one for each of
+        `arrays` (zeros if the results do not depend on it). Both may be called while a function is differentiated.
+        None: other frameworks cannot differentiate functions of this one.
     record
-        ``record(operation, arrays)`` gives the results of an `Operation` as arrays that the framework differentiates.
-        None: it takes no functions of others.
+        ``record(operation, arrays)`` returns the results of an `Operation` as arrays that the framework differentiates.
+        None: it cannot differentiate functions of other frameworks.
     eval_shape
-        ``eval_shape(function, specs)`` gives ``(shape, dtype)`` of each result of ``function(*arrays)`` without data,
-        each array known by such a pair; for callers that compile. None: it cannot, and users declare the results.
+        ``eval_shape(function, specs)`` returns ``(shape, dtype)`` of each result of ``function(*arrays)`` without data;
+        `specs` has such a pair for each array. For compiled callers. None: users declare the results.
     random_state, at_random_state
-        ``random_state()`` gives the state of the framework's random numbers as one of its arrays, always of the same
-        shape, and ``at_random_state(state)`` a context in which they go on from there; what was before comes back after
-        it. Where that is one generator for all threads, others that draw within the context draw from it, too, and what
-        they draw is drawn again later. It is entered only for functions that did draw, by one thread at a time. None:
-        functions get their random numbers, or keys for them, as arguments.
+        ``random_state()`` returns the state of the framework's random generator as an array of fixed shape.
+        ``at_random_state(state)`` returns a context with that state, and restores the previous state at its end. If all
+        threads share a generator, other threads draw from the same state within the context. dlx enters it only for
+        functions that drew random numbers, in one thread at a time. None: functions take random numbers, or keys for
+        them, as arguments.
     compile
-        ``compile(function)`` gives a `CompiledFunction` where the function's user had it compiled, traced once for
-        arguments of a kind, and None where not. None: such functions are not known.
+        ``compile(function)`` returns a `CompiledFunction` for a compiled function, which is traced once per kind of
+        arguments, and None for others. None: the framework has no compiled functions.
     by_type
-        Whether what is recorded has a type of its own, as tracers have: then `is_tracked` is not asked of other arrays
-        in every call.
+        Whether tracked arrays have a separate type (tracers): dlx then does not call `is_tracked` for other arrays.
     """
 
     is_tracked: Callable[[Any], bool]
@@ -139,20 +138,20 @@ class GradSupport:
 
     @contextmanager
     def replayed(self, states: Sequence[Any]) -> Iterator[None]:
-        """Let a function draw the random numbers that it drew before.
+        """Return a context in which a function draws the same random numbers as before.
 
-        An adapter inherits this method, and may call it when it runs a function again.
+        An adapter can call this method when it runs a function again.
 
         Parameters
         ----------
         states
-            Results of `random_state` before and after the function ran; empty for frameworks without it. Nothing is
-            replayed if the two are equal.
+            Results of `random_state` before and after the first run; empty for frameworks without it. The context does
+            nothing if they are equal.
 
         Raises
         ------
         ConversionError
-            If the function drew other numbers, because another thread drew some in between.
+            If the function drew other numbers because another thread drew some in between.
         """
         if not states or _equal(*states):
             yield
@@ -162,26 +161,26 @@ class GradSupport:
         with alone(), self.at_random_state(before):
             yield
             now = self.random_state()
-            if not (_equal(now, after) or _equal(now, before)):  # before: it draws none, another thread did
+            if not (_equal(now, after) or _equal(now, before)):  # before: only another thread drew
                 raise ConversionError(
-                    "the function drew other random numbers on the way back, since another thread drew some meanwhile",
-                    fix="Draw in one thread only, or pass random numbers as arguments.",
+                    "the function drew other random numbers in the backward pass because another thread drew some",
+                    fix="Draw random numbers in one thread only, or pass them as arguments.",
                 )
 
 
 class _Draws:
-    """Holds the lock of functions that draw random numbers which are drawn again later."""
+    """Holder of the lock for functions that replay random numbers."""
 
     _lock: threading.RLock | None = None
 
 
 _DRAWS = _Draws()
-MAX_WAIT = 5.0  # seconds: a function that holds the lock may wait for a thread that wants it
+MAX_WAIT = 5.0  # seconds: the holder of the lock may wait for a thread that needs it
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let no other thread run such a function, unless it waits too long; `GradSupport.replayed` notices that."""
+    """Hold the lock within the context; other threads wait at most `MAX_WAIT` (`GradSupport.replayed` checks)."""
     lock = lock_of(_DRAWS)
     held = lock.acquire(timeout=MAX_WAIT)
     try:

@@ -1,4 +1,4 @@
-"""The arguments of every command. Only argparse is imported here, so that ``--help`` answers at once."""
+"""The arguments of all commands. This module imports little besides argparse, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
 COPY = {None: "auto", False: "never", True: "always"}
-"""Values of ``copy`` -> those of the option ``--copy``."""
+"""Value of ``copy`` -> value of the option ``--copy``."""
 
 SHELLS = ("bash", "zsh", "fish")
 _SOURCE = """\
 a source is
-  a file          .npy .npz .safetensors .gguf: headers only, by dlx itself
-                  .pt .pth: by torch with weights_only, memory-mapped
-                  .arrow .arrows .feather .parquet: the columns, by pyarrow
-                  .h5 .hdf5: the list of datasets, by h5py
-  a folder        all such files in it, or the one checkpoint that it is
-  '*.npy'         all files with such names
+  a file          .npy .npz .safetensors .gguf: headers only, read by dlx
+                  .pt .pth: read by torch with weights_only, memory-mapped
+                  .arrow .arrows .feather .parquet: columns, read by pyarrow
+                  .h5 .hdf5: the list of datasets, read by h5py
+  a folder        all such files in it, or a checkpoint in a folder
+  '*.npy'         all files that match the pattern
   -               a file on stdin
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
   'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
 
 
 def _status(strict: str = "") -> str:
-    """Return the meaning of exit statuses; `strict` says when a command fails under --strict."""
-    lines = ["0         done; a refusal that was explained is an answer"]
-    lines += [f"1         under --strict: {strict}"] if strict else []
-    lines += ["2         bad input or a wrong call, in one line on stderr", "130, 141  interrupted; nobody reads on"]
+    """Return the help text about exit statuses; `strict` is the condition for status 1."""
+    lines = ["0         success, also if dlx explains a refusal"]
+    lines += [f"1         with --strict: {strict}"] if strict else []
+    lines += ["2         bad input or a wrong call, in one line on stderr", "130, 141  interrupted; stdout was closed"]
     return "\n  ".join(["exit status", *lines])
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def build_parser() -> argparse.ArgumentParser:
+    """Create the parser of the whole command line."""
     top = _Parser(
         prog="dlx",
-        description="What an array is, where it can go, and what this machine has.",
+        description="Inspect arrays, plan and run conversions of files, and report on this machine.",
         epilog=_status("plan: something is refused; doctor: something is broken"),
     )
     top.add_argument("--version", action="version", version=f"dlx {__version__}")
@@ -60,51 +60,51 @@ def parser() -> argparse.ArgumentParser:
 
     sources = (
         _option("sources", nargs="+", metavar="SOURCE", help="see below"),
-        _flag("--all", "show every array: fold nothing, cut nothing"),
+        _flag("--all", "show every array, without folding or truncation"),
     )
     pair = (
-        _option("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all"),
-        _option("--to", metavar="NAMES", help="targets, as in numpy,dlx; default: all that are installed"),
+        _option("--from", dest="origin", metavar="NAMES", help="frameworks, such as torch,jax; default: all"),
+        _option("--to", metavar="NAMES", help="targets, such as numpy,dlx; default: all installed ones"),
     )
     takers = (
-        "say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
-        "installed. Without --to: all for an abstract tensor and for an object that is one array, else none"
+        "show which of these targets accept it, such as torch,numpy; they are imported. 'all' means all installed "
+        "ones. Default: all for an abstract tensor and for an object that is one array, otherwise none"
     )
     add(
         "inspect",
-        "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
+        "show the dtype, shape, strides, device and flags of arrays, and which targets accept them",
         *sources,
         _option("--to", metavar="NAMES", help=takers),
         epilog=_SOURCE,
     )
     add(
         "plan",
-        "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
+        "show whether dlx.convert would share, copy or refuse, and why, without converting",
         *sources,
-        _option("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'"),
-        _option("--device", help="where the result shall be: cpu, cuda:0"),
+        _option("--to", required=True, metavar="NAMES", help="targets, such as torch,numpy, or 'all'"),
+        _option("--device", help="the device of the result: cpu, cuda:0"),
         _option("--copy", choices=tuple(COPY.values()), default="auto", help="default: auto"),
         _option("--readonly", choices=READONLY, default="copy", help="default: copy"),
-        _flag("--detach", "gradients may be left behind"),
+        _flag("--detach", "allow the loss of gradients"),
         _flag("--strict", "exit with 1 if anything is refused"),
         epilog=_SOURCE,
         strict="something is refused",
     )
     add(
         "convert",
-        "write the arrays of a file in another format: .npy, .npz, .safetensors, .arrow; no dtype is changed",
+        "write the arrays of a file in another format: .npy, .npz, .safetensors, .arrow; dtypes are kept",
         _option("source", metavar="IN", help="any file that dlx.open reads, or - for stdin; see dlx inspect"),
-        _option("target", metavar="OUT", help="its name's end says the format"),
-        _flag("--force", "replace OUT if it is there"),
-        epilog="OUT appears once it is complete and on the disk: a run that is killed may leave\n"
-        ".OUT.dlx-partial, which the next run takes over. Arrays are written one at a\n"
-        "time; nothing in IN is run.",
+        _option("target", metavar="OUT", help="its suffix selects the format"),
+        _flag("--force", "replace OUT if it exists"),
+        epilog="OUT appears once it is complete and on disk. A killed run may leave\n"
+        ".OUT.dlx-partial, which the next run replaces. Arrays are written one at a\n"
+        "time; code in IN is never run.",
     )
     add(
         "dtypes",
-        "show every dtype: DLPack's numbers, and what each framework calls it",
+        "show every dtype: DLPack's numbers, and each framework's name for it",
         *pair,
-        epilog="Without options nothing is imported: words are those of the adapters' data.\n"
+        epilog="Without options no framework is imported; the names come from the adapters.\n"
         "With --from or --to the frameworks are imported and a conversion of each\n"
         "dtype is planned, as `dlx matrix` does for all of them.",
         live=False,
@@ -112,52 +112,52 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "matrix",
-        "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
+        "show for each dtype whether installed frameworks share, view, copy or refuse each other's arrays",
         *pair,
-        _option("--svg", metavar="FILE", help="write it as a picture, for light and dark pages"),
-        epilog="The frameworks are imported, an array of each dtype is made in each of them,\n"
-        "and its conversion to every other is planned; nothing is converted.",
+        _option("--svg", metavar="FILE", help="write a picture, for light and dark pages"),
+        epilog="The frameworks are imported, an array of each dtype is created in each of them,\n"
+        "and its conversion to each of the others is planned, without converting.",
         live=True,
         module="dtypes",
     )
     add(
         "devices",
-        "show the devices that the CUDA driver and each framework see, and what each calls them",
-        _option("names", nargs="*", metavar="NAME", help="frameworks to ask; default: all that are installed"),
-        _flag("--driver", "ask the CUDA driver only: import no framework"),
-        epilog="The driver and the frameworks are asked in processes of their own, several at\n"
+        "show the devices that the CUDA driver and each framework see, and their names for them",
+        _option("names", nargs="*", metavar="NAME", help="frameworks to query; default: all installed ones"),
+        _flag("--driver", "query the CUDA driver only, without importing a framework"),
+        epilog="The driver and each framework are queried in separate processes, several at\n"
         "once; importing a framework takes seconds.",
     )
     add(
         "doctor",
-        "show each adapter: ready, installed, missing or broken, with versions; ends with a block to paste",
-        _option("names", nargs="*", metavar="NAME", help="adapters to look at; default: all"),
-        _flag("--load", "import each framework, in a process of its own, and try it"),
-        _flag("--verbose", "whole tracebacks of what is broken"),
-        _flag("--strict", "exit with 1 if any is broken; of those named, also if missing"),
-        strict="something is broken; of what is named, also missing",
+        "show each adapter: ready, installed, missing or broken, with versions; ends with a block for bug reports",
+        _option("names", nargs="*", metavar="NAME", help="adapters to check; default: all"),
+        _flag("--load", "import and try each framework, in a separate process"),
+        _flag("--verbose", "show full tracebacks"),
+        _flag("--strict", "exit with 1 if an adapter is broken, or if a named one is missing"),
+        strict="an adapter is broken, or a named one is missing",
     )
     add(
         "new-adapter",
-        "write a plugin for a framework that dlx does not know: module, entry point and tests",
-        _option("name", metavar="NAME", help="the package of the framework, as it is imported"),
-        _option("--into", metavar="FOLDER", help="a folder that is not there yet; default: dlx-NAME"),
-        epilog="The package is imported, if it is there, to find its array types and dtypes.",
+        "write a plugin for an unsupported framework: module, entry point and tests",
+        _option("name", metavar="NAME", help="the framework's import name"),
+        _option("--into", metavar="FOLDER", help="a new folder; default: dlx-NAME"),
+        epilog="The package is imported, if it is installed, to find its array types and dtypes.",
     )
     add(
         "completion",
-        "print what a shell needs to complete the words of dlx",
+        "print a script that completes dlx commands in a shell",
         _option("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS)),
         epilog='bash  eval "$(dlx completion bash)" in ~/.bashrc\n'
         'zsh   eval "$(dlx completion zsh)" in ~/.zshrc, after compinit\n'
         "fish  dlx completion fish | source, in ~/.config/fish/config.fish\n\n"
-        "The script is made by shtab, which the extra [completion] installs.",
+        "This needs shtab, which the extra [completion] installs.",
     )
     return top
 
 
 class WrongCall(Exception):
-    """The words do not make a call of `program`, such as ``"dlx inspect"``: one line, exit status 2."""
+    """Invalid arguments of `program`, such as ``"dlx inspect"``: one line, exit status 2."""
 
     def __init__(self, program: str, message: str) -> None:
         super().__init__(message)
@@ -166,13 +166,13 @@ class WrongCall(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of texts, and takes no abbreviations, which would have to work for ever."""
+    """A parser that keeps line breaks in texts, and accepts no abbreviations, to stay free to add options."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown words in the parser whose options are like them, so that its error names the nearest."""
+        """Reject unknown arguments in the subcommand's parser, so that its error suggests the closest option."""
         self._words = list(args or ())
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -180,7 +180,7 @@ class _Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise `WrongCall`; a missing option may be one that is misspelt."""
+        """Raise `WrongCall`; report a misspelt option instead of the missing one."""
         if "arguments are required: --" in message:
             options = itertools.takewhile(lambda each: each != "--", self._words)
             named = (each.partition("=")[0] for each in options if each[:2] == "--")
@@ -194,7 +194,7 @@ class _Parser(argparse.ArgumentParser):
         raise WrongCall(self.prog, message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print, and raise if that fails: argparse would keep silent about it."""
+        """Print, and raise if that fails; argparse would ignore the error."""
         file = file or sys.stderr
         if message and file is not None:
             file.write(message)

@@ -1,7 +1,7 @@
-"""Ask one framework, or the CUDA driver, in its own process: `python -m dlx.cli.probe`.
+"""Queries of a framework or the CUDA driver in a separate process: `python -m dlx.cli.probe`.
 
-A framework that dies on import, or a driver that must not be initialised in a process that forks later, does no harm
-there. The answer is one line of JSON.
+There, a framework may crash on import, and a driver that does not survive a fork may be initialized. The answer is one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE = 120  # seconds
 
 
 def ask(question: str, name: str = "") -> dict[str, Any]:
-    """Ask in a fresh process; a failure there is in ``"broken"``, one line, and ``"details"``."""
+    """Run a query in a new process; its failure is returned in ``"broken"`` (one line) and ``"details"``."""
     path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "dlx.cli.probe", question, name]
@@ -47,27 +47,27 @@ def ask(question: str, name: str = "") -> dict[str, Any]:
     if done.returncode < 0:
         cause = f"it ended the process with {signal.Signals(-done.returncode).name}"
     else:
-        cause = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it failed in silence")
+        cause = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it failed without output")
     return {"broken": cause, "details": done.stderr}
 
 
-# ---- answers, in the other process -----------------------------------------------------------------------------------
+# ---- queries, in the other process -----------------------------------------------------------------------------------
 
-# Attributes of cuDeviceGetAttribute, by cuda.h.
+# Attributes of cuDeviceGetAttribute, from cuda.h.
 _ATTRIBUTES = {"managed_memory": 83, "concurrent_managed_access": 89, "memory_pools": 115, "host_memory_mapped": 19}
 _CAPABILITY = (75, 76)
 
 
 def _driver() -> dict[str, Any]:
-    """Return the driver's version and its devices; ``"missing"`` says why there are none."""
+    """Return the driver's version and devices; without a driver, ``"missing"`` has the reason."""
     try:
         cuda.require()
     except DeviceError as error:
         return {"missing": error.reason, "fix": error.fix, "devices": []}
-    library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # the one that dlx has loaded
+    library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # already loaded by dlx
 
     def ask(function: str, *arguments: Any, kind: Any = ctypes.c_int) -> Any:
-        """Return the number that a function writes to its first argument; None if it fails or is missing."""
+        """Return the number that a driver function writes to its first argument; None if it fails or is missing."""
         number = kind()
         failed = not hasattr(library, function) or library[function](ctypes.byref(number), *arguments)
         return None if failed else number.value
@@ -95,19 +95,19 @@ def _driver() -> dict[str, Any]:
 
 
 def framework_devices(name: str) -> dict[str, Any]:
-    """Import a target and return the devices that it sees, by dlx's names, with its own words for them."""
+    """Import a target and return its visible devices, with dlx's names and its own."""
     target = registry.target(name)
     devices, types = target.adapter.devices, target.capabilities.device_types
     found = []
     for native in itertools.islice(devices.available(), 256):
         device = devices.from_native(native)
-        taken = types is None or device.type in types
-        found.append({"device": str(device), "dlpack": list(device), "native": repr(native), "taken": taken})
+        accepted = types is None or device.type in types
+        found.append({"device": str(device), "dlpack": list(device), "native": repr(native), "taken": accepted})
     return {"devices": found}
 
 
 def _framework(name: str) -> dict[str, Any]:
-    """Import a target, make an array of it, and inspect its export."""
+    """Import a target, create an array, and inspect its export."""
     warnings.simplefilter("ignore")
     start = time.perf_counter()
     adapter = registry.target(name).adapter
@@ -127,9 +127,9 @@ def _framework(name: str) -> dict[str, Any]:
 
 
 def main(question: str, name: str) -> None:
-    """Answer one question on stdout."""
-    answers = {"driver": lambda _: _driver(), "devices": framework_devices, "framework": _framework}
-    print(json.dumps(answers[question](name)))
+    """Run one query and print the answer."""
+    queries = {"driver": lambda _: _driver(), "devices": framework_devices, "framework": _framework}
+    print(json.dumps(queries[question](name)))
 
 
 if __name__ == "__main__":

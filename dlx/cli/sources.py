@@ -32,19 +32,19 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, DType, contiguous
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
-from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed, unreadable
-from dlx._files.mapping import mapped
-from dlx._files.objects import load_checkpoint
-from dlx._files.reading import ENDS, OBJECTS, kind_of, opened, read
+from dlx._files.arrow_torch import load_checkpoint
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
+from dlx._files.mapping import map_file
+from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import INDEX
-from dlx._files.signatures import other_folder
+from dlx._files.signatures import identify_folder
 from dlx._protocols import dlpack
 from dlx._registry import lookup
 from dlx._support.reflect import exception_text, type_name
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
 from dlx._views.base import View
-from dlx.cli.model import BadInput, Entry, Source, counted
+from dlx.cli.model import BadInput, Entry, Source, plural
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import DlxError, FileError, path_text, sentences
 from dlx.typing import Readonly
@@ -60,16 +60,15 @@ _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SU
 def open_sources(
     words: list[str], screen: Screen, readonly: Readonly | None
 ) -> tuple[list[Source], list[BadInput | DlxError]]:
-    """Return the sources that words name, and the errors of others; raise the only error if there is no source.
+    """Open the sources that `words` name, and collect errors; raise if there is one error and no source.
 
-    With `readonly`, arrays of files are opened to be planned, as by ``dlx.open(readonly=...)``; without it a header is
-    only listed.
+    With `readonly`, files are opened as by ``dlx.open(readonly=...)``, for planning; without, headers are listed.
     """
     sources: list[Source] = []
     failed: list[BadInput | DlxError] = []
     for word in words:
         try:
-            for name in _names(word):
+            for name in _expand_word(word):
                 try:
                     with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
                         sources.append(_open_source(path, screen, "-" if name == "-" else "", readonly))
@@ -82,41 +81,41 @@ def open_sources(
     return sources, failed
 
 
-def _names(word: str) -> Iterator[str]:
-    """Give the names of all sources that one word names."""
+def _expand_word(word: str) -> Iterator[str]:
+    """Yield the names of all sources that one argument names."""
     shown = one_line(word, 120)
     if _URL.match(word):
-        raise BadInput(f"{shown}: dlx reads files of this machine only: fetch it first, for instance with curl -LO")
-    with contextlib.suppress(OSError, ValueError):  # opening it fails, too
+        raise BadInput(f"{shown}: dlx cannot read URLs. Download the file first, for example with curl -LO")
+    with contextlib.suppress(OSError, ValueError):  # opening it raises the error
         if os.path.isdir(word):  # noqa: PTH112
-            yield from _folder(Path(word), shown)
+            yield from _list_folder(Path(word), shown)
             return
         if not os.path.lexists(word) and _GLOB.search(word):
             found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207
             if not found and re.search(r"[*?]", word):
-                raise BadInput(f"{shown}: no file has a name like this")
+                raise BadInput(f"{shown}: no file matches this pattern")
             if found:
                 for each in found:
-                    yield from _names(each)
+                    yield from _expand_word(each)
                 return
     yield word
 
 
-def _folder(path: Path, shown: str) -> list[str]:
-    """Return the files of a folder that dlx reads; the folder itself if it is one checkpoint or store."""
+def _list_folder(path: Path, shown: str) -> list[str]:
+    """Return the supported files of a folder, or the folder itself if it is a checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if other_folder(path) is not None or any(name.endswith(INDEX) for name in names):
+    if identify_folder(path) is not None or any(name.endswith(INDEX) for name in names):
         return [str(path)]
-    known = [str(path / name) for name in names if name.endswith(ENDS)]
+    known = [str(path / name) for name in names if name.endswith(SUFFIXES)]
     if known:
         return known
-    ends = ", ".join(ENDS)
-    raise BadInput(f"{shown}: none of the {len(names)} files in this folder has a name that ends in one of {ends}")
+    ends = ", ".join(SUFFIXES)
+    raise BadInput(f"{shown}: none of the {len(names)} files in this folder has one of the suffixes {ends}")
 
 
 @contextlib.contextmanager
 def stdin_file(screen: Screen) -> Iterator[str]:
-    """Give a path of stdin, or of its contents in a file without a name if it is a pipe."""
+    """Yield a path to stdin, or to an unnamed temporary file with its contents if it is a pipe."""
     if sys.stdin is None:
         raise BadInput("-: stdin is closed")
     descriptor = sys.stdin.fileno()
@@ -131,31 +130,30 @@ def stdin_file(screen: Screen) -> Iterator[str]:
 
 
 def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None) -> Source:
-    """Return the source that a name means; `called` is the name to show if it is another one."""
+    """Open the source that a name refers to; `called` is the name to show, if it differs."""
     path, shown = Path(name), called or one_line(name, 120)
     try:
         if not name:
-            raise BadInput("an empty name stands for nothing")
+            raise BadInput("the name of a source is empty")
         if _exists(path):
             with screen.working(f"reading {name}"):
-                source = _file(path, readonly)
+                source = _open_file(path, readonly)
                 return replace(source, name=called) if called else source
         if re.search(r"\.py(:|$)", name):
-            raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
+            raise BadInput("write an object as module and name, without folders and .py: 'mod:x' or 'pkg.mod:x'")
         abstract, named = _ABSTRACT.fullmatch(name), _OBJECT.fullmatch(name)
         if abstract is not None:
             return _abstract(name, abstract)
         if named is not None:
             return _read_object(name, named["module"], named["path"])
-        reason = "it is neither pkg.mod:attr nor a dtype with a shape such as 'float32[3,4]'"
-        raise BadInput(f"there is no such file, and {reason}")
+        raise BadInput("no such file, and neither pkg.mod:attr nor a dtype with a shape, such as 'float32[3,4]'")
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
     except (FileError, errors.FrameworkNotInstalledError) as error:
         raise BadInput(f"{shown}: {sentences(error.reason, error.fix)}") from error.__cause__
     except OSError as error:
         raise BadInput(f"{shown}: {error.strerror or error}") from error
-    except ValueError as error:  # a name with a null byte
+    except ValueError as error:  # a null byte in the name
         raise BadInput(f"{shown}: {error}") from error
 
 
@@ -163,25 +161,25 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists() or path.is_symlink()
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # a long way into an object is no file
+        if error.errno == errno.ENAMETOOLONG:  # a long path into an object
             return False
         raise
 
 
-def _file(path: Path, readonly: Readonly | None) -> Source:
-    with opened(path) as file:
-        kind = kind_of(file)
-        if kind in OBJECTS:
+def _open_file(path: Path, readonly: Readonly | None) -> Source:
+    with open_file(path) as file:
+        kind = detect_kind(file)
+        if kind in LIBRARY_KINDS:
             readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
             return readers[kind](file, readonly or "copy")
-        arrays = {} if readonly is None else {each.path: each.obj for each in _opened(path, readonly)}
-        with read(file, kind) as parts:
+        arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
+        with read_contents(file, kind) as parts:
             entries = tuple(_stored_entry(each, arrays) for _, contents in parts for each in contents.entries)
             for _, contents in parts:
                 if contents.close is not None:
                     contents.close()
             metadata = {
-                key: f"an array of {len(value):,}" if isinstance(value, list) else str(value)
+                key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
                 for _, contents in reversed(parts)
                 for key, value in contents.metadata.items()
             }
@@ -189,9 +187,9 @@ def _file(path: Path, readonly: Readonly | None) -> Source:
             return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
 
 
-def _opened(path: Path, readonly: Readonly) -> list[Entry]:
-    """Return the arrays of `dlx.open`, which are planned."""
-    return entries_of(mapped(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
+def _map_entries(path: Path, readonly: Readonly) -> list[Entry]:
+    """Return entries with the arrays of `dlx.open`, for planning."""
+    return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
 
 
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
@@ -209,13 +207,13 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     words = [each.strip() for each in match["shape"].split(",")]
     words = words if words[-1] else words[:-1]  # float32[] and float32[3,]
     if not all(word.isdecimal() for word in words):
-        raise BadInput("a shape is numbers with commas between them, as in 'float32[3,4]'")
+        raise BadInput("a shape consists of numbers and commas, as in 'float32[3,4]'")
     if len(words) > MAX_NDIM:
-        raise BadInput(f"it has {len(words)} dimensions, and dlx reads at most {MAX_NDIM}")
+        raise BadInput(f"it has {len(words)} dimensions; dlx supports at most {MAX_NDIM}")
     shape = tuple(int(word) if len(word) < 20 else MAX_BYTES for word in words)
     nbytes = -(-prod(shape) * dtype.bits * dtype.lanes // 8)
     if max(nbytes, *shape, 0) >= MAX_BYTES:
-        raise BadInput("it is larger than any memory: there are 2**63 bytes at most")
+        raise BadInput("its size is 2**63 bytes or more")
     notes = ("an abstract tensor: compact, aligned, writable host memory",)
     return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=notes),))
 
@@ -224,34 +222,34 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
 
 
 def _read_torch(file: File, readonly: Readonly) -> Source:
-    """List a checkpoint of torch."""
+    """List the tensors of a torch checkpoint."""
     loaded, saved = load_checkpoint(file)
-    entries, rest = entries_of(loaded, dotted)
+    entries, rest = entries_of(loaded, dotted_path)
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
-    notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
+    notes += [f"{plural(rest, 'value')} of other types"] if rest else []
     if not entries:
-        raise FileError("there is no tensor in it")
+        raise FileError("it contains no tensor")
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 
 def _read_arrow(file: File, readonly: Readonly) -> Source:
-    """List the columns of an Arrow IPC file, or of a stream in a file."""
-    entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _opened(file.path, readonly))
+    """List the columns of an Arrow IPC file or stream."""
+    entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _map_entries(file.path, readonly))
     return Source(str(file.path), ".arrow", entries, file.size)
 
 
 def _read_parquet(file: File, _: Readonly) -> Source:
-    """List the columns of a Parquet file, which `dlx.open` refuses."""
-    pa = needed("pyarrow", ".parquet")
+    """List the columns of a Parquet file, which `dlx.open` does not support."""
+    pa = import_reader("pyarrow", ".parquet")
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
             rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
-            entries = tuple(_column(pa, field, rows) for field in found.schema_arrow)
+            entries = tuple(_describe_column(pa, field, rows) for field in found.schema_arrow)
     except Exception as error:
-        raise unreadable("pyarrow", error) from error
+        raise reader_error("pyarrow", error) from error
     try:
-        mapped(file.path)
+        map_file(file.path)
     except FileError as error:
         entries = tuple(replace(each, error=error) for each in entries)
     notes = ("the schema only", f"row groups: {groups:,}")
@@ -259,13 +257,13 @@ def _read_parquet(file: File, _: Readonly) -> Source:
 
 
 def _why_no_array(column: Any) -> str:
-    """Return the reason why a column is no array outside of Arrow; empty if it is one."""
+    """Return the reason why a column cannot be converted, or ``""``."""
     error = plan(column, to="dlx").error
     return sentences(error.reason, error.fix) if isinstance(error, DlxError) else ""
 
 
-def _column(pa: Any, field: Any, rows: int) -> Entry:
-    """Describe a column by its schema."""
+def _describe_column(pa: Any, field: Any, rows: int) -> Entry:
+    """Describe a column by the schema."""
     empty, name = pa.nulls(0, field.type), str(field.type)
     refused = _why_no_array(empty)
     notes = ("nulls are allowed",) if field.nullable else ()
@@ -282,26 +280,28 @@ def _column(pa: Any, field: Any, rows: int) -> Entry:
 
 
 def _read_object(name: str, module: str, path: str) -> Source:
-    """Import a module, which runs it, and describe the arrays of one of its attributes."""
-    sys.path.insert(0, "")  # as `python -m` does: the folder that the user is in
+    """Import a module, which runs its code, and describe the arrays in one of its attributes."""
+    sys.path.insert(0, "")  # the current folder, as `python -m` does
     try:
-        if importlib.util.find_spec(module.partition(".")[0]) is not None:  # else nothing is run
+        if importlib.util.find_spec(module.partition(".")[0]) is not None:  # otherwise no code runs
             print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
         obj: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"
-            raise BadInput(f"there is no module {error.name!r} {here}") from error
-        raise BadInput(f"importing {module} failed: {_said(error)}") from error
+            fix = "Run dlx in the folder that contains it, or set PYTHONPATH"
+            raise BadInput(f"there is no module {error.name!r} in this folder or on Python's path. {fix}") from error
+        raise BadInput(f"importing {module} failed: {_one_line(error)}") from error
     try:
         for attribute, index in _STEP.findall(path):
             obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError | SyntaxError) and not attribute:
-            raise BadInput(f"[{index}] is no number and no text in quotes") from error
+            raise BadInput(f"[{index}] is neither a number nor a quoted text") from error
         if isinstance(error, AttributeError | LookupError):
-            raise BadInput(f"{module} has no {path}: {_said(error)}{_instead(module, path, attribute)}") from error
-        raise BadInput(f"{module}.{path} fails when it is looked up: {_said(error)}") from error
+            raise BadInput(
+                f"{module} has no {path}: {_one_line(error)}{_suggest_names(module, path, attribute)}"
+            ) from error
+        raise BadInput(f"looking up {module}.{path} failed: {_one_line(error)}") from error
     found = type_name(type(obj))
     notes = [f"imported {module}, which ran its code"]
     try:
@@ -309,27 +309,27 @@ def _read_object(name: str, module: str, path: str) -> Source:
         if state:
             obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
         elif isinstance(obj, View):
-            notes.append("a lazy view: these are the arrays of its source, and nothing was converted")
-        entries, others = entries_of(obj, dotted if state else lambda path: path_text(path, ""))
+            notes.append("a lazy view: these are the unconverted arrays of its source")
+        entries, others = entries_of(obj, dotted_path if state else lambda path: path_text(path, ""))
     except (DlxError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:  # of the object's own code
-        raise BadInput(f"{found} cannot be looked at: {_said(error)}") from error
+    except (Exception, SystemExit) as error:  # of the object's code
+        raise BadInput(f"inspecting the {found} failed: {_one_line(error)}") from error
     if not entries:
-        held = "whose state_dict() holds no array" if state else "which is no array and holds none"
+        held = "whose state_dict() contains no array" if state else "which is not an array and contains none"
         raise BadInput(f"its type is {found}, {held}")
     if others:
-        notes.append(f"{counted(others, 'value')} of other kinds")
+        notes.append(f"{plural(others, 'value')} of other types")
     return Source(name, "object", tuple(entries), notes=tuple(notes))
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return an error in one line."""
     return one_line(exception_text(error, 240), 300)
 
 
-def _instead(module: str, path: str, attribute: str) -> str:
-    """Return a sentence that names what a module has instead of a missing name."""
+def _suggest_names(module: str, path: str, attribute: str) -> str:
+    """Return a sentence with similar names of a module, or its data, or ``""``."""
     if path != attribute:
         return ""
     names = {key: each for key, each in vars(sys.modules[module]).items() if key[:1] != "_"}
@@ -338,50 +338,50 @@ def _instead(module: str, path: str, attribute: str) -> str:
     return f". It has {', '.join(found[:8])}" if found else ""
 
 
-def dotted(path: tuple[Any, ...]) -> str:
-    """Return a path in a file, or in a state dict, without Python's brackets around names."""
+def dotted_path(path: tuple[Any, ...]) -> str:
+    """Return a path in a file or state dict as text, with dots instead of brackets around names."""
     steps = [f".{one_line(key)}" if type(key) in (str, errors.Attribute) else path_text((key,), "") for key in path]
     return "".join(steps).removeprefix(".")
 
 
 def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:
-    """Return (entries of an array or of the arrays in a tree, the number of other values); nothing is converted.
+    """Return entries for an array or the arrays in a tree, without converting, and the number of other values.
 
-    ``named(path)`` is the name of an entry. A lazy view means its source.
+    ``named(path)`` returns the name of an entry. For a lazy view, the entries are those of its source.
     """
     handler = lookup.kind(type(root)).handler
     if handler is None:
-        entry = _entry("", root)
+        entry = _describe("", root)
         return ([], 1) if entry is None else ([entry], 0)
     failures = Failures("", collect=True)
     tree = Tree(root, handler, failures)
     parts = tree.containers()
     known = {id(each) for each in tree.arrays} | {id(part[0]) for part in parts}
     children = [id(child) for _, _, held, _ in parts for child in held]
-    stands = Counter(children)
+    places = Counter(children)
     entries = []
     for i, array in enumerate(tree.arrays):
-        entry = _entry(named(tree.path(i)), array)
+        entry = _describe(named(tree.path(i)), array)
         if entry is not None:
-            again = (f"in {stands[id(array)]} places",) if stands[id(array)] > 1 else ()
+            again = (f"in {places[id(array)]} places",) if places[id(array)] > 1 else ()
             entries.append(replace(entry, notes=(*entry.notes, *again)))
-    entries += [_refused(named(error.path), error.source, error) for error in failures.errors]
+    entries += [_refused_entry(named(error.path), error.source, error) for error in failures.errors]
     return entries, sum(each not in known for each in children)
 
 
-def _refused(path: str, what: str, error: DlxError) -> Entry:
+def _refused_entry(path: str, what: str, error: DlxError) -> Entry:
     refused = one_line(sentences(error.reason, error.fix))
     return Entry(path, None, what, None, None, "?", refused=refused, error=error)
 
 
-def _entry(path: str, obj: Any) -> Entry | None:
-    """Describe an object; None if it is no array."""
+def _describe(path: str, obj: Any) -> Entry | None:
+    """Describe an object; return None if it is not an array."""
     try:
         info = describe(obj)
     except errors.AdapterNotFoundError:
         return None
     except errors.ConversionError as error:
-        return replace(_refused(path, type_name(type(obj)), error), obj=obj, error=None)
+        return replace(_refused_entry(path, type_name(type(obj)), error), obj=obj, error=None)
     device = "?" if info.device is None else str(info.device)
     known = info.shape is not None and (info.dtype is not None or info.nbytes)
     return Entry(
@@ -391,7 +391,7 @@ def _entry(path: str, obj: Any) -> Entry | None:
 
 
 def _layout(info: ArrayInfo) -> str:
-    """Return ``"C"``, ``"F"``, ``"strided"``, or nothing if it is unknown."""
+    """Return ``"C"``, ``"F"``, ``"strided"``, or ``""`` if the layout is unknown."""
     if info.shape is None or info.strides is None:
         return ""
     if info.contiguous():
@@ -400,10 +400,10 @@ def _layout(info: ArrayInfo) -> str:
 
 
 def capsule_facts(obj: Any) -> dict[str, Any]:
-    """Ask an object for a capsule, and drop it: return name, version and flags, or the reason why there is none."""
+    """Request a capsule from an object and drop it; return its name, version and flags, or why it was refused."""
     state = native.capsule_state(obj)
     if state is not None:
-        return _read_capsule(obj) if state != "used" else {"refused": "the capsule was used before"}
+        return _read_capsule(obj) if state != "used" else {"refused": "the capsule has been used already"}
     if not hasattr(type(obj), "__dlpack__"):
         return {}
     reason = dlpack.why_no_numbers(obj)
@@ -416,17 +416,17 @@ def capsule_facts(obj: Any) -> dict[str, Any]:
             capsule = obj.__dlpack__()
         return _read_capsule(capsule)
     except (Exception, SystemExit) as error:
-        return {"refused": _said(error)}
+        return {"refused": _one_line(error)}
 
 
 def _read_capsule(capsule: Any) -> dict[str, Any]:
     if native.capsule_state(capsule) != "versioned":
         return {"name": "dltensor", "version": None, "flags": []}
-    get = ctypes.PyDLL(None).PyCapsule_GetPointer  # ctypes.pythonapi belongs to everybody
+    get = ctypes.PyDLL(None).PyCapsule_GetPointer  # ctypes.pythonapi is shared, so its types must not be changed
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     struct = DLManagedTensorVersioned.from_address(get(capsule, b"dltensor_versioned"))
     facts = {"name": "dltensor_versioned", "version": [struct.version.major, struct.version.minor]}
-    if struct.version.major != native.lib.DLX_DLPACK_MAJOR:  # later fields may lie elsewhere
+    if struct.version.major != native.lib.DLX_DLPACK_MAJOR:  # later fields may have other offsets
         return {**facts, "flags": []}
     known = [word for bit, word in _FLAGS.items() if struct.flags & bit]
     rest = struct.flags & ~sum(_FLAGS)

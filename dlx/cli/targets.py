@@ -1,4 +1,4 @@
-"""Where an entry could go: the installed targets, an array of each, and a plan for each."""
+"""Targets of conversions: which are installed, an array of each, and the plan of an entry for each."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from dlx._support.text import amount
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
-from dlx.errors import ConversionError, DlxError, sentences, written
+from dlx.errors import ConversionError, DlxError, format_option, sentences
 
-_ALIGNED = 1 << 20  # the address of abstract tensors, which is never read
+_ALIGNED = 1 << 20  # the address of abstract tensors, whose memory is never read
 
-_PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
+_NAMED_BY_OUTCOME = ("", "copy", "resolve", "share", "view")  # steps whose name would repeat the outcome
 
 
-def on_the_command_line(name: str, value: Any) -> str:
-    """Return an option of `dlx.convert` as commands have it; without a value its name."""
+def command_option(name: str, value: Any) -> str:
+    """Format an option of `dlx.convert` as an option of the command; without a value, format its name."""
     if name == "copy" and value is not None:
         value = COPY[value]
     return f"--{name}" if value is None or value is True else f"--{name} {value}"
@@ -40,64 +40,64 @@ class Outcome:
     target: str
     outcome: str  # "same", "shared", "copied", "refused" or "unknown"
     nbytes: int | None = 0  # copied; None if unknown
-    steps: tuple[Step, ...] = ()  # none if memory is simply shared
+    steps: tuple[Step, ...] = ()  # empty if memory is shared unchanged
     error: DlxError | None = None  # of a refusal
 
-    def why(self, write: Any = written, *, brief: bool = False) -> str:
-        """Return the steps, or the reason of a refusal, with options as ``write(name, value)``.
+    def why(self, write: Any = format_option, *, brief: bool = False) -> str:
+        """Return the steps, or the reason of a refusal, with options formatted by ``write(name, value)``.
 
-        `brief` leaves out what differs between arrays, and a framework's dtypes, which `dlx dtypes` shows.
+        `brief` leaves out details of the array, and the framework's list of dtypes.
         """
         if self.error is not None:
             return self.error.brief if brief else self.error.reason
-        said = ((step.do, step.reason(write, brief=brief)) for step in self.steps)
-        return "; ".join(text if do in _PLAIN else f"{do}: {text}" for do, text in said)
+        texts = ((step.do, step.reason(write, brief=brief)) for step in self.steps)
+        return "; ".join(text if do in _NAMED_BY_OUTCOME else f"{do}: {text}" for do, text in texts)
 
-    def shown(self) -> str:
-        """Return the reason in brief and the advice, with options of the command."""
-        return sentences(self.why(on_the_command_line, brief=True), self.advice())
+    def short_text(self) -> str:
+        """Return the brief reason and the advice, with options of the command."""
+        return sentences(self.why(command_option, brief=True), self.advice())
 
     def advice(self) -> str:
         """Return the fix of a refusal, with options of the command."""
-        return "" if self.error is None else self.error.advice(on_the_command_line)
+        return "" if self.error is None else self.error.advice(command_option)
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it, in words of `dlx.convert`."""
+        """Return the outcome for JSON, with options of `dlx.convert`."""
         kind, fix = ("", "") if self.error is None else (type(self.error).__name__, self.error.fix)
         head = {"target": self.target, "outcome": self.outcome, "why": self.why()}
         return {**head, "nbytes": self.nbytes, "error": kind, "fix": fix}
 
 
 def can_be_target(adapter: Adapter) -> bool:
-    """Return whether an adapter declares capabilities; its framework is not asked."""
+    """Return whether an adapter declares capabilities, without importing its framework."""
     return type(adapter).capabilities is not Adapter.capabilities
 
 
-def installed() -> list[str]:
-    """Return the targets whose package is here; nothing is imported."""
-    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
+def installed_targets() -> list[str]:
+    """Return the targets whose package is installed, without importing any."""
+    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_installed(adapter.package)]
 
 
-def _is_here(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False
 
 
-def chosen(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
-    """Return the targets of a comma-separated list, of ``all``, or of ``none`` if that is allowed."""
+def parse_targets(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
+    """Parse a comma-separated list of targets, ``all``, or ``none`` if that is allowed."""
     words = default if words is None else words.strip()
     if words == "all":
-        return installed()
+        return installed_targets()
     if words == "none" and none:
         return []
-    # The fast path knows a target by the very object, as it stands in a program.
+    # Intern the names, since the fast path compares targets by identity.
     names = [sys.intern(word) for word in dict.fromkeys(map(str.strip, words.split(","))) if word]
     if not names:
-        raise BadInput("no target is named: say for instance numpy,torch, or all")
+        raise BadInput("no target: pass names such as numpy,torch, or all")
     for name in names:
-        # Unknown and missing ones are errors of the call, in the words of dlx itself.
+        # Planning any object raises dlx's error for an unknown or missing target.
         error = refusal(api.plan(b"", to=name))
         if error is not None and not isinstance(error, ConversionError):
             raise BadInput(sentences(error.reason, error.fix))
@@ -105,7 +105,7 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
 
 
 def array_of(framework: str, dtype: str, shape: tuple[int, ...] = (6,)) -> Any:
-    """Return an array of a framework with a dtype, its memory aligned to 64 bytes, or raise the refusal."""
+    """Create an array of a framework, with memory aligned to 64 bytes, or raise the error of its conversion."""
     aligned = empty(shape, dtype, device="cpu")
     nbytes = max(aligned.nbytes, 1)
     ffi.memmove(ffi.cast("void *", aligned.data_ptr), bytes(nbytes), nbytes)  # bools must be 0 or 1
@@ -113,23 +113,23 @@ def array_of(framework: str, dtype: str, shape: tuple[int, ...] = (6,)) -> Any:
 
 
 def refusal(plan: Plan) -> DlxError | None:
-    """Return the error in the plan of one array; only a tree's plan may hold several."""
+    """Return the error in the plan of one array; only a tree's plan can have several."""
     assert not isinstance(plan.error, ExceptionGroup)
     return plan.error
 
 
 def outcome(entry: Entry, target: str, **options: Any) -> Outcome:
-    """Plan one entry for one target by `dlx.plan`."""
+    """Plan one entry for one target with `dlx.plan`."""
     if entry.error is not None:
         return Outcome(target, "refused", error=entry.error)
     try:
         plan = api.plan(_abstract(entry) if entry.obj is None else entry.obj, to=target, **options)
         error = refusal(plan)
-    except DlxError as raised:  # of the options
+    except DlxError as raised:  # about the options
         error = raised
     if error is not None:
         return Outcome(target, "refused", error=error)
-    same = entry.obj is None and plan.outcome == "same"  # an abstract tensor may be of any framework
+    same = entry.obj is None and plan.outcome == "same"  # an abstract tensor has no framework
     return Outcome(target, "shared" if same else plan.outcome, plan.nbytes, plan.steps)
 
 
@@ -140,11 +140,11 @@ def _abstract(entry: Entry) -> Any:
 
 
 def show(found: Sequence[Outcome], screen: Screen) -> None:
-    """Print the outcome of one array for each target; a long reason is written once."""
+    """Print the outcome of one array for each target; print a long reason only once."""
     rows: list[list[Cell]] = []
     firsts: dict[str, str] = {}
     for each in found:
-        why = each.shown()
+        why = each.short_text()
         first = firsts.setdefault(why, each.target)
         again = first != each.target and len(why) > SHORT
         copied = amount(each.nbytes) if each.nbytes != 0 else ""

@@ -1,8 +1,8 @@
-"""The conformance kit: hold a library, by name or by a `Subject`, to what DLPack promises, on a CPU.
+"""The conformance kit: grade a library against DLPack's promises, on a CPU, by its name or by a `Subject`.
 
-``python -m dlx.testing numpy`` prints a table; ``python -m pytest -p dlx.testing --dlx-adapter=mylib`` makes a test of
-each promise. A library with an adapter of dlx is graded through dlx too; any other is graded as a generic producer,
-through ``__dlpack__``, ``__dlpack_device__`` and its ``from_dlpack`` only.
+``python -m dlx.testing numpy`` prints a table; ``python -m pytest -p dlx.testing --dlx-adapter=mylib`` runs one test
+per promise. A library with an adapter of dlx is also graded through dlx. Other libraries are graded as generic
+producers, through ``__dlpack__``, ``__dlpack_device__`` and their ``from_dlpack``.
 """
 
 from __future__ import annotations

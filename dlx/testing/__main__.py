@@ -1,7 +1,7 @@
 """``python -m dlx.testing NAME...``: grade libraries, print tables or JSON.
 
-Exit status: 0 every promise is kept or excepted, 1 one is broken, 2 something could not be graded or printed; 130
-interrupted, 141 nobody reads on.
+Exit status: 0 all promises kept or excepted, 1 a promise is broken, 2 grading or printing failed; 130 interrupted,
+141 the reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._support.stdout import own_stdout, silence
 from dlx._version import __version__
-from dlx.testing.check import CHECKS, KINDS, declared, excepting, of_kinds
-from dlx.testing.report import SCHEMA, Grades, as_json, as_text
+from dlx.testing.check import CHECKS, KINDS, excepting, of_kinds, parse_exceptions
+from dlx.testing.report import SCHEMA, Grades, convert_to_json, print_grades
 from dlx.testing.runner import run
 from dlx.testing.subject import LIBRARIES, find
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m dlx.testing", description="Hold DLPack libraries and dlx adapters to what they promise.",
+        "python -m dlx.testing", description="Check the promises of DLPack libraries and dlx adapters.",
         epilog="Exit status: 0 all kept or excepted, 1 a promise is broken, "
-        "2 something could not be graded or printed.",
+        "2 grading or printing failed.",
     )  # fmt: skip
     known = ", ".join(LIBRARIES)
     parser.add_argument(
-        "subjects", nargs="*", metavar="NAME", help=f"an adapter of dlx, module:attribute of a Subject, or: {known}"
+        "subjects", nargs="*", metavar="NAME", help=f"adapter of dlx, module:attribute of a Subject, or: {known}"
     )
-    parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="this check; may be repeated")
+    parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="run this check; repeatable")
     parser.add_argument("--kinds", default=",".join(KINDS), metavar="KINDS", help="of: producer,consumer,adapter")
     parser.add_argument(
         "--except", dest="excepted", action="append", default=[], metavar="CHECK=REASON",
-        help="a promise that is known to be broken, and why",
+        help="accept this broken promise, and why",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--list", action="store_true", help="show the checks and end; with --json as JSON")
+    parser.add_argument("--list", action="store_true", help="list the checks and exit; as JSON with --json")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Grade what is named; return the exit status."""
+    """Grade the named subjects; return the exit status."""
     try:
         status = _grade(arguments)
         sys.stdout.flush()
@@ -53,41 +53,41 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except OSError as error:
         silence(sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head` reads no further
+        if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`
             return 141
         print(f"python -m dlx.testing: writing failed: {error.strerror or error}", file=sys.stderr)
         return 2
 
 
 def _grade(arguments: list[str] | None) -> int:
-    parser = _parser()
+    parser = _create_parser()
     options = parser.parse_args(arguments)
     if options.list:
         _list(as_plain_data=options.json)
         return 0
     if not options.subjects:
-        parser.error("name what to grade, such as: numpy")
+        parser.error("name a subject, for example: numpy")
     kinds, only = tuple(options.kinds.split(",")), tuple(options.only)
     wrong = [name for name in only if name not in CHECKS] + [kind for kind in kinds if kind not in KINDS]
     if wrong:
-        parser.error(f"there is no {', '.join(wrong)}. --list shows all checks, kinds are {', '.join(KINDS)}.")
+        parser.error(f"there is no {', '.join(wrong)}. --list shows all checks; kinds are {', '.join(KINDS)}.")
     grades, errors = [], []
     for spec in options.subjects:
         try:
-            with own_stdout():  # what a library prints goes to stderr
-                subject = excepting(find(spec), declared(options.excepted))
+            with own_stdout():  # a library's output goes to stderr
+                subject = excepting(find(spec), parse_exceptions(options.excepted))
                 checks = of_kinds(subject, kinds, only)
                 if not checks:
-                    raise LookupError(f"nothing to grade: it is held to {', '.join(subject.kinds) or 'nothing'}")
+                    raise LookupError(f"no check applies; it supports {', '.join(subject.kinds) or 'nothing'}")
                 grades.append(Grades(subject, subject.version(), tuple(run(subject, checks))))
         except (LookupError, ImportError, ValueError, RuntimeError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             errors.append({"subject": spec, "message": str(error)})
             continue
         if not options.json:
-            as_text(grades[-1], Screen(parser.prog))
+            print_grades(grades[-1], Screen(parser.prog))
     if options.json:
-        print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
+        print(json.dumps({**convert_to_json(grades), "errors": errors}, indent=1))
     return 2 if errors else max(each.status for each in grades)
 
 
@@ -101,8 +101,8 @@ def _list(*, as_plain_data: bool) -> None:
         print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
 
 
-def _work(order: str, pipe: int) -> None:
-    """Run the checks that `runner` orders, and report each start and verdict on a pipe."""
+def _run_worker(order: str, pipe: int) -> None:
+    """Run the checks that `runner` requests; report each start and verdict on a pipe."""
     wanted = json.loads(order)
     with os.fdopen(pipe, "w", buffering=1) as report:
         try:
@@ -117,6 +117,6 @@ def _work(order: str, pipe: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        _work(sys.argv[2], int(sys.argv[3]))
+        _run_worker(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(main())

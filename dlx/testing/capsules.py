@@ -1,7 +1,7 @@
-"""The kit's capsules and producers, the bit patterns that fill arrays, and the layouts and views that are tried.
+"""Capsules and producers of the kit, the bit patterns of its arrays, and its layouts and views.
 
-Structs are raw, by cffi, names and pointers by CPython's API: a `Taken` reads a producer's capsule field by field, a
-`Source` is a producer that the kit controls, an `Export` is one of its capsules.
+Structs are accessed with cffi, capsule names and pointers with CPython's API. A `Taken` reads a producer's capsule
+field by field, a `Source` is a producer that the kit controls, and an `Export` is one of its capsules.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, DType, contigu
 from dlx._support.module import set_module
 
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
-_NAMES: dict[bytes, Any] = {}  # never freed: a capsule keeps the pointer to its name, also beyond the interpreter
+_NAMES: dict[bytes, Any] = {}  # never freed: a capsule keeps the pointer to its name, even after the interpreter ends
 _C = ctypes.CDLL(None)
-_api = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose argument types belong to everybody in the process
+_api = ctypes.PyDLL(None)  # not ctypes.pythonapi: all users of the process share its argument types
 
 
 def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
@@ -40,12 +40,12 @@ _get_name = _function(_api, "PyCapsule_GetName", ctypes.c_char_p, _OBJECT)
 _get_pointer = _function(_api, "PyCapsule_GetPointer", _ADDRESS, _OBJECT, ctypes.c_char_p)
 _set_name = _function(_api, "PyCapsule_SetName", ctypes.c_int, _OBJECT, _ADDRESS)
 _get_destructor = _function(_api, "PyCapsule_GetDestructor", _ADDRESS, _OBJECT)
-_NOTHING = ctypes.cast(_api.Py_IsInitialized, _ADDRESS)  # a destructor that does nothing
+_NOTHING = ctypes.cast(_api.Py_IsInitialized, _ADDRESS)
 _CAPSULE = type(_new(1, None, None))
 
 
 class NotACapsule(TypeError):
-    """An object is no DLPack capsule."""
+    """The object is not a DLPack capsule."""
 
 
 def _name(text: bytes) -> int:
@@ -64,7 +64,7 @@ def name_of(capsule: Any) -> bytes:
 def elements(
     address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: DType, *, padded: bool = False
 ) -> bytes:
-    """Return the elements of a host tensor in row-major order, whole bytes each; strides None for row-major.
+    """Return the elements of a host tensor in row-major order, in whole bytes each; `strides` of None are row-major.
 
     Elements below 8 bits are packed unless `padded`; each is returned in its own byte.
     """
@@ -87,13 +87,13 @@ def elements(
 
 
 def _on_foreign_thread(function: Any, argument: Any) -> None:
-    """Call a C function with one pointer on a thread that Python did not create, and wait for its end."""
+    """Call a C function with one pointer on a thread that Python did not create, and join it."""
     thread = _ADDRESS()
     start = _function(_C, "pthread_create", ctypes.c_int, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
     join = _function(_C, "pthread_join", ctypes.c_int, _ADDRESS, _ADDRESS)
     if start(ctypes.byref(thread), None, _address(function), _address(argument)):
-        raise OSError("no thread can be started")
-    join(thread, None)  # ctypes releases the GIL meanwhile
+        raise OSError("cannot start a thread")
+    join(thread, None)  # ctypes releases the GIL
 
 
 def _address(cdata: Any) -> int:
@@ -102,20 +102,20 @@ def _address(cdata: Any) -> int:
 
 @set_module("dlx.testing")
 class Taken:
-    """One capsule of a producer, read field by field.
+    """A producer's capsule, read field by field.
 
     Attributes
     ----------
     legacy
-        Whether it holds a ``DLManagedTensor``.
+        Whether the capsule holds a ``DLManagedTensor``.
     version, flags
-        Of the struct; None and 0 for a legacy one.
+        Fields of the struct; None and 0 if legacy.
     shape, strides
-        ``(ndim,)`` each, copied; strides None where the pointer is NULL.
+        Copies, ``(ndim,)`` each; strides are None if the pointer is NULL.
     dtype, device
-        As the struct says.
+        Fields of the struct.
     address
-        Of the first element, byte offset included.
+        Address of the first element, including the byte offset.
     """
 
     def __init__(self, capsule: Any) -> None:
@@ -131,7 +131,7 @@ class Taken:
         self.reread()
 
     def reread(self) -> None:
-        """Read the tensor again: what is in the struct now."""
+        """Read the struct again."""
         tensor = self.managed.dl_tensor
         ndim = tensor.ndim
         self.shape = tuple(tensor.shape[i] for i in range(ndim)) if ndim else ()
@@ -143,15 +143,15 @@ class Taken:
 
     @property
     def readonly(self) -> bool:
-        """Whether it is marked read-only."""
+        """Whether the flags mark the memory read-only."""
         return bool(self.flags & READ_ONLY)
 
     def elements(self) -> bytes:
-        """Read the elements from memory now, in row-major order."""
+        """Return the elements in memory now, in row-major order."""
         return elements(self.address, self.shape, self.strides, self.dtype, padded=bool(self.flags & SUBBYTE_PADDED))
 
     def consume(self) -> Taken:
-        """Become the owner, as a consumer does: rename the capsule, whose destructor then does nothing. Return self."""
+        """Rename the capsule, as a consumer does, so that its destructor does nothing; return self."""
         _set_name(self.capsule, _name(b"used_" + (LEGACY if self.legacy else VERSIONED)))
         return self
 
@@ -165,27 +165,27 @@ class Taken:
         elif gil:
             ctypes.PYFUNCTYPE(None, _ADDRESS)(_address(deleter))(_address(self.managed))
         else:
-            deleter(self.managed)  # cffi releases the GIL around it
+            deleter(self.managed)  # cffi releases the GIL
 
     def delete_at_exit(self) -> None:
-        """Have the deleter called when the interpreter is gone and the process ends."""
-        # atexit(3) itself is no symbol of glibc's library.
+        """Register the deleter to be called when the process ends, after the interpreter."""
+        # atexit(3) is not a symbol of glibc's shared library.
         at_exit = _function(_C, "__cxa_atexit", ctypes.c_int, _ADDRESS, _ADDRESS, _ADDRESS)
         at_exit(_address(self.managed.deleter), _address(self.managed), None)
 
 
 # ---- producers -------------------------------------------------------------------------------------------------------
 
-# Exponent and mantissa bits of the formats that have several NaNs.
+# Exponent and mantissa bits of the formats with several NaNs.
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
 
 
 @set_module("dlx.testing")
 def pattern(dtype: str, count: int) -> bytes:
-    """Return `count` elements of a dtype, packed: bits that no conversion may change.
+    """Return `count` packed elements of a dtype, with bits that no conversion may change.
 
-    The first floats are a NaN with every payload bit set, a signalling NaN with payload 1, -0.0, the smallest
-    subnormal number and infinity; bools are 0 and 1.
+    The first floats are a NaN with every payload bit set, a signalling NaN with payload 1, -0.0, the smallest subnormal
+    number and infinity; bools are 0 and 1.
     """
     kind = DType(dtype)
     bits = kind.bits * kind.lanes
@@ -205,7 +205,7 @@ def pattern(dtype: str, count: int) -> bytes:
 
 
 OTHERS = (*(dtype.name for dtype in DType.all()), "float32x4")
-"""Every dtype that some library has, and lanes."""
+"""Every dtype of the libraries, and lanes."""
 
 LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
     "transposed": ("An array in column-major order", (6, 4), (1, 6), "wrong"),
@@ -217,7 +217,7 @@ LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
     "empty": ("An array without elements", (0, 3), (3, 1), "refuses"),
     "scalar": ("An array without dimensions", (), (), "refuses"),
 }
-"""Name -> (description, shape, strides, severity if it comes in wrong)."""
+"""Name -> (description, shape, strides, severity of a wrong import)."""
 
 
 VIEWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
@@ -232,24 +232,24 @@ VIEWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "overlapping": ((4, 3), (1, 1), 0),
     "no dimension": ((), (), 8),
 }
-"""Views of a row-major 4 by 6 array: name -> (shape, strides, number of the first element)."""
+"""Views of a row-major 4 by 6 array: name -> (shape, strides, index of the first element)."""
 
 
 def offsets(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Return the distance of each element from the first one, in elements and in row-major order."""
+    """Return the distance of each element from the first, in elements, in row-major order."""
     return [sum(map(operator.mul, at, strides)) for at in itertools.product(*map(range, shape))]
 
 
 def spread(data: bytes, dtype: str, count: int) -> bytes:
-    """Return packed elements as `elements` gives them: at least one byte each."""
+    """Return packed elements in the format of `elements`: at least one byte each."""
     memory = ffi.new("char[]", data or 1)
     return elements(_address(memory), (count,), None, DType(dtype))
 
 
 class Export:
-    """One capsule of a `Source`, whose deleter counts in C, from any thread and without the GIL.
+    """A capsule of a `Source`. Its deleter counts calls in C, from any thread, without the GIL.
 
-    Its destructor does nothing: the kit frees the capsule unless it is consumed.
+    Its destructor does nothing: the kit frees the capsule unless a consumer takes ownership.
     """
 
     _alive: ClassVar[list[Export]] = []  # structs that a consumer may still use
@@ -263,7 +263,7 @@ class Export:
         self._numbers = [ffi.new("int64_t[]", list(shape) or 1)]
         self._numbers += [ffi.NULL if strides is None else ffi.new("int64_t[]", list(strides) or 1)]
         tensor = self.managed.dl_tensor
-        if source.poisoned:  # the fields of another ABI, which must not be read
+        if source.poisoned:  # the fields of another ABI must not be read
             ffi.buffer(ffi.addressof(tensor))[:] = b"\xff" * ffi.sizeof("DLTensor")
         else:
             data = source.address if source.data is None else source.data
@@ -284,21 +284,21 @@ class Export:
 
     @property
     def deleted(self) -> int:
-        """The number of calls of the deleter."""
+        """Number of calls of the deleter."""
         return int(self._count[0])
 
     @property
     def consumed(self) -> bool:
-        """Whether a consumer became the owner: it renamed the capsule, or cleared its destructor."""
+        """Whether a consumer took ownership: it renamed the capsule, or cleared the destructor."""
         return name_of(self.capsule) != self.name or not _get_destructor(self.capsule)
 
 
-# A consumer may hold a struct when Python ends and clears modules in any order: the list outlives them.
+# A consumer may hold a struct while Python clears modules at exit: the list outlives them.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(Export._alive))
 
 
 def swept() -> int:
-    """Release the exports that no consumer can reach any more; return how many are left."""
+    """Release the exports that consumers can no longer reach; return the number of the others."""
     left = (export for export in Export._alive if not export.deleted)
     Export._alive[:] = [export for export in left if export.consumed or sys.getrefcount(export.capsule) > 2]
     return len(Export._alive)
@@ -307,7 +307,7 @@ def swept() -> int:
 @set_module("dlx.testing")
 @dataclass(eq=False, repr=False)
 class Source:
-    """A producer over its own memory that does exactly what its parameters say, and logs its calls.
+    """A producer of known memory that follows its parameters exactly, and logs its calls.
 
     Parameters
     ----------
@@ -316,9 +316,9 @@ class Source:
     shape, strides
         ``(ndim,)`` each; strides in elements, None for row-major.
     readonly
-        Whether the memory is read-only. A legacy capsule, which could not say so, is then refused.
+        Whether the memory is read-only. Requests for a legacy capsule, which has no such flag, then fail.
     legacy
-        Whether all capsules are legacy ones; None: as the consumer asks.
+        Whether all capsules are legacy ones; None: the consumer decides.
     null_strides
         Whether the struct has no strides, as before DLPack 1.2.
     shift
@@ -326,17 +326,17 @@ class Source:
     byte_offset
         Bytes by which the struct's data pointer is too low.
     device, says
-        Device in the struct, and that of ``__dlpack_device__`` if it differs.
+        Device in the struct, and the result of ``__dlpack_device__`` if it differs.
     data
-        Address to give instead of the memory's.
+        Data pointer for the struct instead of the memory's address.
     raises
-        An exception for ``__dlpack__`` to raise.
+        Exception that ``__dlpack__`` raises.
     answer
-        An object for ``__dlpack__`` to return instead of a capsule.
+        Object that ``__dlpack__`` returns instead of a capsule.
     claims, code
-        Shape and dtype to state in the struct instead of the true ones.
+        Shape and dtype for the struct instead of the true ones.
     version, deleter, poisoned
-        Version of the struct, whether it has a deleter, and whether every field behind the flags is filled with ones.
+        Version of the struct, whether it has a deleter, and whether all fields after the flags are filled with ones.
     name
         Name of the capsule, if it is an invalid one.
 
@@ -375,7 +375,7 @@ class Source:
         size = self.dtype.bits * self.dtype.lanes
         spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent > 1]
         low, high = sum(span for span in spans if span < 0), sum(span for span in spans if span > 0)
-        count = min(high - low + 1, 1 << 20)  # absurd shapes are promised, not filled
+        count = min(high - low + 1, 1 << 20)  # absurd shapes are declared, not filled
         filling = pattern(self.dtype.name, count)
         self.memory = ffi.new("char[]", len(filling) + 1024 + self.shift + self.byte_offset)
         start = _address(self.memory) + self.shift + 256 + -_address(self.memory) % 256
@@ -385,16 +385,16 @@ class Source:
         self.exports: list[Export] = []
 
     def elements(self) -> bytes:
-        """Return the elements in row-major order, as they are in memory now."""
+        """Return the elements in memory now, in row-major order."""
         return elements(self.address, self.shape, self.strides, self.dtype)
 
     def capsule(self, *, legacy: bool = False, flags: int = 0) -> Any:
-        """Return a fresh capsule."""
+        """Return a new capsule."""
         self.exports.append(Export(self, legacy, flags | (READ_ONLY if self.readonly else 0)))
         return self.exports[-1].capsule
 
     def _export(self, keywords: dict[str, Any]) -> Any:
-        """Log a call of ``__dlpack__`` and answer it."""
+        """Log the call and return a capsule, as the keywords request."""
         self.calls.append(keywords)
         if self.raises is not None:
             raise self.raises
@@ -403,7 +403,7 @@ class Source:
         version = keywords.get("max_version")
         legacy = version is None or version[0] < 1 if self.legacy is None else self.legacy
         if keywords.get("dl_device") not in (None, self.device):
-            raise BufferError(f"this producer is on {self.device}")
+            raise BufferError(f"the producer is on {self.device}")
         if keywords.get("copy"):
             copied = Source(self.dtype.name, self.shape)
             ffi.buffer(ffi.cast("char *", copied.address), len(self.elements()))[:] = self.elements()
@@ -411,30 +411,30 @@ class Source:
             self.exports += copied.exports
             return capsule
         if self.readonly and legacy:
-            raise BufferError("this memory is read-only, and a legacy capsule cannot say so")
+            raise BufferError("the memory is read-only, and a legacy capsule has no such flag")
         return self.capsule(legacy=legacy)
 
     @staticmethod
     def read(array: Any) -> bytes:
-        """Return the elements of any array in row-major order, by its own export."""
+        """Return the elements of an array in row-major order, read from its export."""
         return Taken(array.__dlpack__(max_version=(1, 0))).elements()
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
-        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-        return self._export({key: value for key, value in given.items() if value is not None})
+        keywords = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return self._export({key: value for key, value in keywords.items() if value is not None})
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device if self.says is None else self.says
 
     def amiss(self) -> str:
-        """Return the fault in the bookkeeping once every result is gone; empty if there is none.
+        """Return the fault in the releases after every result is gone, or an empty text.
 
-        The deleter of a consumed capsule must be called once. A capsule that was not consumed keeps its name, and the
+        A consumer calls the deleter of a consumed capsule once. A capsule that keeps its name was not consumed, and the
         consumer must not call its deleter.
         """
-        for wait in range(14):  # a cycle, or a thread of a framework, may release it a little later
+        for wait in range(14):  # a cycle, or a framework's thread, may release it later
             if all(export.deleted or not export.consumed for export in self.exports):
                 break
             gc.collect()
@@ -449,7 +449,7 @@ class Source:
 
 @set_module("dlx.testing")
 class OldSource(Source):
-    """A producer from before DLPack 1.0: it knows `stream` only."""
+    """A producer from before DLPack 1.0, whose `__dlpack__` accepts `stream` only."""
 
     def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
         return self._export({} if stream is None else {"stream": stream})

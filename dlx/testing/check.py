@@ -15,40 +15,40 @@ from dlx.testing.subject import Broken, NotApplicable, Subject
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
-"""Process death or unsafe memory · wrong data or rights, silently · refusal of what should work · the rest."""
+"""Process death or unsafe memory · wrong data or rights, silently · refusal of valid data · the rest."""
 
 WORDS = (
     "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "argument", "write",
 )  # fmt: skip
-"""Placeholders of reproductions, which a subject's `words` fill."""
+"""Placeholders of reproductions; a subject's `words` fill them."""
 
 
 @set_module("dlx.testing")
 @dataclass(frozen=True)
 class Check:
-    """One promise, and how a subject is held to it.
+    """A promise, and a function that checks it.
 
     Attributes
     ----------
     name
-        The word for `--only` and for declared exceptions.
+        Name for `--only` and for declared exceptions.
     promise
-        One sentence: what a library that keeps it does.
+        One sentence about a library that keeps the promise.
     kind
-        Who makes it: ``"producer"``, ``"consumer"`` or ``"adapter"``.
+        Who makes the promise: ``"producer"``, ``"consumer"`` or ``"adapter"``.
     about
-        Its row of the table at a glance.
+        Its row of the summary table.
     severity
         The cost of breaking it: ``"fatal"``, ``"wrong"``, ``"refuses"`` or ``"friction"``.
     function
-        ``function(subject)`` raises `Broken` or `NotApplicable`, or returns; a text that it returns is a remark. Any
-        other exception is a fault of the kit.
+        ``function(subject)`` raises `Broken` or `NotApplicable`, or returns; a returned text is a remark. Any other
+        exception is a bug of the kit.
     alone
-        Whether it runs in its own process, which must end well too: it may kill the process, or is about its end.
+        Whether it runs in its own process, which must exit cleanly: it may kill the process, or tests the exit.
     shows
         Code of at most ten lines that fails if the promise is broken, with the subject's words in braces.
     see
-        Where the promise comes from.
+        Source of the promise.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Check:
         except NotApplicable as error:
             return Verdict(self.name, subject.name, "n/a", str(error))
         except Exception as error:
-            broken = Broken, NotACapsule, *([DlxError] if self.kind == "adapter" else [])  # a conversion by it failed
+            broken = Broken, NotACapsule, *([DlxError] if self.kind == "adapter" else [])  # the conversion failed
             if not isinstance(error, broken):
                 return Verdict(self.name, subject.name, "error", f"{traceback.format_exc()}{_last_tried(error)}")
             tried = _last_tried(error) if self.kind == "adapter" else ""
@@ -76,7 +76,7 @@ class Check:
         return verdict.under(subject, self)
 
     def reproduction(self, subject: Subject) -> str:
-        """Return stand-alone code that fails where the subject breaks the promise."""
+        """Return stand-alone code that fails if the subject breaks the promise."""
         text = subject.words.get(self.name, self.shows).strip("\n")
         argument = "source.capsule()" if subject.takes_capsules else "source"
         for word, code in {"argument": argument, **subject.words}.items():
@@ -92,12 +92,12 @@ class Check:
     def explain(self, subject: Subject, verdict: Verdict) -> str:
         """Return the promise, the fault, and code that shows it; or the failure of the kit."""
         if verdict.status == "error":
-            return f"{self.name}: the kit failed, which says nothing of {subject.name}\n{verdict.seen}"
+            return f"{self.name}: the kit failed, not {subject.name}\n{verdict.seen}"
         return f"{self.promise}\n{verdict.seen}\n\n{self.reproduction(subject)}"
 
 
 def _last_tried(error: Exception) -> str:
-    """Return the innermost array in the kit's frames of an error."""
+    """Return the last array in the kit's frames of an error's traceback."""
     last = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).startswith("dlx.testing."):
@@ -115,12 +115,12 @@ class Verdict:
     check, subject
         Their names.
     status
-        ``"keeps"``, ``"breaks"``, ``"n/a"``, ``"excepted"`` (broken, and declared so with a reason) or ``"error"`` (the
-        kit failed).
+        ``"keeps"``, ``"breaks"``, ``"n/a"``, ``"excepted"`` (broken, with a declared reason) or ``"error"`` (the kit
+        failed).
     seen
-        What was seen, or why it is not applicable.
+        The observation, or the reason why the check is not applicable.
     reason
-        The declared one.
+        Reason of the declared exception.
     """
 
     check: str
@@ -130,14 +130,14 @@ class Verdict:
     reason: str = ""
 
     def under(self, subject: Subject, check: Check) -> Verdict:
-        """Apply the subject's declared exceptions; one that is not needed any more breaks."""
+        """Apply the subject's declared exceptions; an exception without a broken promise breaks the check."""
         reason = subject.exceptions.get(check.name, "")
         if not reason:
             return self
         if self.status == "breaks":
             return replace(self, status="excepted", reason=reason)
         if self.status == "keeps":
-            text = f"the declared exception ({reason}) is not needed any more: remove it"
+            text = f"the declared exception ({reason}) is no longer needed: remove it"
             return replace(self, status="breaks", seen=text, reason=reason)
         return self
 
@@ -149,7 +149,7 @@ CHECKS: dict[str, Check] = {}
 def check(
     kind: str, about: str, severity: str, *, alone: bool = False, see: str = "", name: str = ""
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Register a function as a check: its docstring is the promise, and below it the code that shows a fault."""
+    """Register a function as a check. Its docstring is the promise, followed by the code that shows a fault."""
     assert kind in KINDS and severity in SEVERITIES
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
@@ -164,7 +164,7 @@ def check(
 
 
 def _reproduction(text: str) -> str:
-    """Return code behind its imports; where a line marked `# or raises` raises, it ends well."""
+    """Return code with its imports; it exits with success if a line marked `# or raises` raises."""
     lines: list[str] = []
     for line in text.splitlines():
         step, mark, _ = line.partition("  # or raises")
@@ -184,12 +184,12 @@ def of_kinds(subject: Subject, kinds: tuple[str, ...] = KINDS, only: tuple[str, 
 
 @set_module("dlx.testing")
 def excepting(subject: Subject, exceptions: Mapping[str, str]) -> Subject:
-    """Return a subject with further declared exceptions, ``{name of the check: reason}``.
+    """Return a subject with more declared exceptions, ``{name of the check: reason}``.
 
     Raises
     ------
     ValueError
-        If there is no such check, or no reason.
+        If a check is unknown, or a reason is missing.
     """
     unknown = exceptions.keys() - CHECKS.keys()
     if unknown:
@@ -197,6 +197,6 @@ def excepting(subject: Subject, exceptions: Mapping[str, str]) -> Subject:
     return replace(subject, exceptions={**subject.exceptions, **exceptions})
 
 
-def declared(texts: list[str]) -> dict[str, str]:
-    """Return ``CHECK=reason`` texts as a mapping for `excepting`."""
+def parse_exceptions(texts: list[str]) -> dict[str, str]:
+    """Return texts ``CHECK=reason`` as a mapping for `excepting`."""
     return {name: reason for name, _, reason in (text.partition("=") for text in texts)}

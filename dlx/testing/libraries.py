@@ -1,7 +1,7 @@
-"""The libraries that the kit grades by name, as data, each through ``__dlpack__`` and ``from_dlpack`` only.
+"""The libraries that the kit knows by name, as data; each is graded through ``__dlpack__`` and ``from_dlpack`` only.
 
-Each function imports its library; nothing else does. Arrays are made and read by the library's own means, never by
-DLPack, so that it does not grade itself.
+Only these functions import the libraries. Arrays are created and read with the library's own functions, not with
+DLPack: otherwise a library would grade itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN = ("bool", *_INTS, "float16", "float32", "float64")
 _FLOAT8 = tuple(name for name in OTHERS if name.startswith("float8"))
 _COMPLEX = ("complex64", "complex128")
 
-# Views of a 4 by 6 array that is indexed as Python's are.
+# Views of a 4 by 6 array with Python's indexing.
 _VIEWS: dict[str, Callable[[Any], Any]] = {
     "transposed": lambda a: a.T,
     "every other column": lambda a: a[:, ::2],
@@ -42,7 +42,7 @@ def _without(*names: str) -> tuple[str, ...]:
 
 
 def _host_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return a numpy array with these bytes; as integers if numpy has no such dtype."""
+    """Return a numpy array with these bytes, as integers if numpy has no such dtype."""
     import numpy as np
 
     stored = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}.get(dtype, dtype)
@@ -117,7 +117,7 @@ def _torch() -> Subject:
         with FakeTensorMode():
             return torch.zeros(3)
 
-    def emptied() -> Any:
+    def cut_storage() -> Any:
         tensor = torch.zeros(6)
         tensor.untyped_storage().resize_(0)
         return tensor
@@ -142,7 +142,7 @@ def _torch() -> Subject:
             "meta": lambda: torch.ones(3, device="meta"),
             "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
             "fake": fake,
-            "storage cut to nothing": emptied,
+            "storage cut to nothing": cut_storage,
             "int4": lambda: torch.zeros(3, dtype=torch.uint8).view(torch.int4),
         },
         pending={"conj": lambda: (conj(), read(conj())), "neg": lambda: (conj().imag, read(conj().imag))},
@@ -195,7 +195,7 @@ def _tvm_ffi() -> Subject:
 
     return Subject(
         "tvm_ffi", package="tvm_ffi", adapter="tvm_ffi", dtypes=_PLAIN,
-        make=lambda *given: tvm_ffi.from_dlpack(_host_array(*given)),  # there is no way but DLPack
+        make=lambda *args: tvm_ffi.from_dlpack(_host_array(*args)),  # tvm_ffi imports through DLPack only
         from_dlpack=tvm_ffi.from_dlpack, takes_capsules=True,
         views=_through_numpy(np.from_dlpack, tvm_ffi.from_dlpack),
         words={
@@ -217,7 +217,7 @@ def _pyarrow() -> Subject:
 
     return Subject(
         "pyarrow", package="pyarrow", adapter="pyarrow", dtypes=_without("bool"),
-        make=lambda *given: pa.Tensor.from_numpy(_host_array(*given)),
+        make=lambda *args: pa.Tensor.from_numpy(_host_array(*args)),
         from_dlpack=pa.Tensor.from_dlpack, takes_copy=True,
         readonly=lambda tensor: pa.Tensor.from_numpy(np.broadcast_to(tensor.to_numpy(), tensor.shape)),
         write=lambda tensor: tensor.to_numpy().fill(0),
@@ -276,8 +276,8 @@ def _mlx() -> Subject:
         return array.view(mx.bfloat16) if dtype == "bfloat16" else array
 
     def read(array: Any) -> bytes:
-        plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-        return bytes(np.array(plain).tobytes())
+        exact = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        return bytes(np.array(exact).tobytes())
 
     return Subject(
         "mlx", package="mlx.core", dtypes=(*_without("float64"), "bfloat16", "complex64"),
@@ -294,7 +294,7 @@ def _tensorflow() -> Subject:
         tensor = tf.constant(_host_array(data, dtype, shape))
         return tf.bitcast(tensor, tf.bfloat16) if dtype == "bfloat16" else tensor
 
-    def take(obj: Any) -> Any:  # its function takes a capsule, which its users ask the producer for
+    def take(obj: Any) -> Any:  # the function takes a capsule; its users call `__dlpack__`
         return tf.experimental.dlpack.from_dlpack(obj.__dlpack__() if hasattr(obj, "__dlpack__") else obj)
 
     return Subject(
@@ -325,7 +325,7 @@ def _paddle() -> Subject:
         return tensor.view(dtype) if dtype in storage else tensor
 
     def read(tensor: Any) -> bytes:
-        fresh = tensor if tensor.is_contiguous() else tensor.contiguous()  # which knows no wide unsigned ones
+        fresh = tensor if tensor.is_contiguous() else tensor.contiguous()  # not for wide unsigned dtypes
         return ctypes.string_at(fresh.data_ptr(), fresh.size * fresh.element_size()) if fresh.size else b""
 
     def parameter() -> Any:
@@ -335,7 +335,7 @@ def _paddle() -> Subject:
 
     return Subject(
         "paddle", package="paddle",
-        dtypes=(*_without("uint16", "uint32", "uint64"), *storage, *_COMPLEX),  # which no function of it makes
+        dtypes=(*_without("uint16", "uint32", "uint64"), *storage, *_COMPLEX),  # paddle's functions cannot create them
         make=make, from_dlpack=paddle.from_dlpack, takes_capsules=True, takes_copy=True, ndims=(0, 9),
         views=_VIEWS, write=lambda tensor: tensor.zero_(), read=read,
         describe=lambda t: (t.data_ptr() if t.size else 0, tuple(t.shape), str(t.dtype).removeprefix("paddle.")),
@@ -381,13 +381,13 @@ def _onnxruntime() -> Subject:
     import numpy as np
 
     ort: Any = importlib.import_module("onnxruntime")
-    numbers = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e5m2": 19}  # of onnx.TensorProto: numpy lacks these
+    numbers = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e5m2": 19}  # in onnx.TensorProto; numpy lacks them
     words = {"float": "float32", "double": "float64", "float8e8m0": "float8_e8m0fnu", "float4e2m1": "float4_e2m1fn"}
 
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         stored = _host_array(data, dtype, shape)
         kind = numbers.get(dtype, stored.dtype.type)
-        value = ort.OrtValue.ortvalue_from_shape_and_type(shape, kind, "cpu")  # from numpy it would share the memory
+        value = ort.OrtValue.ortvalue_from_shape_and_type(shape, kind, "cpu")  # from_numpy would share the memory
         ctypes.memmove(value.data_ptr(), stored.tobytes(), stored.nbytes)
         return value
 
@@ -424,7 +424,7 @@ def _array_api_strict() -> Subject:
 
     return Subject(
         "array_api_strict", package="array_api_strict", dtypes=(*_without("float16"), *_COMPLEX),
-        make=lambda *given: xp.asarray(_host_array(*given), copy=True),
+        make=lambda *args: xp.asarray(_host_array(*args), copy=True),
         from_dlpack=xp.from_dlpack, takes_copy=True, views=_VIEWS | _BACKWARDS,
         write=lambda array: array.__setitem__(..., 0.0),
         read=lambda array: array._array.tobytes(),

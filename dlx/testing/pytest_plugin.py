@@ -1,4 +1,4 @@
-"""``pytest -p dlx.testing --dlx-adapter=NAME``: one test for each promise. pytest itself is imported by its hook."""
+"""``pytest -p dlx.testing --dlx-adapter=NAME``: one test per promise. Only the hooks import pytest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._support.module import set_module
-from dlx.testing.check import KINDS, Check, Verdict, declared, excepting, of_kinds
+from dlx.testing.check import KINDS, Check, Verdict, excepting, of_kinds, parse_exceptions
 from dlx.testing.runner import run
 from dlx.testing.subject import Subject, find
 
@@ -15,27 +15,27 @@ from dlx.testing.subject import Subject, find
 @set_module("dlx.testing")
 def pytest_addoption(parser: Any) -> None:
     """Add the kit's options."""
-    group = parser.getgroup("dlx", "conformance of an adapter, or of any DLPack library")
+    group = parser.getgroup("dlx", "conformance of an adapter or of any DLPack library")
     group.addoption(
         "--dlx-adapter", action="append", default=[], metavar="NAME",
-        help="an adapter of dlx, a library that the kit knows, or module:attribute of a dlx.testing.Subject",
+        help="adapter of dlx, library that the kit knows, or module:attribute of a dlx.testing.Subject",
     )  # fmt: skip
     group.addoption(
-        "--dlx-except", action="append", default=[], metavar="CHECK=REASON", help="a promise known to be broken"
+        "--dlx-except", action="append", default=[], metavar="CHECK=REASON", help="accept this broken promise"
     )
     group.addoption("--dlx-kinds", default=",".join(KINDS), metavar="KINDS", help="of: producer, consumer, adapter")
 
 
 @set_module("dlx.testing")
 def pytest_configure(config: Any) -> None:
-    """Run the kit alone, unless the caller's own tests are named too."""
+    """Run the kit alone, unless the caller names tests too."""
     if config.option.dlx_adapter and config.args_source is not config.ArgsSource.ARGS:
         config.args = []
 
 
 @set_module("dlx.testing")
 def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -> None:
-    """Add one test for each promise of each subject."""
+    """Collects one test per promise of each subject."""
     import pytest
 
     class Failed(Exception):
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
     kinds = tuple(config.option.dlx_kinds.split(","))
     for spec in config.option.dlx_adapter:
         try:
-            subject = excepting(find(spec), declared(config.option.dlx_except))
+            subject = excepting(find(spec), parse_exceptions(config.option.dlx_except))
         except (LookupError, ImportError, ValueError) as error:
             raise pytest.UsageError(f"--dlx-adapter={spec}: {error}") from error
         checks = of_kinds(subject, kinds)
@@ -79,6 +79,6 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
 
 
 def _run(subject: Subject, checks: Sequence[Check], name: str) -> dict[str, Verdict]:
-    """Run the check of a name, which is alone, or without a name those that share a process."""
+    """Run the named check in its own process, or, without a name, all checks that share one."""
     wanted = [each for each in checks if (each.name == name if name else not each.alone)]
     return {verdict.check: verdict for verdict in run(subject, wanted)}

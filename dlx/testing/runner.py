@@ -1,7 +1,7 @@
 """Run checks in processes that may die: a worker reports each start and result; if it dies, its check is broken.
 
-Checks that are `alone` have a worker each, which must also end well. The others share one; when it dies, its current
-check is blamed, and a new worker runs the rest.
+Each check that is `alone` has its own worker, which must exit cleanly. The others share one; if it dies, the current
+check is broken, and a new worker runs the rest.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from dlx._support.module import set_module
 from dlx.testing.check import CHECKS, Check, Verdict
 from dlx.testing.subject import Subject
 
-PATIENCE = 120  # seconds that one check may take before it counts as hanging
-STARTING = 300  # seconds until a worker begins its first check: on a busy machine a framework is imported slowly
+PATIENCE = 120  # seconds until a check counts as hanging
+STARTING = 300  # seconds until a worker begins its first check: a busy machine imports frameworks slowly
 
 
 @set_module("dlx.testing")
 def run(subject: Subject, checks: Sequence[Check]) -> Iterator[Verdict]:
-    """Give the verdict of each check, in order; a fatal one takes its own process only.
+    """Return the verdict of each check, in order; a fatal check kills only its own process.
 
     Raises
     ------
     ValueError
-        If a fresh process could not find the subject: it has no `spec`.
+        If a new process cannot find the subject: it has no `spec`.
     """
     if not subject.spec:
-        raise ValueError(f"{subject.name} has no spec by which a fresh process finds it: module:attribute")
+        raise ValueError(f"{subject.name} has no spec for a new process. Pass spec='module:attribute'")
     verdicts: dict[str, Verdict] = {}
     while together := [check for check in checks if not check.alone and check.name not in verdicts]:
-        found = _work(subject, together)
+        found = _run_worker(subject, together)
         if not found:
-            raise RuntimeError(f"the worker for {subject.name} does not start")
+            raise RuntimeError(f"the worker for {subject.name} failed to start")
         verdicts |= found
     for check in checks:
         if check.alone:
-            verdicts |= _work(subject, [check])
+            verdicts |= _run_worker(subject, [check])
         yield verdicts[check.name]
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a fresh process that imports what this one does."""
+    """Return the environment of a new process that imports the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
+def _run_worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     """Run checks in one process until it ends; return their verdicts."""
     reader, writer = os.pipe()
     order = {"spec": subject.spec, "checks": [check.name for check in checks], "exceptions": dict(subject.exceptions)}
@@ -63,7 +63,7 @@ def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     ) as process:  # fmt: skip
         os.close(writer)
         reports, hangs = _listen(reader, process)
-        said = (process.stdout.read() if process.stdout else "").strip()
+        output = (process.stdout.read() if process.stdout else "").strip()
     verdicts: dict[str, Verdict] = {}
     begun = ""
     for report in reports:
@@ -78,16 +78,16 @@ def _work(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     if code and checks[0].alone:
         begun = begun or next(iter(verdicts), "")
     if begun:
-        seen = f"the process {'hangs' if hangs else _ending(code)}{_last_words(said)}"
+        seen = f"the process {'hangs' if hangs else _describe_exit(code)}{_find_last_line(output)}"
         verdicts[begun] = Verdict(begun, subject.name, "breaks", seen).under(subject, CHECKS[begun])
     elif code and not verdicts:
-        how = f"did not begin within {STARTING} seconds" if hangs else _ending(code)
-        raise RuntimeError(f"the worker for {subject.name} {how}{_last_words(said)}")
+        how = f"did not begin within {STARTING} seconds" if hangs else _describe_exit(code)
+        raise RuntimeError(f"the worker for {subject.name} {how}{_find_last_line(output)}")
     return verdicts
 
 
 def _listen(reader: int, process: subprocess.Popen[str]) -> tuple[list[str], bool]:
-    """Read a worker's reports until it ends, or hangs and is killed; return them, and whether it hangs."""
+    """Return a worker's reports until it ends, and whether it hung and was killed."""
     text = b""
     with os.fdopen(reader, "rb", buffering=0) as reports:
         while select.select([reports], [], [], PATIENCE if text else STARTING)[0]:
@@ -99,15 +99,15 @@ def _listen(reader: int, process: subprocess.Popen[str]) -> tuple[list[str], boo
     return text.decode().splitlines(), True
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
     known = -code in [*signal.Signals]
     return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
-def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for start in ("what():", "terminate called", "Fatal Python error"):  # the most telling line first
+def _find_last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for start in ("what():", "terminate called", "Fatal Python error"):  # the most informative line first
         lines = [line for line in lines if line.startswith(start)] or lines
     return f": {lines[-1].replace(str(Path.home()), '~')[:160]}" if lines else ""

@@ -1,4 +1,4 @@
-"""`Subject`, the description of a library to grade; `find`, which finds it; and how a check breaks a promise."""
+"""`Subject`, the description of a library to grade; `find`; and the exceptions of checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Broken(AssertionError):
 
 @set_module("dlx.testing")
 class NotApplicable(Exception):
-    """The promise does not apply to a subject; the text names what is missing."""
+    """The promise does not apply to a subject; the text names the missing feature."""
 
 
 def must(kept: Any, seen: str) -> None:
@@ -35,12 +35,12 @@ def must(kept: Any, seen: str) -> None:
 
 
 def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
-    """Call a library; return (result, None), or (None, what it raised)."""
+    """Call a function of a library; return (result, None) or (None, exception)."""
     try:
         return do(*args, **keywords), None
     except (KeyboardInterrupt, SystemExit, NotApplicable, Broken):
         raise
-    except BaseException as error:  # jax and pyo3 have errors of their own kind
+    except BaseException as error:  # jax and pyo3 raise their own base classes
         return None, error.with_traceback(None)
 
 
@@ -52,54 +52,54 @@ def error_line(error: BaseException | None) -> str:
 @set_module("dlx.testing")
 @dataclass(frozen=True)
 class Subject:
-    """A library to grade. Everything but the name is optional; what is missing is not graded.
+    """A library to grade. Everything but the name is optional; missing features are not graded.
 
     Attributes
     ----------
     name
-        Its name in the table.
+        Name in the table.
     package
-        Importable name, for its version.
+        Importable name, for the version.
     adapter
-        Name of its adapter in dlx, which is then graded too.
+        Name of the library's adapter in dlx; it is then graded, too.
     dtypes
-        Names, as in dlx, of the dtypes that it promises to give and take.
+        Names, as in dlx, of the dtypes that the library can export and import.
     make
-        ``make(data, dtype, shape)``: an array with these row-major bytes, made without DLPack.
+        ``make(data, dtype, shape)`` returns an array with these row-major bytes, without DLPack.
     from_dlpack
-        Its consumer: ``from_dlpack(producer)``.
+        The consumer: ``from_dlpack(producer)``.
     takes_capsules, takes_copy
-        Whether `from_dlpack` takes a raw capsule as well, and whether it knows ``copy=``.
+        Whether `from_dlpack` also accepts a raw capsule, and whether it has the parameter ``copy``.
     views
         Views that change the layout of a 4 by 6 array: names of `VIEWS` -> function of the array.
     readonly
-        ``readonly(array)``: a read-only array of the same memory. None: the library has none.
+        ``readonly(array)`` returns a read-only array of the same memory. None: unsupported.
     immutable
-        Whether all of its arrays are read-only.
+        Whether all arrays are read-only.
     writable
-        ``writable(array)``; the default asks the array's own ``__dlpack__``.
+        ``writable(array)``; the default reads the flag of the array's ``__dlpack__``.
     write
-        ``write(array)`` sets its elements to 0 in place, or raises if they may not be written.
+        ``write(array)`` sets the elements to 0 in place, or raises if the array is read-only.
     read
-        ``read(array)``: its row-major bytes as the library itself sees them; the default reads its export.
+        ``read(array)`` returns the row-major bytes as the library sees them; the default reads the export.
     describe
-        ``describe(array)``: (address, shape, dtype name); the default as above.
+        ``describe(array)`` returns (address, shape, dtype name); the default reads the export.
     unfit
-        Makers of arrays that DLPack cannot describe and that must be refused, by name.
+        Functions, by name, that return arrays which DLPack cannot describe; their export must fail.
     pending
-        Functions that give (array with a pending operation, the bytes that it means), by name.
+        Functions, by name, that return (array with a pending operation, its bytes after the operation).
     reshape
         ``reshape(array)`` changes shape or strides of an array in place.
     ndims
-        Fewest and most dimensions.
+        Minimum and maximum number of dimensions.
     containers
-        For an adapter: makers of containers, ``make(array)``, by name.
+        For an adapter: functions ``make(array)``, by name, that return containers.
     exceptions
-        Name of a check that it is known to break -> the reason, which is required.
+        Name of a check that the library is known to break -> the reason, which is required.
     words
-        Its own code for reproductions: ``imports``, ``take`` (a callable), ``array`` (of four float32).
+        The library's code for reproductions: ``imports``, ``take`` (a callable), ``array`` (of four float32).
     spec
-        How a fresh process finds it: a known name, or ``module:attribute``.
+        Where a new process finds the subject: a known name, or ``module:attribute``.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Subject:
     def __post_init__(self) -> None:
         bare = [name for name, reason in self.exceptions.items() if not reason.strip()]
         if bare:
-            raise ValueError(f"a declared exception needs a reason, {', '.join(bare)} has none. Write NAME=reason.")
+            raise ValueError(f"a declared exception needs a reason: {', '.join(bare)}. Write NAME=reason.")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Subject:
         return self.dtypes[0] if self.dtypes and wanted not in self.dtypes else wanted
 
     def shape(self, *wanted: int) -> tuple[int, ...]:
-        """Return a shape of that many elements that its number of dimensions allows."""
+        """Return a shape with as many elements that has a supported number of dimensions."""
         low, high = self.ndims
         if len(wanted) > high:
             return (math.prod(wanted),)
@@ -165,37 +165,37 @@ class Subject:
     def source(
         self, dtype: str = "float32", shape: tuple[int, ...] = (4, 6), kind: Any = Source, **options: Any
     ) -> Any:
-        """Return a producer of a dtype and a rank that its consumer takes."""
+        """Return a producer of a dtype and a rank that the library can import."""
         return kind(self.dtype(dtype), self.shape(*shape) if options.get("strides") is None else shape, **options)
 
     # ---- its producer -----------------------------------------------------------------------------------------------
 
     def ask(self, array: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
-        """Return (the capsule of ``array.__dlpack__``, read, None), or (None, error)."""
+        """Call ``array.__dlpack__``; return (the capsule as a `Taken`, None) or (None, error)."""
         capsule, error = attempt(array.__dlpack__, **keywords)
         return Taken(capsule) if error is None else None, error
 
     def export(self, array: Any, **keywords: Any) -> Taken:
-        """Read the capsule of ``array.__dlpack__``; an exception breaks the promise."""
+        """Call ``array.__dlpack__`` and return the capsule as a `Taken`; an exception breaks the promise."""
         taken, error = self.ask(array, **keywords)
         if error is not None:
-            said = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
-            raise Broken(f"__dlpack__({said}) raised {error_line(error)}") from error
+            arguments = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
+            raise Broken(f"__dlpack__({arguments}) raised {error_line(error)}") from error
         return taken  # type: ignore[no-any-return]
 
     def versioned(self, array: Any) -> Taken:
-        """Return a versioned export; a legacy one if it has no other."""
+        """Return a versioned export, or a legacy one if the library has no other."""
         return self.export(array, **self.asking(array))
 
     def asking(self, array: Any) -> dict[str, Any]:
-        """Return the keywords that ask for a versioned capsule; none for a producer from before DLPack 1.0."""
+        """Return the keywords that request a versioned capsule, empty for a producer from before DLPack 1.0."""
         known = keywords_of(type(array))
         return {} if known is not None and "max_version" not in known else {"max_version": (1, 0)}
 
     # ---- its consumer -----------------------------------------------------------------------------------------------
 
     def take(self, source: Any, **keywords: Any) -> Any:
-        """Import a producer by `from_dlpack`; an exception breaks the promise."""
+        """Import a producer with `from_dlpack`; an exception breaks the promise."""
         result, error = self.tried(source, **keywords)
         if error is not None:
             raise Broken(f"from_dlpack raised {error_line(error)}") from error
@@ -207,7 +207,7 @@ class Subject:
         return attempt(self.from_dlpack, source, **keywords)
 
     def raw(self, source: Source, **options: Any) -> Any:
-        """Return the source's capsule if raw ones are taken, else the source."""
+        """Return the source's capsule if the library accepts raw ones, else the source."""
         return source.capsule(**options) if self.takes_capsules else source
 
     def seen(self, array: Any) -> tuple[int, tuple[int, ...], str, bytes]:
@@ -253,7 +253,7 @@ LIBRARIES: dict[str, Callable[[], Subject]] = {}
 
 
 def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Register a function that makes a subject."""
+    """Register a function that returns a subject."""
 
     def register(make: Callable[[], Subject]) -> Callable[[], Subject]:
         LIBRARIES[name] = make
@@ -263,7 +263,7 @@ def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject
 
 
 def adapter_of(name: str) -> Adapter | None:
-    """Import the framework of a name or a package and return its adapter, which need not be a target."""
+    """Import the framework of this name or package, and return its adapter, even if it is not a target."""
     try:
         return registry.target(name).adapter
     except AdapterNotFoundError:
@@ -275,14 +275,14 @@ def adapter_of(name: str) -> Adapter | None:
 
 @set_module("dlx.testing")
 def find(spec: str) -> Subject:
-    """Return a subject: a library known here, an adapter's name, or ``module:attribute``.
+    """Return a subject: a known library, an adapter's name, or ``module:attribute``.
 
     Raises
     ------
     LookupError
-        If there is no such thing.
+        If the subject is unknown.
     ImportError
-        If it is not installed.
+        If the library is not installed.
     """
     if ":" in spec:
         module, _, attribute = spec.partition(":")
@@ -298,7 +298,7 @@ def find(spec: str) -> Subject:
     adapter = adapter_of(spec)
     if adapter is None:
         others = ", ".join(name for name in adapters() if name not in LIBRARIES)
-        more = f"; further adapters of dlx: {others}" if others else ""
-        known_names = f"It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
-        raise LookupError(f"the kit knows no {spec!r}. {known_names}")
+        more = f"; other adapters of dlx: {others}" if others else ""
+        known_names = f"It knows {', '.join(LIBRARIES)}{more}. Or pass module:attribute of a Subject."
+        raise LookupError(f"unknown subject {spec!r}. {known_names}")
     return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)

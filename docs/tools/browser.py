@@ -1,8 +1,8 @@
-"""The site as a browser shows it: ``make docs`` runs this over what it has built.
+"""Check the built site in a browser (``make docs``).
 
-Each page is opened by a headless Chromium, wide and narrow, light and dark. It must not be wider than the window, cut a
-block of output, lack a picture, or write an error to the console; the search must find what pages say. Where there is
-no Chromium, a sentence says so, and nothing is checked. ``--screenshots FOLDER`` writes a picture of each page and way.
+A headless Chromium opens each page, wide and narrow, light and dark. A page must not be wider than the window, cut a
+block of output, lack a picture, or write an error to the console, and the search must find the expected pages. Without
+a Chromium, nothing is checked. ``--screenshots FOLDER`` writes a picture of each page, width and palette.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# A site of files needs nothing from elsewhere, and the browser shall not look for it.
+# The site needs no network, so the browser must not use it.
 ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
 RESULT = ".md-search-result"
 WIDTHS = {"wide": 1280, "narrow": 390}
 SCHEMES = ("light", "dark")
-WAYS = [("wide", "light"), ("narrow", "dark")]  # each width and each palette once; pictures are of all four
-# What people type, and the page that the search shows first.
-SEARCHED = {
+WAYS = [("wide", "light"), ("narrow", "dark")]  # screenshots use all four combinations
+# Searches of readers, and the page that must come first.
+SEARCHES = {
     "pandas": "cookbook/pandas-polars.html",
     "polars": "cookbook/pandas-polars.html",
     "DataLoader": "cookbook/dataloader.html",
@@ -48,8 +48,7 @@ SEARCHED = {
     "requires_grad": "troubleshooting.html",
 }
 
-# What is wrong with a page as it is laid out now. A part may be wider than the window if it can be scrolled, but output
-# and errors are read, not scrolled.
+# Faults of the current layout. Parts that scroll may be wider than the window, except output and errors.
 LOOK = """() => {
     const wrong = [], root = document.documentElement;
     if (root.scrollWidth > root.clientWidth) {
@@ -68,17 +67,17 @@ LOOK = """() => {
 
 
 def browser_path() -> str | None:
-    """Give the Chromium of this machine, ``CHROMIUM`` first, or None."""
+    """Return the path of Chromium, from ``CHROMIUM`` first, or None."""
     return next(filter(None, map(shutil.which, (os.environ.get("CHROMIUM", ""), *BROWSERS))), None)
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine; give the address."""
+def serve(folder: Path) -> Iterator[str]:
+    """Serve a folder on localhost and yield the address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
-            """Say nothing: what is missing is found by the page's console."""
+            """Log nothing: the console of the page reports missing files."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -89,13 +88,13 @@ def served(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-def look(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
-    """Open a page and give what is wrong with it."""
-    said: list[str] = []
+def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
+    """Open a page and yield its faults."""
+    faults: list[str] = []
     listeners = {
-        "console": lambda message: said.append(f"logs {message.text}") if message.type == "error" else None,
-        "pageerror": lambda error: said.append(f"raises {error}"),
-        "requestfailed": lambda request: said.append(f"does not get {request.url}"),
+        "console": lambda message: faults.append(f"logs {message.text}") if message.type == "error" else None,
+        "pageerror": lambda error: faults.append(f"raises {error}"),
+        "requestfailed": lambda request: faults.append(f"does not get {request.url}"),
     }
     for event, listener in listeners.items():
         page.on(event, listener)
@@ -103,17 +102,17 @@ def look(page: Any, address: str, name: str, picture: Path | None) -> Iterator[s
         page.goto(address + name, wait_until="load")
         page.evaluate("() => { for (const image of document.images) image.loading = 'eager' }")
         page.wait_for_function("() => [...document.images].every(image => image.complete)")
-        said += page.evaluate(LOOK)
+        faults += page.evaluate(LOOK)
         if picture:
             page.screenshot(path=picture, full_page=True)
     finally:
         for event, listener in listeners.items():
             page.remove_listener(event, listener)
-    yield from (f"{name}: {each}" for each in dict.fromkeys(said))
+    yield from (f"{name}: {each}" for each in dict.fromkeys(faults))
 
 
-def search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
-    """Search as a reader would; say so where another page comes first than is expected."""
+def check_search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
+    """Search as a reader does, and yield a fault if the first page is not the expected one."""
     page.goto(address + "index.html")
     page.fill("input[name=query]", words)
     try:
@@ -127,13 +126,13 @@ def search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
 
 
 def check(
-    site: Path, executable: str, *, searched: Mapping[str, str] | None = None, screenshots: Path | None = None
+    site: Path, executable: str, *, searches: Mapping[str, str] | None = None, screenshots: Path | None = None
 ) -> list[str]:
-    """Give what is wrong with a site, in sentences."""
+    """Return the faults of a site."""
     from playwright.sync_api import sync_playwright
 
     names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html") if path.name != "404.html")
-    with served(site) as address, sync_playwright() as playwright:
+    with serve(site) as address, sync_playwright() as playwright:
         options = {"executable_path": executable, "args": ARGUMENTS, "chromium_sandbox": os.geteuid() != 0}
         browser = playwright.chromium.launch(**options)
         ways = WAYS if screenshots is None else [(way, scheme) for way in WIDTHS for scheme in SCHEMES]
@@ -143,28 +142,28 @@ def check(
             page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
             for name in names:
                 file = f"{name.removesuffix('.html').replace('/', '_')}.{way}.{scheme}.png"
-                found = look(page, address, name, screenshots / file if screenshots else None)
+                found = check_page(page, address, name, screenshots / file if screenshots else None)
                 wrong += [f"{way}, {scheme}: {each}" for each in found]
             if way == "wide" and scheme == "light":
-                wrong += [each for words in (searched or {}).items() for each in search(page, address, *words)]
+                wrong += [each for words in (searches or {}).items() for each in check_search(page, address, *words)]
         browser.close()
-    print(f"{len(names)} pages looked at in {executable}, {len(wrong)} complaints")
+    print(f"checked {len(names)} pages in {executable}: {len(wrong)} faults")
     return wrong
 
 
 def main() -> int:
-    """Check the site that is named; the status is 1 if something is wrong with it."""
+    """Check the named site; return 1 if it has faults."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("--screenshots", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     executable = browser_path()
     if executable is None:
-        print("note: the pages were not looked at: there is no Chromium (install chromium, or name it in CHROMIUM)")
+        print("note: skipped the check of the pages: there is no Chromium. Install chromium or set CHROMIUM.")
         return 0
     if arguments.screenshots:
         arguments.screenshots.mkdir(parents=True, exist_ok=True)
-    wrong = check(arguments.site, executable, searched=SEARCHED, screenshots=arguments.screenshots)
+    wrong = check(arguments.site, executable, searches=SEARCHES, screenshots=arguments.screenshots)
     print(*wrong, sep="\n", file=sys.stderr)
     return bool(wrong)
 

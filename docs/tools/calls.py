@@ -1,7 +1,7 @@
-"""Count the Python calls that one conversion makes, and the files of dlx that they are in.
+"""Count the Python calls of one conversion, and the files of dlx in which they are.
 
-Run it from the root of a checkout: ``python docs/tools/calls.py``. What `sys.setprofile` reports as a call counts, a
-framework's own Python functions included; files are those of dlx and its adapters.
+Run it from the root of a checkout: ``python docs/tools/calls.py``. Every call that `sys.setprofile` reports counts,
+also calls of a framework's Python functions.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def counted(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
-    """Return the calls of a function, as ``"file:name"``, and the files of dlx among them, in the order of calls.
+def count_calls(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
+    """Return the calls of a function as ``"file:name"``, and their files of dlx, in the order of calls.
 
-    Those of the shortest of three runs, without the collector: a run may be the one that learns something anew.
+    The shortest of three runs counts, without the garbage collector, because a run may fill a cache.
     """
     is_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        return min((_counted_once(function) for _ in range(3)), key=lambda found: len(found[0]))
+        return min((_count_once(function) for _ in range(3)), key=lambda found: len(found[0]))
     finally:
         if is_enabled:
             gc.enable()
 
 
-def _counted_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
+def _count_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
     calls: list[str] = []
     files: list[str] = []
 
@@ -50,7 +50,7 @@ def _counted_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
 
 
 class Producer:
-    """An array of a library that dlx has no adapter for: ``__dlpack__`` and ``__dlpack_device__``, in Python."""
+    """An array without an adapter: ``__dlpack__`` and ``__dlpack_device__`` in Python."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -63,13 +63,10 @@ class Producer:
         return device
 
 
-def conversion(
+def count_conversion(
     source: Callable[[Any], Any] = lambda array: array, *, by_python: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Return the calls and files of what ``source(numpy array)`` gives on its way to torch.
-
-    `by_python`: outside of the fast path.
-    """
+    """Return the calls and files of ``source(numpy array)`` to torch; `by_python` skips the fast path."""
     import numpy as np
     import torch  # noqa: F401
 
@@ -77,14 +74,14 @@ def conversion(
 
     array, fast = source(np.ones(3)), dlx.convert
     convert = fast.__wrapped__ if by_python else fast
-    for _ in range(2):  # plugins are loaded by the first; what is looked up once is known after the second
+    for _ in range(2):  # the first loads plugins, the second fills the caches
         convert(array, to="torch")
-    return counted(lambda: convert(array, to="torch"))
+    return count_calls(lambda: convert(array, to="torch"))
 
 
 def main() -> None:
-    """Print the calls of each, and how many they are."""
-    for calls, files in (conversion(), conversion(Producer), conversion(Producer, by_python=False)):
+    """Print the calls of three conversions, and their number."""
+    for calls, files in (count_conversion(), count_conversion(Producer), count_conversion(Producer, by_python=False)):
         print(*calls, sep="\n")
         print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}\n")
 

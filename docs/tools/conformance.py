@@ -1,6 +1,6 @@
 """Write the page and the picture of conformance: ``python -m conformance docs/conformance.md GRADES.json...``.
 
-The grades are those that ``python -m dlx.testing --json`` prints, here or in other environments.
+``python -m dlx.testing --json`` prints the grades, in this or another environment.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from dlx import __version__
 from dlx._support.svg import box, legend, page, text
 from dlx.testing.check import KINDS, Check
-from dlx.testing.report import ABOUT, MARKS, SCHEMA, ordered
+from dlx.testing.report import ABOUT, MARKS, SCHEMA, sort_checks
 
 REFUSES = "✓ʳ"
 COST = {
-    "fatal": "the process may die, or memory is unsafe",
-    "wrong": "wrong data, or lost rights, silently",
-    "refuses": "what should work is refused",
-    "friction": "it costs a detour",
+    "fatal": "the process may crash, or memory is unsafe",
+    "wrong": "wrong data or wrong write access, without an error",
+    "refuses": "a valid call is refused",
+    "friction": "a detour is needed",
 }
 
 
@@ -38,15 +38,15 @@ class Library:
 
 
 def read(document: dict[str, Any]) -> list[Library]:
-    """Return the libraries in what the kit printed."""
+    """Return the libraries of a document of the kit."""
     if document.get("schema") != SCHEMA:
         raise ValueError(f"schema {document.get('schema')!r}, expected {SCHEMA}")
     return [Library(each) for each in document["subjects"]]
 
 
-def tried(libraries: Sequence[Library]) -> list[Check]:
-    """Return the checks that were run on any library, in order."""
-    return ordered({name for each in libraries for name in each.verdicts})
+def list_checks(libraries: Sequence[Library]) -> list[Check]:
+    """Return the checks of all libraries, in order."""
+    return sort_checks({name for each in libraries for name in each.verdicts})
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -57,13 +57,13 @@ def as_page(libraries: Sequence[Library], picture: str) -> str:
     today = datetime.now(UTC).date().isoformat()
     titles = ", ".join(each.title for each in libraries)
     parts = [
-        "# What DLPack libraries keep, and what they break",
+        "# Which DLPack promises libraries keep",
         f"Graded on {today} by `python -m dlx.testing --json` (dlx {__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}, no GPU): {titles}. "
-        "Each library is a generic producer, met through `__dlpack__`, `__dlpack_device__` and its `from_dlpack`.",
-        "A promise is one sentence of the DLPack specification, of the array API standard, or of plain safety. Each is "
-        "tried, none is looked up. `✓` kept, `✓ʳ` kept by refusing with an exception, as the promise allows, `✗` "
-        "broken, `-` not applicable. Another version may do better: run it again.",
+        "Each library is tested as a generic producer and consumer: `__dlpack__`, `__dlpack_device__`, `from_dlpack`.",
+        "A promise is one sentence of the DLPack specification or the array API standard, or a rule of memory safety. "
+        "Every result comes from a test. `✓` kept, `✓ʳ` kept by an exception, if the promise allows one, `✗` broken, "
+        "`-` not applicable. Other versions may differ: [grade your version](how-to/grade-a-library.md).",
     ]
     parts += [f"![Which library breaks which promise]({picture})", "## At a glance", _glance(libraries)]
     for kind, title in (
@@ -71,11 +71,11 @@ def as_page(libraries: Sequence[Library], picture: str) -> str:
         ("consumer", "What a consumer promises"),
         ("adapter", "What an adapter of dlx promises"),
     ):
-        if not any(check.kind == kind for check in tried(libraries)):
+        if not any(check.kind == kind for check in list_checks(libraries)):
             continue
         parts += [f"## {title}", _promises(libraries, kind)]
-    parts.append("## What is broken, and how to see it")
-    parts.append("Each piece of code fails with the versions above, and passes where the promise is kept.")
+    parts.append("## Broken promises, with code")
+    parts.append("Each program fails with the versions above, and passes if the promise is kept.")
     for each in libraries:
         parts += _broken(each)
     return "\n\n".join(parts) + "\n"
@@ -90,7 +90,7 @@ def _glance(libraries: Sequence[Library]) -> str:
     rows = []
     for kind in KINDS:
         for about in ABOUT:
-            names = [check.name for check in tried(libraries) if (check.kind, check.about) == (kind, about)]
+            names = [check.name for check in list_checks(libraries) if (check.kind, check.about) == (kind, about)]
             if not names:
                 continue
             row = [f"{kind}: {about}"]
@@ -105,12 +105,12 @@ def _glance(libraries: Sequence[Library]) -> str:
 
 def _promises(libraries: Sequence[Library], kind: str) -> str:
     rows = []
-    for check in tried(libraries):
+    for check in list_checks(libraries):
         if check.kind == kind:
             marks = [_mark(each.verdicts.get(check.name)) for each in libraries]
             rows.append([f"`{check.name}`", check.promise, check.severity, *marks])
     legend = "; ".join(f"*{name}*: {text}" for name, text in COST.items())
-    promise = '<span class="sentence">promise</span>'  # which the site keeps wide
+    promise = '<span class="sentence">promise</span>'  # a wide column on the site
     return f"{_table(['', promise, 'costs', *(each.name for each in libraries)], rows)}\n\n{legend}."
 
 
@@ -123,8 +123,8 @@ def _mark(verdict: dict[str, Any] | None) -> str:
     return f"**{mark}**" if verdict["status"] == "breaks" else mark
 
 
-def _marked(sentence: str) -> str:
-    """Mark names with double underscores as code, which Markdown takes for bold words else."""
+def _mark_names(sentence: str) -> str:
+    """Mark names with double underscores as code, because Markdown makes them bold."""
     parts = sentence.split("`")
     parts[::2] = [re.sub(r"[\w.]*__\w+__\w*(\(\))?", r"`\g<0>`", each) for each in parts[::2]]
     return "`".join(parts)
@@ -132,13 +132,15 @@ def _marked(sentence: str) -> str:
 
 def _broken(library: Library) -> list[str]:
     parts = [f"### {library.title}"]
-    for check in ordered(library.verdicts):
+    for check in sort_checks(library.verdicts):
         verdict = library.verdicts[check.name]
         if verdict["status"] not in ("breaks", "excepted"):
             continue
         source = f" ({check.see})" if check.see else ""
         declared = f" (declared: {verdict['reason']})" if verdict["status"] == "excepted" else ""
-        parts.append(f"**`{check.name}`**: {_marked(check.promise + source)}\n\n{_marked(verdict['seen'] + declared)}")
+        parts.append(
+            f"**`{check.name}`**: {_mark_names(check.promise + source)}\n\n{_mark_names(verdict['seen'] + declared)}"
+        )
         parts.append(f"```python\n{verdict['reproduction']}\n```")
     if len(parts) == 1:
         parts.append("Nothing.")
@@ -159,11 +161,11 @@ _FILLS = {
 
 
 def as_picture(libraries: Sequence[Library]) -> str:
-    """Return which library breaks which promise as one SVG; colours say what a broken one costs."""
-    checks = [check for check in tried(libraries) if check.kind != "adapter"]
+    """Return one SVG of the libraries and their broken promises, coloured by severity."""
+    checks = [check for check in list_checks(libraries) if check.kind != "adapter"]
     columns = [[check for check in checks if check.kind == kind] for kind in ("producer", "consumer")]
     columns = [column for column in columns if column]
-    block = _LEFT + _WIDE * len(libraries) + 86  # the last name leans over
+    block = _LEFT + _WIDE * len(libraries) + 86  # for the slanted last name
     rows = max((len(column) + len({check.about for check in column}) for column in columns), default=0)
     width, height = block * len(columns) + 10, _TOP + rows * _SIZE + 46
     parts = []
@@ -199,7 +201,7 @@ def main() -> int:
     libraries = [each for file in files for each in read(json.loads(file.read_text(encoding="utf-8")))]
     target.write_text(as_page(libraries, target.with_suffix(".svg").name), encoding="utf-8")
     target.with_suffix(".svg").write_text(as_picture(libraries), encoding="utf-8")
-    print(f"{target}: {len(libraries)} libraries, {len(tried(libraries))} promises")
+    print(f"{target}: {len(libraries)} libraries, {len(list_checks(libraries))} promises")
     return 2 if any(row["status"] == "error" for each in libraries for row in each.verdicts.values()) else 0
 
 

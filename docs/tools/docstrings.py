@@ -1,4 +1,4 @@
-"""Part of the site's build: parameters that share a line in a docstring have the types and defaults of their own."""
+"""A griffe extension: types and defaults of parameters that share a line in a docstring."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import griffe
 
 
 class Shared(griffe.Extension):
-    """``detach, device, readonly`` on one line: griffe gives all of them what the first has."""
+    """For ``detach, device, readonly`` on one line, griffe uses the type and default of the first name."""
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        """Look names up in the signature."""
+        """Take types and defaults of parameters from the signature."""
         for section in func.docstring.parsed if func.docstring else []:
             if section.kind is griffe.DocstringSectionKind.parameters:
                 for each in section.value:
@@ -18,7 +18,7 @@ class Shared(griffe.Extension):
                         each.annotation, each.value = parameter.annotation, parameter.default
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """The same for attributes."""
+        """Take types of attributes from the class body."""
         for section in cls.docstring.parsed if cls.docstring else []:
             if section.kind is griffe.DocstringSectionKind.attributes:
                 for each in section.value:

@@ -1,7 +1,7 @@
-"""Measure the time from nothing to a graded adapter, of a framework that is made up here.
+"""Measure the time to write, install, test and grade an adapter of an invented framework.
 
-Run it from the root of a checkout: ``python docs/tools/first_adapter.py``. It runs the three commands of
-``docs/write-an-adapter.md`` and the conformance kit in a folder of their own; pip installs into that folder.
+Run it from the root of a checkout: ``python docs/tools/first_adapter.py``. It runs the commands of
+``docs/write-an-adapter.md`` and the conformance kit in a temporary folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELF = '''
-"""A framework that is made up: arrays over dlx tensors, in row-major host memory."""
+"""An invented framework: arrays over dlx tensors, in row-major host memory."""
 import dlx
 
 float32, int64, uint8, bool = "float32", "int64", "uint8", "bool"
@@ -36,13 +36,13 @@ class Array:
 def from_dlpack(producer):
     tensor = dlx.from_dlpack(producer)
     if tensor.readonly:
-        raise BufferError("arrays of shelf can be written")
+        raise BufferError("arrays of shelf are writable")
     return Array(tensor)
 '''
 
 
 def steps(folder: Path) -> list[tuple[str, Path, list[str]]]:
-    """Return what is run: what it is called, where, and the command."""
+    """Return (title, working folder, command) of each step."""
     pip = ["pip", "--disable-pip-version-check", "install", "--quiet", "--no-build-isolation", "--no-deps"]
     return [
         ("dlx new-adapter shelf", folder, ["dlx", "new-adapter", "shelf"]),
@@ -53,20 +53,20 @@ def steps(folder: Path) -> list[tuple[str, Path, list[str]]]:
 
 
 def main() -> None:
-    """Run them, and print the seconds of each."""
+    """Run all steps and print the seconds of each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "shelf.py").write_text(SHELF, encoding="utf-8")
         path = os.pathsep.join(map(str, (folder, folder / "site", ROOT, ROOT / "adapters")))
         begin = time.perf_counter()
-        for said, place, command in steps(folder):
+        for title, cwd, command in steps(folder):
             before = time.perf_counter()
             done = subprocess.run(
                 [sys.executable, "-m", *command],
-                cwd=place, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+                cwd=cwd, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
             )  # fmt: skip
             last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-            print(f"{said:30}{time.perf_counter() - before:6.1f} s  {''.join(last)}")
+            print(f"{title:30}{time.perf_counter() - before:6.1f} s  {''.join(last)}")
             if done.returncode:
                 raise SystemExit(done.stdout + done.stderr)
         print(f"{'in all':30}{time.perf_counter() - begin:6.1f} s")

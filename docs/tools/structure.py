@@ -1,9 +1,8 @@
-"""Show the structure of dlx: files and lines of each package, upward imports, import cycles, the longest import chain.
+"""Print the structure of dlx: size of each package, upward imports, import cycles, the longest import chain.
 
-Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, those inside
-functions and those for type checkers as well; imports of a package count for its ``__init__``. In C a file depends on
-the files that define the functions and variables it names, whatever it includes. With ``map`` it prints the table of
-packages in CONTRIBUTING.md, made of their docstrings.
+Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, also inside
+functions and for type checkers; imports of a package count for its ``__init__``. A C file depends on the files that
+define the functions and variables it names. ``map`` prints the table of packages in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
-def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Return {module: file} of the package; a package stands for its ``__init__``."""
+def list_modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return {module: file} of dlx; a package is its ``__init__``."""
     found = {}
     for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "dlx").rglob("*.pyi")]):
         parts = path.relative_to(root).with_suffix("").parts
@@ -46,8 +45,8 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
-def imports(module: str, path: Path, known: dict[str, Path]) -> set[str]:
-    """Return the modules of dlx that a file imports, wherever in the file."""
+def find_imports(module: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of dlx that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -61,31 +60,31 @@ def imports(module: str, path: Path, known: dict[str, Path]) -> set[str]:
 
 
 @functools.cache
-def graph(root: Path = ROOT) -> dict[str, set[str]]:
+def build_graph(root: Path = ROOT) -> dict[str, set[str]]:
     """Return {module: modules that it imports}."""
-    known = modules(root)
-    return {module: imports(module, path, known) for module, path in known.items()}
+    known = list_modules(root)
+    return {module: find_imports(module, path, known) for module, path in known.items()}
 
 
-def c_names(text: str) -> set[str]:
-    """Return the functions and variables that C source defines for other files; it is formatted by clang-format."""
+def find_c_names(text: str) -> set[str]:
+    """Return the functions and variables that C source (formatted by clang-format) defines for other files."""
     top = r"(?m)^(?!static|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
     functions = re.findall(top + r"(\w+)\([^;{}]*\) \{", text)
     return {*functions, *re.findall(top + r"(\w+)(?:\[\w*\])*(?: =|;)", text)}
 
 
-def c_graph(root: Path = ROOT) -> dict[str, set[str]]:
+def build_c_graph(root: Path = ROOT) -> dict[str, set[str]]:
     """Return {C file: C files whose functions or variables it names}."""
     no_code = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^#.*?(?<!\\)$', re.DOTALL | re.MULTILINE)
     paths = sorted((root / "c_src").rglob("*.c"))
     texts = {str(path.relative_to(root)): no_code.sub(" ", path.read_text(encoding="utf-8")) for path in paths}
-    home = {name: file for file, text in texts.items() for name in c_names(text)}
+    home = {name: file for file, text in texts.items() for name in find_c_names(text)}
     return {
         file: {home[word] for word in re.findall(r"\w+", text) if word in home} - {file} for file, text in texts.items()
     }
 
 
-def c_includes(root: Path = ROOT) -> dict[str, set[str]]:
+def find_c_includes(root: Path = ROOT) -> dict[str, set[str]]:
     """Return {C file: files of c_src that it includes}."""
     paths = {path.name: str(path.relative_to(root)) for path in (root / "c_src").rglob("*.h")}
     return {
@@ -96,8 +95,8 @@ def c_includes(root: Path = ROOT) -> dict[str, set[str]]:
     }
 
 
-def c_structs(text: str) -> dict[str, int]:
-    """Return {struct: how many members it has}; a macro that lists rows counts as many as it has."""
+def count_members(text: str) -> dict[str, int]:
+    """Return {struct: number of members}; a macro that lists rows counts each row."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     lists = dict(re.findall(r"#define (\w+)\(\w+\)((?:[^\n]*\\\n)+[^\n]*)", text))
     text = re.sub(r"^[ ]*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
@@ -118,24 +117,28 @@ def c_structs(text: str) -> dict[str, int]:
     return found
 
 
-def layer(module: str) -> str:
-    """Return the name of the layer that a module is in."""
+def find_layer(module: str) -> str:
+    """Return the layer of a module."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def upward(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """Return each import of a higher layer, or of the package's own face from below."""
+def find_upward(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """Return each import of a higher layer."""
     return sorted(
         (module, other)
         for module, others in edges.items()
         for other in others
-        if RANK[layer(other)] > RANK[layer(module)]
-        or (RANK[layer(other)] == RANK[layer(module)] and layer(other) != layer(module) and layer(module) == "_version")
+        if RANK[find_layer(other)] > RANK[find_layer(module)]
+        or (
+            RANK[find_layer(other)] == RANK[find_layer(module)]
+            and find_layer(other) != find_layer(module)
+            and find_layer(module) == "_version"
+        )
     )
 
 
-def cycle(edges: dict[str, set[str]]) -> list[str]:
+def find_cycle(edges: dict[str, set[str]]) -> list[str]:
     """Return the modules, or C files, of one cycle, or an empty list."""
     try:
         list(graphlib.TopologicalSorter(edges).static_order())
@@ -144,11 +147,8 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def longest_chain(edges: dict[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports between files, the importing one first; without cycles only.
-
-    The compiled extension at its end is no file of Python and does not count.
-    """
+def find_longest_chain(edges: dict[str, set[str]]) -> list[str]:
+    """Return the longest chain of imports between Python files, the importing file first; requires no cycles."""
 
     @functools.cache
     def from_(module: str) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ def longest_chain(edges: dict[str, set[str]]) -> list[str]:
     return list(max(map(from_, edges), key=len))
 
 
-def package_map() -> str:
-    """Return a row for each package and each file beside them, lowest layer first: the head of its docstring."""
+def format_map() -> str:
+    """Return a table row for each package and module, lowest layer first, from its docstring."""
     rows = []
     for name in (name for names in LAYERS for name in names if not name.startswith("__") and name != "_ffi"):
         path = ROOT / "dlx" / name / "__init__.py"
@@ -172,24 +172,24 @@ def package_map() -> str:
 def main() -> None:
     """Print the structure."""
     if sys.argv[1:] == ["map"]:
-        print(package_map())
+        print(format_map())
         return
-    edges = graph()
-    known = modules()
+    edges = build_graph()
+    known = list_modules()
     for names in LAYERS:
         for name in names:
-            files = [path for module, path in known.items() if layer(module) == name]
+            files = [path for module, path in known.items() if find_layer(module) == name]
             lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
             print(f"{name:14} {len(files):3} files {lines:6} lines")
-    print("upward imports:", upward(edges) or "none")
-    found = cycle(edges)
+    print("upward imports:", find_upward(edges) or "none")
+    found = find_cycle(edges)
     print("import cycle:", " -> ".join(found) or "none")
     if not found:
-        chain = longest_chain(edges)
+        chain = find_longest_chain(edges)
         print(f"longest chain of imports: {len(chain)} files: {' -> '.join(chain)}")
-    calls = c_graph()
-    print("cycle of calls in C:", " -> ".join(cycle(calls)) or "none")
-    for file in graphlib.TopologicalSorter(calls).static_order() if not cycle(calls) else ():
+    calls = build_c_graph()
+    print("cycle of calls in C:", " -> ".join(find_cycle(calls)) or "none")
+    for file in graphlib.TopologicalSorter(calls).static_order() if not find_cycle(calls) else ():
         print(f"{file:34} {len((ROOT / file).read_text(encoding='utf-8').splitlines()):5} lines")
 
 

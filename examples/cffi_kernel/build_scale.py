@@ -1,4 +1,4 @@
-"""Build script of `_scale`: a cffi extension whose types are those of `dlx.ffi`."""
+"""Build script of `_scale`: a cffi extension with the types of `dlx.ffi`."""
 
 import cffi
 

@@ -14,8 +14,7 @@ static void scale_from(const DLTensor* t, int32_t dim, char* at, int64_t itemsiz
     scale_from(t, dim + 1, at + i * t->strides[dim] * itemsize, itemsize, factor);
 }
 
-/* Returns 0, or -1 for what it cannot do: another dtype than float32 and float64, another device.
- */
+/* Return 0, or -1 for another dtype than float32 and float64, or another device. */
 int scale(DLTensor* t, double factor) {
   if (t->device.device_type != kDLCPU) return -1;
   if (t->dtype.code != kDLFloat || t->dtype.lanes != 1) return -1;

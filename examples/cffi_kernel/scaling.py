@@ -1,4 +1,4 @@
-"""Scale arrays of any framework in place, by a few lines of C."""
+"""Scale arrays of any framework in place, with a few lines of C."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ import dlx
 
 
 def scale(array: Any, factor: float) -> None:
-    """Multiply an array of float32 or float64 in place, whatever its strides.
+    """Multiply an array of float32 or float64 in place, with any strides.
 
     Raises
     ------
     dlx.errors.ReadOnlyError
-        If it is read-only.
+            If the array is read-only.
     TypeError
-        If it is of another dtype.
+            If the dtype is not float32 or float64.
     """
     with dlx.borrow(array) as tensor:
         if lib.scale(tensor, factor) != 0:
-            raise TypeError(f"scale takes float32 and float64, found {dlx.describe(array)}")
+            raise TypeError(f"scale supports float32 and float64, found {dlx.describe(array)}")
 
 
 if __name__ == "__main__":

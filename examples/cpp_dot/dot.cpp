@@ -1,5 +1,5 @@
-// dot(x, y) of vectors of any framework: a Python extension that knows CPython and DLPack, and no
-// framework. dlx gives the exchange table that takes any array.
+// dot(x, y) of vectors of any framework: a Python extension that knows CPython and DLPack, but no
+// framework. dlx's exchange table accepts any array.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -9,7 +9,7 @@ namespace {
 
 const DLPackExchangeAPI* table;
 
-// One argument, for the length of a call.
+// An argument, for the duration of a call.
 class Vector {
  public:
   Vector() = default;
@@ -22,7 +22,7 @@ class Vector {
   bool take(PyObject* object) {
     DLTensor tensor;
     if (table->dltensor_from_py_object_no_sync(object, &tensor) != 0) {
-      // It is read-only, or must be converted: what comes is owned.
+      // Read-only, or needs a conversion: import it with ownership.
       if (!PyErr_ExceptionMatches(PyExc_BufferError)) return false;
       PyErr_Clear();
       if (table->managed_tensor_from_py_object_no_sync(object, &managed_) != 0) return false;
@@ -33,7 +33,7 @@ class Vector {
       PyErr_SetString(PyExc_TypeError, "dot takes vectors of float32 or float64 on the host");
       return false;
     }
-    // The borrowed shape and strides are good until the next argument is taken: kept here.
+    // The borrowed shape and strides are valid until the next argument is taken: copy them.
     is_double_ = tensor.dtype.bits == 64;
     size_ = tensor.shape[0];
     stride_ = tensor.strides[0];
@@ -74,8 +74,7 @@ PyObject* dot(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyFloat_FromDouble(sum);
 }
 
-// What the slot of a framework's own table takes for each argument, for timing.py: it asks no
-// guard.
+// The slot of a framework's own table for each argument, without guards, for timing.py.
 PyObject* own_slot(PyObject*, PyObject* const* args, Py_ssize_t n) {
   thread_local PyTypeObject* type = nullptr;
   thread_local const DLPackExchangeAPI* own = nullptr;
@@ -123,7 +122,7 @@ PyMODINIT_FUNC PyInit_dot() {
   if (capsule == nullptr) return nullptr;
   table =
       static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  Py_DECREF(capsule);  // the table itself stays as long as the process
+  Py_DECREF(capsule);  // the table lives as long as the process
   PyObject* module = table != nullptr ? PyModule_Create(&definition) : nullptr;
 #ifdef Py_GIL_DISABLED
   if (module != nullptr && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0)

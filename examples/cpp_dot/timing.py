@@ -1,4 +1,4 @@
-"""Print what an argument of `dot` costs beyond an empty call of the same extension, for each framework that is here."""
+"""Print the cost of an argument of `dot` over an empty call of the same extension, for each installed framework."""
 
 import importlib
 import timeit
@@ -17,14 +17,14 @@ MAKE: dict[str, Callable[[Any], Any]] = {
 }
 
 OWN: dict[str, tuple[str, Callable[..., Any]]] = {
-    "torch": ("the slot of its own table, no guard asked", own_slot),
-    "tvm_ffi": ("its own export, t.__dlpack__()", lambda x, y: (x.__dlpack__(), y.__dlpack__())),
-    "jax": ("its own buffer, memoryview(x)", lambda x, y: (memoryview(x), memoryview(y))),
+    "torch": ("the slot of its table, without guards", own_slot),
+    "tvm_ffi": ("its export, t.__dlpack__()", lambda x, y: (x.__dlpack__(), y.__dlpack__())),
+    "jax": ("its buffer, memoryview(x)", lambda x, y: (memoryview(x), memoryview(y))),
 }
 
 
 def nanoseconds(x: Any, y: Any, *functions: Callable[..., Any]) -> list[float]:
-    """Return the least time of a call of each, of many short runs in turn: a machine changes its pace."""
+    """Return the minimum time of a call of each function, from many short runs in turn."""
     timers = [timeit.Timer("f(x, y)", globals={"f": f, "x": x, "y": y}) for f in functions]
     numbers = [max(timer.autorange()[0] // 10_000, 1) for timer in timers]
     runs = [[timer.timeit(n) / n for timer, n in zip(timers, numbers, strict=True)] for _ in range(4000)]
@@ -40,7 +40,7 @@ def main() -> None:
         except ImportError:
             continue
         arrays[name] = make(module), make(module)
-    print("ns an argument, over the call itself; beside it what the framework takes by itself")
+    print("ns per argument over an empty call: dlx, and the framework without dlx")
     for name, (x, y) in arrays.items():
         what, own = OWN.get(name, ("", nothing))
         empty, ours, theirs = nanoseconds(x, y, nothing, dot, own)

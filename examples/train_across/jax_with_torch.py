@@ -1,7 +1,7 @@
-"""Train in jax, with optax, through a layer of torch, beside a twin that is jax all through.
+"""Train in jax, with optax, through a layer of torch, and the same in jax alone.
 
-Run it: ``python examples/train_across/jax_with_torch.py``. It needs torch, jax, optax and scikit-learn. The layer's
-parameters are jax's: torch gets them as arguments, and optax sees them as it sees all others. The step is compiled.
+Run ``python examples/train_across/jax_with_torch.py``. It needs torch, jax, optax and scikit-learn. The layer's
+parameters are jax's: torch gets them as arguments, and optax updates them like all others. The step is compiled.
 """
 
 import sys
@@ -14,7 +14,7 @@ from sklearn.datasets import load_iris
 
 import dlx
 
-LAYER = torch.nn.Linear(16, 16, device="meta")  # its code; its parameters are passed
+LAYER = torch.nn.Linear(16, 16, device="meta")  # the layer's code; its parameters are passed
 
 
 @dlx.using("torch", grad=True)
@@ -24,7 +24,7 @@ def in_torch(parameters, x):
 
 
 def in_jax(parameters, x):
-    """Return the same."""
+    """Return the middle layer's result."""
     return jnp.tanh(x @ parameters["weight"].T + parameters["bias"])
 
 
@@ -60,7 +60,7 @@ def train(middle, steps=200):
 
 
 def main():
-    """Train both, and print what became of the losses; status 1 if they differ."""
+    """Train both, and print their losses; return 1 if they differ."""
     across, twin = train(in_torch), train(in_jax)
     apart = max(abs(a - b) for a, b in zip(across, twin, strict=True))
     print(f"loss {across[0]:.4f} -> {across[-1]:.4f}, at most {apart:.1e} from the twin in jax alone")

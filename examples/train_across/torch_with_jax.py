@@ -1,7 +1,7 @@
-"""Train a torch module whose middle layer is a function of jax, beside its twin that is torch all through.
+"""Train a torch module whose middle layer is a function of jax, and the same module in torch alone.
 
-Run it: ``python examples/train_across/torch_with_jax.py``. It needs torch, jax and scikit-learn, whose iris flowers it
-learns to tell apart. The two see the same data and begin with the same parameters: their losses agree to rounding.
+Run ``python examples/train_across/torch_with_jax.py``. It needs torch, jax and scikit-learn (for the iris data set).
+Both modules see the same data and start with the same parameters: their losses agree to rounding.
 """
 
 import sys
@@ -15,7 +15,7 @@ import dlx
 
 @dlx.using("jax", grad=True)
 def in_jax(x, weight, bias):
-    """Return the middle layer's result; its parameters are torch's."""
+    """Return the middle layer's result, with torch's parameters."""
     return jnp.tanh(x @ weight.T + bias)
 
 
@@ -53,7 +53,7 @@ def train(*, use_jax, steps=200):
 
 
 def main():
-    """Train both, and print what became of the losses; status 1 if they differ."""
+    """Train both, and print their losses; return 1 if they differ."""
     across, twin = train(use_jax=True), train(use_jax=False)
     apart = max(abs(a - b) for a, b in zip(across, twin, strict=True))
     print(f"loss {across[0]:.4f} -> {across[-1]:.4f}, at most {apart:.1e} from the twin in torch alone")

@@ -1,14 +1,14 @@
-"""The advice of an error can be followed: every name in it exists, and what it gives is converted."""
+"""The fixes of errors work: all names in them exist, and dlx converts their results."""
 
 from __future__ import annotations
 
 import re
 import warnings
 
-import advice
 import pytest
-from project import ROOT
-from refused import CASES, modules
+from support.errors import advice
+from support.errors.refused import CASES, modules
+from support.project import ROOT
 
 import dlx
 from dlx import errors

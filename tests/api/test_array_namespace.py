@@ -5,8 +5,8 @@ import sys
 import textwrap
 
 import pytest
-import warm
-from project import SUPPORT
+from support.processes import warm
+from support.project import TESTS
 
 import dlx
 from dlx.errors import AdapterNotFoundError
@@ -64,7 +64,7 @@ def test_arrays_of_several_frameworks_are_refused(np, torch):
 @pytest.mark.parametrize("arrays", [(), (None,), (1, 2.0, True, 3j)], ids=repr)
 def test_no_array_is_refused(arrays):
     """There is no namespace that would be right for all."""
-    with pytest.raises(TypeError, match="takes at least one array, found none"):
+    with pytest.raises(TypeError, match="takes at least one array, found 0"):
         dlx.array_namespace(*arrays)
 
 
@@ -73,7 +73,7 @@ def test_no_array_is_refused(arrays):
 )
 def test_what_is_no_array_or_has_no_functions_is_refused(array):
     """With the reason, as `dlx.convert` would say it."""
-    with pytest.raises(AdapterNotFoundError, match=r"no array|no functions|one array is needed"):
+    with pytest.raises(AdapterNotFoundError, match=r"not an array|no array functions|not one array"):
         dlx.array_namespace(array)
 
 
@@ -93,8 +93,8 @@ def test_move_to_of_scikit_learn_by_dlx():
     code = f"""
 import runpy, sys, warnings
 warnings.simplefilter("ignore")
-sys.path.insert(0, {str(SUPPORT)!r})
-runpy.run_path({str(SUPPORT / "sklearn_move_to.py")!r}, run_name="__main__")
+sys.path.insert(0, {str(TESTS)!r})
+runpy.run_module("support.environments.sklearn_move_to", run_name="__main__")
 """
     done = warm.run(code, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

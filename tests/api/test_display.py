@@ -16,7 +16,7 @@ from dlx.errors import ConversionError, DlxError
 
 
 class Table(html.parser.HTMLParser):
-    """Rows of an HTML table; it fails where a tag is not closed, or is none of those that dlx writes."""
+    """Parse the rows of an HTML table; fail for unclosed or unexpected tags."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -114,7 +114,7 @@ def test_a_plan_of_a_tree_is_a_table():
 
 
 def test_a_long_plan_is_cut_with_counts(np):
-    """What is refused or copied comes first, since that is what somebody looks for."""
+    """Refused and copied arrays come first."""
     array, odd = np.ones(4), np.array(["abc"])
     arrays = [array[i % 3 : i % 3 + 1] for i in range(10_000)]
     distinct = [array[:1].copy() for _ in arrays]
@@ -129,7 +129,7 @@ def test_a_long_plan_is_cut_with_counts(np):
 
 
 def test_outcomes_have_the_colours_of_the_pictures(np, torch):
-    """Each on a ground of its own, since a notebook may be light or dark."""
+    """Each has a background, since a notebook may be light or dark."""
     root = [np.ones(3), np.ones(3)[::-1], torch.ones(3), np.array(["abc"])]
     table = Table(dlx.plan(root, to="torch")._repr_html_())
     assert [row[2] for row in table.rows] == ["outcome", "shared", "copied", "same", "refused"]
@@ -154,7 +154,7 @@ def test_everything_foreign_is_escaped():
 
 
 def test_rich_and_ipython_are_not_imported(python):
-    """Not by dlx, nor by what shows itself."""
+    """Neither dlx nor its displayed objects import them."""
     python("""
         import sys, dlx
         for shown in (dlx.plan([b"abc"], to="dlx"), dlx.describe(b"abc"), dlx.adapters(), dlx.Device("cpu")):
@@ -177,7 +177,7 @@ def test_rich_prints_them():
 
 
 def test_a_plan_is_false_where_it_is_refused():
-    """Of an array, in a tree, and for what is no array."""
+    """For an array, in a tree, and for other objects."""
     assert dlx.plan(b"abc", to="dlx") and dlx.plan(b"abc", to="dlx").ok
     for refused in (dlx.plan(Text(), to="dlx"), dlx.plan([Text()], to="dlx"), dlx.plan(object(), to="dlx")):
         assert not refused and not refused.ok
@@ -196,7 +196,7 @@ def test_a_plan_is_run():
 
 @pytest.mark.parametrize("options", [{}, {"errors": "collect"}], ids=["raise", "collect"])
 def test_a_refused_plan_raises_its_error(options):
-    """As often as it is run; it still holds no frames."""
+    """Every run raises it, and the plan keeps no frames."""
     made = dlx.plan([Text(), Text()], to="dlx", **options)
     for _ in range(2):
         with pytest.raises(type(made.error)) as caught:
@@ -231,10 +231,10 @@ def test_a_plan_refers_weakly(np):
     del like
     gc.collect()
     assert alive() is None
-    with pytest.raises(ConversionError, match="passed as like is not alive"):
+    with pytest.raises(ConversionError, match="passed as like= no longer exists"):
         made.run()
     made = dlx.plan(np.ones(2), to="dlx")
-    with pytest.raises(ConversionError, match="what was planned is not alive"):
+    with pytest.raises(ConversionError, match="the planned object no longer exists"):
         made.run()
 
 

@@ -56,7 +56,7 @@ def refusal(call, *args):
 @pytest.mark.parametrize("obj", [Nothing(), Masked()], ids=["no array", "a refused array"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_function(name, obj):
-    """Also where the function converts inside; a target stands in the message if the function has one."""
+    """Also if the function converts internally; the message has a target if the function has one."""
     verb, call = REFUSED[name]
     error = refusal(call, obj)
     assert error.action == name
@@ -89,7 +89,7 @@ def test_collected_refusals_name_the_function():
 
 
 def test_a_plan_has_the_error_of_convert():
-    """`dlx.plan` raises nothing: what it shows is what `convert` would say."""
+    """`dlx.plan` raises nothing and shows the error of `convert`."""
     error = dlx.plan(Masked(), to="dlx").error
     assert error.action == "convert" and str(error) == str(refusal(dlx.convert, Masked(), "dlx"))
 
@@ -208,5 +208,5 @@ def test_every_public_function_names_itself():
 def test_a_container_is_not_said_to_lack_an_adapter(name):
     """Functions of one array say that it is a container, and which functions take it."""
     error = refusal(REFUSED[name][1], [b"abc"])
-    assert error.reason == "it is a container, and one array is needed"
+    assert error.reason == "it is a container, not one array"
     assert "dlx.convert" in error.fix

@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Return a checkout that was never built, with what git would have."""
+    """Return an unbuilt checkout with the files in git."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "dlx", folder / "dlx", ignore=shutil.ignore_patterns("*.so", "_ffi.c", "__pycache__"))
     shutil.copy(ROOT / "build_ffi.py", folder)
@@ -65,7 +65,7 @@ def test_no_compiler_is_one_sentence():
 
 
 def other_project(folder, *, overwrites):
-    """Install PyPI's dlx beside this one: its metadata, and its package where it was installed last."""
+    """Install PyPI's dlx next to this one: its metadata, and its package if it was installed last."""
     folder.mkdir()
     info = folder / "dlx-1.0.4.dist-info"
     info.mkdir()
@@ -86,7 +86,7 @@ def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
     done = run(tmp_path, "-m", "dlx", "doctor", "--strict", path=(site, ROOT, ROOT / "adapters"))
     assert done.returncode == 1, done.stderr
     shown = " ".join(done.stdout.split())
-    assert "another project, dlx 1.0.4, is installed into the same package as dlxarray" in shown
+    assert "an unrelated project, dlx 1.0.4, is installed, too" in shown
     assert "Run: pip uninstall dlx dlxarray, then install dlxarray again" in shown
     done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(site, ROOT, ROOT / "adapters"))
     assert "dlx 1.0.4" in json.loads(done.stdout)["conflict"]

@@ -68,7 +68,7 @@ for threshold in (10, 300, 1000, 3000, 9000):  # allocations until the first col
 @pytest.mark.parametrize("first", ["dlx.convert(np.arange(3), to='dlx')", "dlx.Device"])
 @pytest.mark.parametrize("how", EACH)
 def test_what_the_collector_calls_may_convert(python, how, first):
-    """A collection somewhere in the first use, and what it calls converts too."""
+    """A garbage collection during the first use may call a conversion."""
     pytest.importorskip("numpy")
     python(f"import os{CALLBACK}{FIRST.replace('EACH', EACH[how]).replace('FIRST', first)}")
 
@@ -128,7 +128,7 @@ def forked(at):
     return int(count), words
 
 lines, _ = forked(0)
-known = {"right": 0, "Run 'from dlx import convert' before": 0, "Convert something to it before": 0}
+known = {"right": 0, "Run 'from dlx import convert' before": 0, "Convert an array to it earlier": 0}
 for at in range(1, lines + 1, lines // PLACES):
     _, words = forked(at)
     (kind,) = [each for each in known if each in words] or [words]
@@ -139,7 +139,7 @@ assert all(known.values()), known
 
 
 def test_a_call_that_interrupts_the_first_use_is_right_or_told_so(python):
-    """As from a signal handler, at lines of the first use: later calls are right, and so is what was interrupted."""
+    """Like a signal handler, at each line of the first use: later calls and the interrupted call are right."""
     pytest.importorskip("numpy")
     python(INTERRUPTED.replace("PLACES", "60"))
 

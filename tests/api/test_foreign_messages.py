@@ -8,8 +8,8 @@ import types
 from dataclasses import fields, replace
 
 import pytest
-from madearrow import Streams, arrow_array, schema, stream
-from planted_adapter import Array
+from support.foreign.arrow import Streams, arrow_array, schema, stream
+from support.plugins.mylib import Array
 
 import dlx
 from dlx import errors

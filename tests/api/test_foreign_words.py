@@ -1,4 +1,4 @@
-"""What producers and adapters say themselves arrives as they said it, whoever speaks."""
+"""Messages of producers and adapters reach the user unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ every = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @every
 @pytest.mark.parametrize("kind", [errors.ConversionError, errors.CopyRequiredError])
 def test_the_fix_of_a_producers_own_error_arrives_unchanged(call, kind):
-    """One that begins like an option of dlx is none."""
+    """Text that looks like an option of dlx is not rewritten."""
     with pytest.raises(kind) as caught:
         call(Sealed(kind("it is sealed", fix=SAYS)))
     assert caught.value.fix == SAYS and str(caught.value).endswith(f"it is sealed. {SAYS}")
@@ -60,7 +60,7 @@ def test_the_fix_of_a_producers_own_error_arrives_unchanged(call, kind):
 @every
 @pytest.mark.parametrize("option", [(), (("detach", True),)], ids=["", "with an option"])
 def test_the_fix_of_a_blocker_arrives_unchanged(call, option, monkeypatch):
-    """An adapter's own sentence stands beside what dlx says of its options."""
+    """The adapter's sentence follows the sentence about dlx's options."""
     blocker = Blocker("it is sealed", SAYS, needs="detach" if option else None, resolution="x" if option else None)
     adapter = type(dlx._registry.generic.DLPACK)
     monkeypatch.setattr(adapter, "describe", lambda self, obj: Description(blockers=(blocker,)))
@@ -172,10 +172,10 @@ def test_what_is_sent_to_a_generator_has_a_place_of_its_own(np):
     [
         ("convert", "Pass detach=True."),
         ("lazy", "Pass detach=True."),
-        ("from_dlpack", "Pass detach=True to dlx.convert(obj, to='dlx') and give what it returns."),
-        ("to_capsule", "Pass detach=True to dlx.convert(obj, to='dlx') and give what it returns."),
-        ("borrow", "Pass detach=True to dlx.convert(obj, to='dlx') and give what it returns."),
-        ("stack", "Pass detach=True to dlx.convert(array, to='dlx') and stack what it returns."),
+        ("from_dlpack", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("to_capsule", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("borrow", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("stack", "Pass detach=True to dlx.convert(array, to='dlx') and stack its result."),
     ],
 )
 def test_each_call_says_where_its_option_is(torch, call, end):

@@ -19,7 +19,7 @@ BUILD = {"cffi_builder", "get_include"}  # of a module that a build runs without
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_help_shows_a_function_and_its_docstring(name):
-    """Not the type that it is made of in C; annotations are shown as they are written, without quotes."""
+    """Not its C type; annotations are shown without quotes."""
     function = getattr(dlx, name)
     text = pydoc.render_doc(function, renderer=pydoc.plaintext)
     head, signature = text.splitlines()[0], text.splitlines()[2]
@@ -64,7 +64,7 @@ def test_annotations_are_evaluated_as_before():
 
 
 def test_editors_find_docstrings_beside_the_stub():
-    """They show the function's own over ``dlx.convert``: the stub has none, and the module has its names."""
+    """They show the function's docstring: the stub has none, and the module has the names."""
     module = importlib.import_module("dlx._api.signatures")
     body = ast.parse(pathlib.Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
     named = [each.target.id for each in body if isinstance(each, ast.AnnAssign) and each.value is None]
@@ -97,7 +97,7 @@ def test_editors_know_the_result(np):
 
 
 def test_consumed_takes_its_default():
-    """None is what the signature says, and means a new tensor."""
+    """None is the default in the signature, and means a new tensor."""
     assert dlx.adapter.consumed(dlx.to_capsule(bytearray(2)), None).shape == (2,)
 
 

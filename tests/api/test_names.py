@@ -1,4 +1,4 @@
-"""Names and native objects of dtypes, devices and targets; what is misspelt is answered with what was meant."""
+"""Names and native objects of dtypes, devices and targets; errors suggest the right spelling."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_dtype_asked_for_first():
 @pytest.mark.parametrize("wrong", [str, object, np.str_, np.dtype("S3"), np.dtype(">f4"), None, 1.5], ids=repr)
 def test_what_is_no_dtype(wrong):
     """An error with a fix."""
-    with pytest.raises(DTypeError, match=r"is not a dtype of DLPack.*Give a name"):
+    with pytest.raises(DTypeError, match=r"is not a dtype of DLPack.*Pass a name"):
         dlx.DType(wrong)
 
 
@@ -71,20 +71,20 @@ def test_what_is_no_dtype(wrong):
         ("floa32", "Did you mean 'float32'"),
         ("BFloat16", "Did you mean 'bfloat16'"),
         ("bf16", "Did you mean 'bfloat16'"),
-        (">f4", "Bytes in another order"),
-        ("f3", "Say for instance"),
-        ("b8", "Say for instance|Did you mean"),
-        ("f99", "Say for instance"),
+        (">f4", "Swap the bytes"),
+        ("f3", "Use for example"),
+        ("b8", "Use for example|Did you mean"),
+        ("f99", "Use for example"),
     ],
 )
 def test_a_dtype_that_is_misspelt(name, said):
-    """The nearest name, or why there is none."""
+    """The error suggests the nearest name, or the reason without one."""
     with pytest.raises(DTypeError, match=said):
         dlx.DType(name)
 
 
 def test_devices_of_frameworks():
-    """Wherever a device is asked for."""
+    """In every parameter for a device."""
     torch = pytest.importorskip("torch")
     jax = pytest.importorskip("jax")
     array = np.ones(3)
@@ -96,7 +96,7 @@ def test_devices_of_frameworks():
 
 
 def test_a_device_of_pyarrow():
-    """Buffers have one; what else pyarrow has is none."""
+    """Buffers have one; other objects of pyarrow are not devices."""
     pa = pytest.importorskip("pyarrow")
     device = pa.py_buffer(b"x").device
     assert dlx.Device(device) == dlx.Device("cpu")
@@ -122,12 +122,12 @@ def test_numbers_are_devices_of_cuda():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gpu", "Say 'cuda'"),
+        ("gpu", "Use 'cuda'"),
         ("mps", "'metal'"),
         ("meta:0", "no memory"),
         ("CPU", "Did you mean 'cpu'"),
         ("cdua:1", "Did you mean 'cuda'"),
-        ("zzz", "Known names: cpu"),
+        ("zzz", "Use one of: cpu"),
         ("cuda:99999999999", "Did you mean 'cuda'"),
         ("cuda:" + "1" * 5000, "Did you mean 'cuda'"),
     ],
@@ -153,23 +153,23 @@ def test_a_name_that_is_no_device(name, said):
         ("tf", "tensorflow"),
         ("pt", "Did you mean 'torch'"),
         ("torch.Tensor", "Did you mean 'torch'"),
-        ("cuda", "It is a device: say device='cuda'"),
-        ("cuda:1", "It is a device: say device='cuda:1'"),
-        ("cpu", "It is a device: say device='cpu'"),
-        ("zzz", "Known targets"),
+        ("cuda", "It is a device: pass device='cuda'"),
+        ("cuda:1", "It is a device: pass device='cuda:1'"),
+        ("cpu", "It is a device: pass device='cpu'"),
+        ("zzz", "Use one of"),
     ],
 )
 def test_a_target_that_is_misspelt(name, said):
     """The nearest name, and all that there are."""
-    with pytest.raises(AdapterNotFoundError, match=f"no target {name!r}.*{said}"):
+    with pytest.raises(AdapterNotFoundError, match=f"unknown target {name!r}.*{said}"):
         dlx.convert(np.ones(3), to=name)
 
 
 @pytest.mark.parametrize(
     ("to", "said"),
     [
-        (lambda torch: torch.device("cpu"), "found torch.device. Say device= for a device"),
-        (lambda torch: torch.float32, "found torch.dtype. A conversion changes no dtype"),
+        (lambda torch: torch.device("cpu"), "found torch.device. Pass a device as device="),
+        (lambda torch: torch.float32, "found torch.dtype. dlx does not change dtypes"),
         (lambda _: 3, "found int$"),
     ],
     ids=["device", "dtype", "int"],
@@ -183,7 +183,7 @@ def test_what_is_no_target_at_all(torch, to, said):
 @pytest.mark.parametrize("call", [dlx.convert, dlx.plan, dlx.stack], ids=["convert", "plan", "stack"])
 def test_a_dtype_is_no_option(call):
     """The error says where dtypes are changed."""
-    with pytest.raises(TypeError, match=r"'dtype'. A conversion changes no dtype: change it in the framework"):
+    with pytest.raises(TypeError, match=r"'dtype'. dlx does not change dtypes; change it in a framework"):
         call([np.ones(3)], "numpy", dtype="float32")
 
 

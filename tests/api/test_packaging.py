@@ -1,4 +1,4 @@
-"""What is shipped: an sdist is made of the sources, a wheel of the sdist, and the wheel works without either.
+"""Packages: the sdist is built from the sources, the wheel from the sdist, and the wheel works without both.
 
 Everything is built without network: the build tools and dlx's own dependencies are those of this environment.
 """
@@ -16,9 +16,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from builds import run
-from pages import PAGES
-from project import FREE_THREADED, ROOT
+from support.project import FREE_THREADED, ROOT, SUPPORT
+from support.repository.builds import run
+from support.repository.pages import PAGES
 
 import dlx
 
@@ -34,7 +34,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory):
-    """A new environment with the wheel; what the wheel needs is linked to this environment's. Give its Python."""
+    """Return the Python of a new environment with the wheel, whose dependencies are linked from this environment."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -104,8 +104,8 @@ def test_one_wheel_per_python_version(wheel):
 
 
 def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
-    """tests/support/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
-    shutil.copy(ROOT / "tests" / "support" / "smoke.py", tmp_path)
+    """tests/support/repository/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
+    shutil.copy(SUPPORT / "repository" / "smoke.py", tmp_path)
     printed = run([str(installed), "smoke.py"], tmp_path, PATH=str(installed.parent))
     assert printed.startswith("dlx ")
     assert "works as installed" in printed
@@ -184,7 +184,7 @@ def test_every_extra_is_there():
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
     assert everything.extras == {"numpy", "torch", "jax", "tvm-ffi", "pyarrow"}
     (developers,) = [packaging.Requirement(each) for each in extras["dev"] if each.startswith("dlx")]
-    assert developers.extras == {"test", "lint", "docs"}
+    assert developers.extras == {"test", "lint", "docs", "dist"}
     for each in (everything, developers):
         assert each.extras <= {*extras}
 
@@ -206,7 +206,7 @@ def test_extras_ask_for_the_oldest_versions_that_adapters_serve():
 
 
 def test_the_page_on_installing_lists_the_extras_as_they_are():
-    """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
+    """Each extra for users has a row in docs/install.md with its required version; other extras have no row."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
     others = {"all", "completion", "dev"}

@@ -7,12 +7,12 @@ import ctypes
 import mmap
 
 import pytest
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
 from dlx._api import shares_memory as module
 from dlx._core import native
-from examples import examples
 
 
 def test_across_frameworks(np, torch):
@@ -259,7 +259,7 @@ def test_buffers_are_looked_at_alike(monkeypatch):
 
 
 def test_a_buffer_is_held_for_the_call_only():
-    """A bytearray whose buffer somebody holds cannot grow."""
+    """A bytearray with an exported buffer cannot grow."""
     block = bytearray(8)
     assert dlx.shares_memory(block, block) and dlx.shares_memory(memoryview(block), block)
     block.extend(b"more")

@@ -75,13 +75,13 @@ def test_an_array_that_cannot_be_read_is_named(np, torch):
             dlx.stack([np.ones(1), bad], to="numpy")
     with pytest.raises(ValueError, match="at least one"):
         dlx.stack([], to="numpy")
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.stack([np.ones(1)], to="nosuch")
 
 
 @pytest.mark.numpy("2.0")
 def test_what_the_target_cannot_hold_is_refused_before_memory_is_allocated(np):
-    """A shape with one dimension too many, bytes that nobody has."""
+    """One dimension too many, or too many bytes."""
     deep = np.ones((1,) * 64)
     with pytest.raises(errors.DlxError):
         dlx.stack([deep, deep], to="numpy")
@@ -91,7 +91,7 @@ def test_what_the_target_cannot_hold_is_refused_before_memory_is_allocated(np):
 
 
 def test_the_same_array_twice_is_two_rows_and_asked_once(np):
-    """A single-use producer may stand in the list twice."""
+    """The list may contain a single-use producer twice."""
     calls = []
 
     class Once:
@@ -179,21 +179,21 @@ def test_the_way_in_c_gives_what_the_python_path_gives(np, torch, monkeypatch):
         strides = tensor.strides if memory else None  # of no element they mean nothing
         return type(result), tensor.dtype, tensor.shape, strides, tensor.flags, memory
 
-    in_c, taken = module._in_c, []
+    in_c, taken = module._stack_in_c, []
     for name, arrays in lists.items():
         for to in ("numpy", "torch", "dlx"):
             monkeypatch.setattr(
-                module, "_in_c", lambda *args, name=name: taken.append((name, in_c(*args))) or taken[-1][1]
+                module, "_stack_in_c", lambda *args, name=name: taken.append((name, in_c(*args))) or taken[-1][1]
             )
             quick = outcome(arrays, to)
-            monkeypatch.setattr(module, "_in_c", lambda *args: None)
+            monkeypatch.setattr(module, "_stack_in_c", lambda *args: None)
             assert quick == outcome(arrays, to), (name, to)
     answered = {name for name, result in taken if result is not None}
     assert answered == {"rows", "strided", "columns", "mixed", "buffers", "twice", "empty", "deep"}
 
 
 class Written:
-    """An object that writes its elements out when its array interface is asked for, as pillow's images do."""
+    """An object whose array interface serializes its elements, like pillow's images."""
 
     def __init__(self, array, **more):
         self.array, self.more, self.asked = array, more, 0
@@ -255,4 +255,4 @@ def test_errors_name_the_keys_of_a_mapping(np, kind):
     with pytest.raises(errors.DTypeError) as caught:
         dlx.stack(dlx.convert(columns, to="dlx", lazy=True) if kind == "view" else columns, to="numpy")
     assert caught.value.path == ("y",)
-    assert "at arrays['y']: its dtype is float64, that of arrays['x'] is float32" in str(caught.value)
+    assert "at arrays['y']: its dtype is float64, but arrays['x'] has float32" in str(caught.value)

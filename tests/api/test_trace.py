@@ -1,4 +1,4 @@
-"""`dlx.trace`: every conversion, by the caller's line; nothing is asked when nobody traces."""
+"""`dlx.trace` records every conversion by the caller's line, at no cost without a trace."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def here(offset=0):
 
 
 def test_each_line_of_the_caller_is_an_event(np):
-    """What was shared and copied, how often, how many bytes, and why."""
+    """With outcome, count, bytes and reasons."""
     array, backwards = np.ones((4, 4), np.float32), np.ones(8)[::-1]
     with dlx.trace() as seen:
         for _ in range(3):
@@ -64,7 +64,7 @@ def test_results_are_those_of_the_fast_path(np, torch):
 
 
 def test_the_fast_path_is_back_afterwards(np):
-    """Routes are learnt anew, also after an error inside."""
+    """Routes are learned again, also after an error in the context."""
     array = np.ones(2)
     with pytest.raises(ZeroDivisionError), dlx.trace():
         dlx.convert(array, to="dlx")
@@ -89,7 +89,7 @@ def test_a_trace_is_entered_once_at_a_time(np):
     """Twice at once is refused and leaves it as it was; later it goes on counting."""
     seen = dlx.trace()
     with seen:
-        with pytest.raises(RuntimeError, match="entered already"), seen:
+        with pytest.raises(RuntimeError, match="active already"), seen:
             pass
         dlx.convert(np.ones(2), to="dlx")
     assert module.observers == []
@@ -155,4 +155,4 @@ def test_large_copies_are_warned_of_once_a_line(python, np):
         "import dlx\ntry: dlx.convert\nexcept ValueError as error: print(error)",
         env={**os.environ, "DLX_WARN_COPIES": "big"},
     )
-    assert out == "DLX_WARN_COPIES='big' is no number of bytes. Set it to one, as in 1MiB.\n"
+    assert out == "DLX_WARN_COPIES='big' is not a number of bytes. Set it to a number, such as 1MiB.\n"

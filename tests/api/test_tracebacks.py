@@ -21,7 +21,7 @@ class Numbers:
 
 
 class Liar:
-    """Its producer fails in a function of its own."""
+    """Its producer fails in an inner function."""
 
     def __dlpack__(self, **options):
         return self.fail()
@@ -135,7 +135,7 @@ def test_frames_of_others_stay_between_those_of_dlx():
 
 @pytest.mark.parametrize(("kind", "frames"), [(AssertionError, 3), (ConversionError, 2)])
 def test_only_refusals_are_shortened(monkeypatch, kind, frames):
-    """What is no refusal may be a fault of dlx: nothing of it is hidden."""
+    """Other exceptions may be bugs of dlx, so their frames are not hidden."""
 
     def fails(self, *, brief):
         raise kind("made here")

@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 import dlx.typing
@@ -105,7 +105,7 @@ def test_errors_are_where_the_file_says_so_and_nowhere_else(errors, checker, nam
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
-    """Whoever tries dlx with the `.venv` that make has set up has its types: the examples found them by it alone."""
+    """The `.venv` of make has the types of dlx: checkers find them for the examples."""
     if not is_made():
         pytest.skip("this is not the environment that make sets up in this checkout")
     assert set(errors(checker)) == set().union(*map(announced, WITH))

@@ -3,12 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 import tomllib
 
 import pytest
-import versions
-from project import ROOT
+from support.environments import versions
+from support.project import ROOT, SUPPORT, program
 
 requirements = pytest.importorskip("packaging.requirements")
 
@@ -65,7 +64,7 @@ def test_the_page_names_the_versions_that_all_tests_run_with():
 
 def test_a_run_can_be_shown_and_left_out():
     """What would be installed is printed; a run whose Python is not here is left out with a word."""
-    script = [sys.executable, str(ROOT / "tests" / "support" / "versions.py")]
+    script = program("environments.versions")
     shown = subprocess.check_output([*script, "--only", "numpy==1.26", "--print"], text=True)
     assert shown == "numpy==1.26.4 ml_dtypes==0.5.4\n"
     told = subprocess.check_output([*script, "--only", "numpy==1.26", "--pythons"], text=True)
@@ -77,7 +76,7 @@ def test_a_run_can_be_shown_and_left_out():
 
 @pytest.fixture
 def debian(tmp_path):
-    """Run tests/support/debian.sh with a test's programs in place of the machine's; return what it printed."""
+    """Run tests/support/environments/debian.sh with a test's programs instead of the machine's; return its output."""
     (tmp_path / "bin").mkdir()
 
     def run(*pythons, **programs):
@@ -85,7 +84,7 @@ def debian(tmp_path):
             (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{code}\n")
             (tmp_path / "bin" / name).chmod(0o755)
         environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-        command = ["sh", str(ROOT / "tests" / "support" / "debian.sh"), str(tmp_path / "debian"), *pythons]
+        command = ["sh", str(SUPPORT / "environments" / "debian.sh"), str(tmp_path / "debian"), *pythons]
         return subprocess.check_output(command, env=environment, text=True)
 
     return run

@@ -1,5 +1,5 @@
-/* A foreign DLPack producer and consumer for the tests: managed tensors of both generations whose
- * deleters count, capsules around them, and deleters called from a thread that has never seen
+/* A foreign DLPack producer and consumer for the tests: managed tensors of both generations with
+ * deleters that count, capsules around them, and deleters called from a thread unknown to
  * Python. */
 
 #define PY_SSIZE_T_CLEAN
@@ -11,7 +11,7 @@
 
 #include "dlpack_abi.h"
 
-static long deleted; /* how often any counting deleter ran */
+static long deleted; /* deleter calls */
 
 long counting_deleted(void) {
   return deleted;
@@ -27,7 +27,7 @@ typedef struct {
 static void delete_versioned(DLManagedTensorVersioned* self) {
   __atomic_fetch_add(&deleted, 1, __ATOMIC_SEQ_CST);
   memset(((block*)self->manager_ctx)->numbers, 0x5a,
-         sizeof(int64_t) * 16); /* late readers see garbage */
+         sizeof(int64_t) * 16); /* later reads return garbage */
   free(self->manager_ctx);
 }
 
@@ -37,7 +37,7 @@ static void delete_legacy(DLManagedTensor* self) {
   free(self->manager_ctx);
 }
 
-/* Up to 8 dimensions over 4096 zeroed bytes starting at `memory`. shape and strides may be NULL. */
+/* Create up to 8 dimensions over 4096 zeroed bytes at `memory`. shape and strides may be NULL. */
 static block* make(int ndim, const int64_t* shape, const int64_t* strides, int code, int bits,
                    int lanes, int device_type, int device_id, uint64_t byte_offset, int null_data) {
   block* b = calloc(1, sizeof *b);
@@ -91,7 +91,7 @@ static void destroy_legacy(PyObject* capsule) {
   if (m->deleter) m->deleter(m);
 }
 
-/* The next five want the GIL (ctypes.PyDLL). */
+/* The next five functions need the GIL (ctypes.PyDLL). */
 PyObject* counting_capsule(DLManagedTensorVersioned* m) {
   return PyCapsule_New(m, "dltensor_versioned", destroy_versioned);
 }
@@ -100,7 +100,7 @@ PyObject* counting_legacy_capsule(DLManagedTensor* m) {
   return PyCapsule_New(m, "dltensor", destroy_legacy);
 }
 
-/* Consume a capsule as a foreign consumer does: take the pointer, rename. */
+/* Consume a capsule like a foreign consumer: take the pointer, rename the capsule. */
 DLManagedTensorVersioned* counting_consume(PyObject* capsule) {
   DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
   if (m) PyCapsule_SetName(capsule, "used_dltensor_versioned");
@@ -127,20 +127,19 @@ static void* run_legacy(void* m) {
   return NULL;
 }
 
-/* Call a deleter from a fresh thread without the GIL, and wait for it (ctypes.CDLL: the GIL is
- * free). */
+/* Call a deleter from a new thread without the GIL and wait for it (ctypes.CDLL releases the
+ * GIL). */
 int counting_delete_on_thread(void* managed, int legacy) {
   pthread_t thread;
   int failed = pthread_create(&thread, NULL, legacy ? run_legacy : run_versioned, managed);
   return failed ? failed : pthread_join(thread, NULL);
 }
 
-/* Call a deleter here and now. */
 void counting_delete(void* managed, int legacy) {
   legacy ? run_legacy(managed) : run_versioned(managed);
 }
 
-/* Call a deleter as paddle does: only where manager_ctx is not NULL. Returns whether it did. */
+/* Call a deleter like paddle: only if manager_ctx is not NULL. Returns whether it did. */
 int counting_delete_by_context(void* managed, int legacy) {
   if (legacy ? ((DLManagedTensor*)managed)->manager_ctx == NULL
              : ((DLManagedTensorVersioned*)managed)->manager_ctx == NULL)
@@ -162,7 +161,7 @@ static void* run_batch(void* argument) {
   return NULL;
 }
 
-/* Call n deleters from four threads at once, a quarter each. */
+/* Call n deleters from four threads, a quarter each. */
 int counting_delete_together(DLManagedTensorVersioned** managed, int n) {
   pthread_t thread[4];
   batch b[4];
@@ -176,8 +175,8 @@ int counting_delete_together(DLManagedTensorVersioned** managed, int n) {
   return 0;
 }
 
-/* Drop what a list holds while an exception is set, as a consumer does that rejects: it sets its
- * error first. Wants the GIL; always returns NULL with an exception. */
+/* Clear a list while an exception is set, like a consumer that sets its error before it releases.
+ * Needs the GIL; always returns NULL with an exception. */
 PyObject* counting_clear_with_error(PyObject* list) {
   PyErr_SetString(PyExc_KeyError, "pending");
   PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL);
@@ -192,8 +191,8 @@ static void delete_late(void) {
   printf("at exit: interpreter %d, deleted %ld\n", Py_IsInitialized(), deleted);
 }
 
-/* Call deleters from C atexit, when the interpreter is gone: one there, one on a fresh thread.
- * Then say how many counting deleters ran. */
+/* Call two deleters from C atexit, after the interpreter is gone: one there, one on a new thread.
+ * Then print the number of deleter calls. */
 void counting_delete_at_exit(DLManagedTensorVersioned* here, DLManagedTensorVersioned* elsewhere) {
   late[0] = here;
   late[1] = elsewhere;

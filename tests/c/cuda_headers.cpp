@@ -1,4 +1,4 @@
-// What dlx declares of the CUDA driver (c_src/cuda/driver.h), compared with NVIDIA's cuda.h by the
+// Compare dlx's declarations of the CUDA driver (c_src/cuda/driver.h) with NVIDIA's cuda.h by the
 // compiler:
 //   c++ -std=c++17 -fsyntax-only -I <folder of cuda.h> -I c_src -I c_src/include
 //   tests/c/cuda_headers.cpp
@@ -10,7 +10,7 @@ extern "C" {
 }
 #undef CU_EVENT_DISABLE_TIMING
 #undef CU_STREAM_NON_BLOCKING
-#define __CUDA_API_VERSION_INTERNAL 1  // plain names stay plain: no macro renames them
+#define __CUDA_API_VERSION_INTERNAL 1  // no macro renames plain names
 #include <cuda.h>
 
 #include <cstddef>

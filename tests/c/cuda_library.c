@@ -1,5 +1,5 @@
-/* What frameworks that link to libcuda.so.1 need beside fake_cuda.c, which this is compiled with:
- * entry points that dlx itself never calls. Kernels do nothing. */
+/* Entry points that frameworks need from libcuda.so.1 and dlx never calls, compiled together with
+ * fake_cuda.c. Kernels do nothing. */
 
 #define _GNU_SOURCE
 

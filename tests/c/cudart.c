@@ -1,10 +1,9 @@
-/* A CUDA runtime over the recording driver of fake_cuda.c, so that frameworks as they are published
- * come up on a machine without a GPU: their allocators, streams, events, copies and graph captures
- * work, and their kernels do nothing.
+/* A CUDA runtime over the recording driver of fake_cuda.c, so that published frameworks start on a
+ * machine without a GPU: their allocators, streams, events, copies and graph captures work; their
+ * kernels do nothing.
  *
- * As the runtime does, it takes the device whose context is current on the calling thread for the
- * current device, sets the context of a thread that has none, and leaves it set. What is not here
- * returns 0 (see cuda_originals.py). */
+ * Like the real runtime, it uses the device of the calling thread's current context, and sets a
+ * context if the thread lacks one. Missing functions return 0 (see build_originals.py). */
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -68,10 +67,10 @@ int fake_capture_end(int device, address stream);
 void fake_stream_destroy(address stream);
 
 enum { PINNED = 1, MANAGED = 3, NOT_READY = 600, WRITES = 1 };
-enum { NO_TIMING = 2 }; /* of an event; the driver's only kind here */
+enum { NO_TIMING = 2 }; /* of an event; the only kind here */
 
 static __thread int device; /* of a thread without a context */
-static __thread int error;  /* what cudaGetLastError gives */
+static __thread int error;  /* result of cudaGetLastError */
 
 static address at(const void* pointer) {
   return (address)(uintptr_t)pointer;
@@ -100,7 +99,7 @@ static int initialise(void) {
   return code;
 }
 
-/* What every call that needs a context does first. */
+/* Called first by each function that needs a context. */
 static void enter(void) {
   initialise();
   if (fake_depth() == 0) make_current(device);
@@ -108,8 +107,7 @@ static void enter(void) {
 
 #define CALL(expression) (enter(), noted(expression))
 
-/* ---- devices ----------------------------------------------------------------------------------
- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int* count) {
   int code = initialise();
@@ -220,8 +218,7 @@ const char* cudaGetErrorName(cudaError_t code) {
   return cudaGetErrorString(code);
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 cudaError_t cudaMalloc(void** made, size_t n) {
   address block = 0;
@@ -325,8 +322,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* found, const 
   return cudaSuccess;
 }
 
-/* ---- pools ------------------------------------------------------------------------------------
- */
+/* ---- pools ----------------------------------------------------------------------------------- */
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int number) {
   return CALL(cuDeviceGetDefaultMemPool((void**)pool, number));
@@ -381,8 +377,7 @@ cudaError_t cudaMallocFromPoolAsync(void** made, size_t n, cudaMemPool_t pool,
   return code;
 }
 
-/* ---- streams and captures ---------------------------------------------------------------------
- */
+/* ---- streams and captures -------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned flags) {
   void* stream = NULL;
@@ -457,7 +452,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode
   return code;
 }
 
-static int graph; /* there is nothing in it */
+static int graph; /* always empty */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
   enter();
@@ -489,8 +484,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t from, cudaGraphNode_t* nodes, size_t* 
   return cudaSuccess;
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned flags) {
   (void)flags;
@@ -531,8 +525,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEve
   return cudaSuccess;
 }
 
-/* ---- kernels, which do nothing ----------------------------------------------------------------
- */
+/* ---- kernels that do nothing ----------------------------------------------------------------- */
 
 static int nothing(void) {
   return 0;

@@ -1,5 +1,5 @@
-/* A foreign C program that uses the exchange table of a type: it looks the table up, calls each
- * slot, and counts what the allocator reports. */
+/* A foreign C program that uses a type's exchange table: it finds the table, calls each slot, and
+ * counts the errors that the allocator reports. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,10 +8,8 @@
 
 #include "dlpack_abi.h"
 
-/* ---- these want the GIL (ctypes.PyDLL) --------------------------------------------------------
- */
+/* ---- functions that need the GIL (ctypes.PyDLL) ---------------------------------------------- */
 
-/* The table's address. */
 PyObject* exchange_find(PyObject* type) {
   PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
   if (capsule == NULL) return NULL;
@@ -20,7 +18,7 @@ PyObject* exchange_find(PyObject* type) {
   return api ? PyLong_FromVoidPtr(api) : NULL;
 }
 
-/* What a slot returned and what it raised must agree. */
+/* A slot's return value and exception must agree. */
 static int agrees(int rc) {
   if ((rc == 0) == (PyErr_Occurred() == NULL) && (rc == 0 || rc == -1)) return rc == 0;
   PyErr_Clear();
@@ -30,7 +28,7 @@ static int agrees(int rc) {
 
 static void* const untouched = &(char){0};
 
-/* The address of a managed tensor that the caller owns. */
+/* Return the address of a managed tensor that the caller owns. */
 PyObject* exchange_export(const DLPackExchangeAPI* api, PyObject* obj) {
   DLManagedTensorVersioned* out = untouched;
   int ok = agrees(api->managed_tensor_from_py_object_no_sync(obj, &out));
@@ -47,15 +45,13 @@ PyObject* exchange_borrow(const DLPackExchangeAPI* api, PyObject* obj, DLTensor*
   Py_RETURN_NONE;
 }
 
-/* The stream's address. */
 PyObject* exchange_stream(const DLPackExchangeAPI* api, int device_type, int device_id) {
   void* out = untouched;
   int ok = agrees(api->current_work_stream(device_type, device_id, &out));
   return ok ? PyLong_FromVoidPtr(out) : NULL;
 }
 
-/* ---- these are called without the GIL (ctypes.CDLL) -------------------------------------------
- */
+/* ---- functions called without the GIL (ctypes.CDLL) ------------------------------------------ */
 
 typedef struct {
   const DLPackExchangeAPI* api;
@@ -63,7 +59,7 @@ typedef struct {
   DLManagedTensorVersioned* out;
   int rc;
   int had_gil;
-  int reports; /* how often SetError was called */
+  int reports; /* calls of SetError */
   char kind[64];
   char message[256];
 } allocation;
@@ -83,7 +79,7 @@ static void* run(void* context) {
   return NULL;
 }
 
-/* Allocate here, or on a thread that Python has never seen. */
+/* Allocate here, or on a thread unknown to Python. */
 int exchange_allocate(allocation* a, int thread) {
   pthread_t other;
   if (!thread) return run(a) != NULL;

@@ -1,5 +1,6 @@
-/* Allocations through Python's allocators of which one fails, for the tests. One whose callers are
- * known not to bear it is let through: two of them in a row are named by one of the given pairs. */
+/* Makes one allocation of Python's allocators fail, for the tests. Allocations whose callers cannot
+ * handle a failure succeed: those with two consecutive callers that match a given
+ * pair. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,13 +10,12 @@
 
 enum { DOMAINS = 3, DEPTH = 12 };
 static PyMemAllocatorEx own[DOMAINS];
-static const char* const* spared; /* words of a function or library and of its caller; NULL ends */
+static const char* const* spared; /* names of a function or library and its caller; NULL ends */
 static PyCFunction extend;
-static long until;  /* allocations up to the one that fails; 0 = it is over */
-static int outcome; /* 1 = it failed, 2 = it was spared, 3 = it failed in an extension of dlx */
+static long until;  /* allocations before the failure; 0 = finished */
+static int outcome; /* 1 = failed, 2 = spared, 3 = failed in an extension of dlx */
 
-/* What becomes of this allocation, by its callers. list.extend has no name: it keeps its argument.
- */
+/* Decide about this allocation by its callers. list.extend has no symbol: it keeps its argument. */
 static int decide(void) {
   void* callers[DEPTH];
   int n = backtrace(callers, DEPTH), spares = 0, ours = 0, evaluates = 0;
@@ -23,8 +23,8 @@ static int decide(void) {
   char** names = backtrace_symbols(callers, n);
   for (int i = 0; names && i + 1 < n; i++) {
     if (strstr(names[i], "/dlx/_ffi.") || strstr(names[i], "/_dlx_")) {
-      ours = !evaluates; /* the evaluator allocates frames for itself */
-      break;             /* what called it has no part in this */
+      ours = !evaluates; /* the evaluator allocates its own frames */
+      break;             /* outer callers do not matter */
     }
     evaluates |= strstr(names[i], "_PyEval_EvalFrameDefault") != NULL;
     for (const char* const* pair = spared; *pair; pair += 2)
@@ -61,7 +61,7 @@ static void release(void* context, void* memory) {
   to->free(to->ctx, memory);
 }
 
-/* Let the allocation with this number fail, once; 1 is the next one. */
+/* Make the allocation with this number fail, once; 1 is the next one. */
 void failing_start(long number, const char* const* pairs) {
   void* warm[1];
   backtrace(warm, 1); /* the first call loads a library */
@@ -78,7 +78,7 @@ void failing_start(long number, const char* const* pairs) {
   until = number;
 }
 
-/* Say what became of it: 0 = it was not reached. */
+/* Return the outcome; 0 = not reached. */
 int failing_stop(void) {
   until = 0;
   for (int i = 0; i < DOMAINS; i++) PyMem_SetAllocator((PyMemAllocatorDomain)i, &own[i]);

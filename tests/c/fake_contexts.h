@@ -1,13 +1,11 @@
-/* Contexts, pools and host functions of the recording driver: entry points, a part of fake_cuda.c.
- */
+/* Contexts, pools and host functions of the recording driver: entry points; part of fake_cuda.c. */
 
 #ifndef FAKE_CONTEXTS_H_
 #define FAKE_CONTEXTS_H_
 
-/* ---- contexts ---------------------------------------------------------------------------------
- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
-/* "These resources also include memory allocations by cuMemAlloc()"; those of pools stay. */
+/* "These resources also include memory allocations by cuMemAlloc()"; memory of pools survives. */
 static void end_context(int where) {
   contexts[where].alive = 0;
   peers[where] = 0;
@@ -71,8 +69,7 @@ int cuCtxEnablePeerAccess(const context* peer, unsigned flags) {
   LEAVE(0);
 }
 
-/* ---- pools ------------------------------------------------------------------------------------
- */
+/* ---- pools ----------------------------------------------------------------------------------- */
 
 typedef struct {
   int type, id; /* 1 = a device */
@@ -89,10 +86,10 @@ typedef struct {
 
 typedef struct {
   place where;
-  int flags; /* 0, or 3 for reads and writes */
+  int flags; /* 0, or 3 = read and write */
 } access_facts;
 
-/* The number of a pool, -1 where there is none. */
+/* Return the number of a pool; -1 = not a pool. */
 static int number_of(const pool* found) {
   return found >= pools && found < pools + n_pools && found->used ? (int)(found - pools) : -1;
 }
@@ -218,15 +215,14 @@ int cuDeviceSetMemPool(int device, pool* handle) {
   LEAVE(0);
 }
 
-/* ---- host functions -----------------------------------------------------------------------------
- */
+/* ---- host functions -------------------------------------------------------------------------- */
 
 int cuLaunchHostFunc(uint64_t handle, void (*call)(void*), void* data) {
   STREAM_ENTER("cuLaunchHostFunc", handle);
   note("cuLaunchHostFunc s%d\n", s);
   if (is_implicit(s, 1)) LEAVE(906);
   clocks* mine = step(s);
-  if (capture_state(s) == ACTIVE) LEAVE(0); /* it is for the graph to call it */
+  if (capture_state(s) == ACTIVE) LEAVE(0); /* the graph will call it */
   host_function* made = calloc(1, sizeof *made);
   pthread_t thread;
   if (made == NULL) LEAVE(2);

@@ -1,12 +1,11 @@
-/* A CUDA driver for machines without one. Addresses of device memory are none of the host's: who
- * touches them there dies, as with a real device; what they hold is kept elsewhere. Copies are made
- * at once, but it keeps account of what a real device would be free to do: every stream, and every
- * host thread, has a vector clock, so it can tell whether one access happens before another or
- * races with it. It records every call, follows contexts, events, memory pools, host functions and
- * graph captures by the rules of cuda.h 13.0, and fails on demand. Where a rule has another source,
- * it is named there.
+/* A CUDA driver for machines without one. Its device addresses are not valid on the host: an access
+ * crashes, as with a real device; the contents are stored elsewhere. Copies run immediately, but
+ * the driver tracks the order that a real device would guarantee: each stream and host thread has a
+ * vector clock that shows whether one access happens before another, or races with it. It records
+ * every call, follows contexts, events, memory pools, host functions and graph captures by the
+ * rules of cuda.h 13.0 (comments name other sources), and fails on demand.
  *
- * dlx finds it through DLX_CUDA_DRIVER; tests steer it through the fake_ functions. */
+ * dlx finds it through DLX_CUDA_DRIVER; tests control it with the fake_ functions. */
 
 #define _GNU_SOURCE
 
@@ -22,16 +21,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* More than any test makes; only what is used of these tables takes memory. */
+/* More than any test creates; only used entries take memory. */
 enum {
   ACTORS = 1 << 18,
   DEVICES = 4,
-  CONTEXTS = 64, /* the first of them are the primary ones */
+  CONTEXTS = 64, /* the first ones are primary */
   STREAMS = 1 << 17,
   BLOCKS = 1 << 18,
   EVENTS = 1 << 16,
   CAPTURES = 1 << 16,
-  POOLS = 64 /* the first of them are the devices' own */
+  POOLS = 64 /* the first ones are the devices' default pools */
 };
 enum { ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CONTEXT_IS_DESTROYED = 709 };
 enum { GLOBAL_MODE = 0, LOCAL_MODE = 1, RELAXED = 2 };
@@ -50,8 +49,8 @@ typedef struct {
 
 typedef struct {
   int used, alive, context, device, blocking, actor, capture;
-  int running;   /* host functions that have not ended */
-  uint32_t done; /* of its own operations; NEVER = all of them, at once */
+  int running;   /* unfinished host functions */
+  uint32_t done; /* its finished operations; NEVER = all of them, immediately */
 } stream;
 
 typedef struct {
@@ -60,7 +59,7 @@ typedef struct {
 } event;
 
 typedef struct {
-  int used, device, seen_by; /* a bit for each device that may touch its memory */
+  int used, device, seen_by; /* a bit for each device that may access its memory */
   uint64_t threshold;
   size_t reserved, reserved_high, taken, taken_high;
 } pool;
@@ -73,12 +72,12 @@ typedef struct {
 typedef struct {
   char *low, *high;
   int device, kind, alive;
-  int context;       /* whose end is that of the memory, -1 = no context's */
-  int pool;          /* -1 = of no pool */
-  int spare;         /* it is free, and its pool keeps it */
-  size_t room;       /* what the pool took from the system for it */
-  clocks given_back; /* when, for the pool */
-  char* held;        /* what device memory holds; NULL where the host may look at `low` itself */
+  int context;       /* that owns the memory; -1 = no context */
+  int pool;          /* -1 = not from a pool */
+  int spare;         /* free, but kept by its pool */
+  size_t room;       /* that the pool allocated from the system */
+  clocks given_back; /* for the pool */
+  char* held;        /* contents of device memory; NULL if the host may access `low` */
 } block;
 
 typedef struct {
@@ -92,7 +91,7 @@ static clocks now[ACTORS];
 static int n_actors, n_devices = 2, initialised, ended, has_pools = 1, has_peers;
 static pid_t pid;
 static stream streams[STREAMS];
-static int legacy[CONTEXTS]; /* index into streams, 0 = not made yet */
+static int legacy[CONTEXTS]; /* index into streams, 0 = not created */
 static event events[EVENTS];
 static capture captures[CAPTURES];
 static int n_captures = 1;
@@ -102,11 +101,11 @@ static size_t n_accesses, room;
 static context contexts[CONTEXTS] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
 static int retained[DEVICES], n_contexts = DEVICES;
 static pool pools[POOLS];
-static int n_pools, pool_of[DEVICES];    /* what cuMemAllocAsync takes from */
-static int peers[CONTEXTS];              /* a bit for each device whose memory a context sees */
-static int broken;                       /* with what every call fails until the process ends */
-static long mapped, returned, sizes[64]; /* copies by the number of bits of their size */
-static int n_streams = 1, n_blocks, n_events; /* entries that were ever used; 0 is no stream */
+static int n_pools, pool_of[DEVICES]; /* used by cuMemAllocAsync */
+static int peers[CONTEXTS];           /* a bit for each device whose memory a context can access */
+static int broken;                    /* every call fails with this until the process ends */
+static long mapped, returned, sizes[64];      /* copies by the number of bits of their size */
+static int n_streams = 1, n_blocks, n_events; /* entries that were ever used; 0 is not a stream */
 static long races, misuses, syncs, blocked;
 static char report[4096];
 
@@ -118,22 +117,21 @@ static __thread int in_host_function;
 
 static void refresh(void);
 
-/* ---- the log ----------------------------------------------------------------------------------
- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static struct {
   const char* name;
-  long count, held; /* `held` of them by a thread that held the GIL */
+  long count, held; /* `held`: with the GIL */
 } calls[128];
 static char *text, fail_name[64], hold_name[64];
-static int holding; /* 1 = the next call of that name is to wait, 2 = it waits */
+static int holding; /* 1 = the next call of that name must wait, 2 = it waits */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static size_t text_used, text_room;
 static int fail_code, fail_after;
-static long fail_number; /* of the calls from now on, whatever their names */
+static long fail_number; /* counts all later calls, by any name */
 static int number_code;
 static char number_name[64];
-static __thread int inner; /* an entry point that another one calls, which is no call of anybody */
+static __thread int inner; /* an entry point called by another one */
 
 static void note(const char* format, ...) {
   char line[256];
@@ -155,7 +153,7 @@ static void complain(const char* format, ...) {
   va_end(values);
 }
 
-/* Whether the calling thread holds the GIL; 0 in a process without Python. */
+/* Return 1 if this thread holds the GIL; 0 in a process without Python. */
 static int has_gil(void) {
   static int (*check)(void);
   static int looked;
@@ -164,12 +162,12 @@ static int has_gil(void) {
   return check && check();
 }
 
-/* Wait for a change with the lock open. Returns 0 where the time is over. */
+/* Wait for a change without the lock. Returns 0 after the timeout. */
 static int wait_a_while(const struct timespec* end) {
   return pthread_cond_timedwait(&changed, &lock, end) == 0;
 }
 
-/* Seconds after which who waits is taken to wait for ever. */
+/* Seconds after which a wait counts as endless. */
 static int patience(void) {
   const char* wanted = getenv("FAKE_CUDA_PATIENCE");
   return wanted ? atoi(wanted) : 10;
@@ -182,7 +180,7 @@ static struct timespec after_seconds(int seconds) {
   return end;
 }
 
-/* Calls that have nothing to do with a device's state: a sticky error does not reach them. */
+/* Calls that do not depend on a device's state: a sticky error does not affect them. */
 static int is_plain(const char* name) {
   static const char* const plain[] = {"cuInit",
                                       "cuDevice",
@@ -202,7 +200,7 @@ static int is_sticky(int code) {
   return code == ILLEGAL_ADDRESS || code == LAUNCH_FAILED;
 }
 
-/* Note a call. Returns the code that it must fail with, or 0. */
+/* Record a call. Returns the code that it must fail with, or 0. */
 static int enter(const char* name) {
   refresh();
   if (ended) {
@@ -264,22 +262,21 @@ static int enter(const char* name) {
     return left;                 \
   } while (0)
 
-/* ---- clocks ------------------------------------------------------------------------------------
- */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
-/* Nothing is overwritten in silence. */
+/* Report a full table. */
 static void full(const char* what) {
   fprintf(stderr, "fake_cuda: no room for more %s\n", what);
   abort();
 }
 
 static int new_actor(void) {
-  if (n_actors == 0) n_actors = 1; /* 0 is nobody */
+  if (n_actors == 0) n_actors = 1; /* 0 means no actor */
   if (n_actors == ACTORS) full("streams and threads");
   return n_actors++;
 }
 
-/* What a thread remembers is of no use after fake_reset. */
+/* Discard a thread's state from before fake_reset. */
 static void refresh(void) {
   if (my_generation == generation) return;
   my_generation = generation;
@@ -323,7 +320,7 @@ static void join(clocks* into, const clocks* from) {
     if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
 }
 
-/* Whether all of one is known to the other. */
+/* Return 1 if `to` knows everything in `what`. */
 static int is_known(const clocks* what, const clocks* to) {
   for (int i = 0; i < what->n; i++)
     if (what->at[i] > get(to, i)) return 0;
@@ -337,7 +334,7 @@ static int new_stream(int where, int blocking) {
   return n_streams++;
 }
 
-/* The current context of this thread, -1 = none; and its device. */
+/* This thread's current context, -1 = none; its device. */
 static int here(void) {
   return depth ? stack[depth - 1] : -1;
 }
@@ -357,7 +354,7 @@ static int context_of(const void* handle) {
   return found >= contexts && found < contexts + n_contexts ? (int)(found - contexts) : -1;
 }
 
-/* The stream behind a handle, 0 where there is none. The default streams are a context's. */
+/* Return the stream of a handle, 0 = unknown. Default streams belong to a context. */
 static int resolve(uint64_t handle, int where) {
   refresh();
   if (handle <= 1) {
@@ -380,7 +377,7 @@ static int resolve(uint64_t handle, int where) {
   return 0;
 }
 
-/* What a stream waits for by the rules of the legacy stream. */
+/* Add what a stream waits for by the rules of the legacy stream. */
 static void join_others(int s, clocks* into) {
   int where = streams[s].context;
   if (s == legacy[where]) {
@@ -392,7 +389,7 @@ static void join_others(int s, clocks* into) {
   }
 }
 
-/* One operation more on a stream: after what the host knows, and what those rules say. */
+/* Add an operation to a stream: after everything that the host knows, and those rules. */
 static clocks* step(int s) {
   clocks* mine = &now[streams[s].actor];
   join(mine, &now[host()]);
@@ -407,7 +404,7 @@ static int is_complete(const clocks* when) {
   return 1;
 }
 
-/* As in the log: s3 is a stream; a thread of the host has no number. */
+/* As in the log: s3 is a stream; host threads have no number. */
 static const char* name_of(int actor, char* room) {
   int i = 1;
   while (i < n_streams && !(streams[i].used && streams[i].actor == actor)) i++;
@@ -450,9 +447,9 @@ static void use_memory(int s, void* address, size_t n, int write) {
   touch(streams[s].actor, address, n, write);
 }
 
-/* Whether a device's kernels may touch memory: their own device's, that of a pool which lets them
- * (cuMemPoolSetAccess), or that of a device whose memory its context sees (cuCtxEnablePeerAccess,
- * which is nothing to pools). */
+/* Return 1 if a device's kernels may access memory: its own, a pool's that allows it
+ * (cuMemPoolSetAccess), or that of a device that its context has access to (cuCtxEnablePeerAccess,
+ * which does not apply to pools). */
 static int is_visible(const block* b, int where) {
   int device = contexts[where].device;
   if (b == NULL || b->kind != DEVICE || b->device == device) return 1;
@@ -482,7 +479,7 @@ static uint64_t new_block(int device, size_t n, int kind) {
   return (uint64_t)(uintptr_t)low;
 }
 
-/* Where the bytes behind an address are. */
+/* Return the contents of an address. */
 static char* bytes_of(const void* address) {
   block* b = find_block(address);
   return b && b->held ? b->held + ((char*)address - b->low) : (char*)address;
@@ -498,8 +495,7 @@ static void drop_blocks(void) {
   n_blocks = 0;
 }
 
-/* ---- captures ---------------------------------------------------------------------------------
- */
+/* ---- captures -------------------------------------------------------------------------------- */
 
 static int capture_state(int s) {
   return streams[s].capture ? captures[streams[s].capture].state : NONE;
@@ -509,7 +505,7 @@ static void invalidate(int s) {
   if (streams[s].capture) captures[streams[s].capture].state = INVALIDATED;
 }
 
-/* The legacy stream, while a stream captures that it would wait for. */
+/* The legacy stream, while a stream that it would wait for captures. */
 static int is_implicit(int s, int breaks) {
   int where = streams[s].context, found = 0;
   if (s != legacy[where]) return 0;
@@ -522,7 +518,7 @@ static int is_implicit(int s, int breaks) {
   return found;
 }
 
-/* Calls that a capture forbids to its own thread, or in the strictest mode to all. */
+/* Calls that a capture forbids on its thread, or in the strictest mode on all threads. */
 static int is_unsafe(void) {
   int found = 0;
   if (thread_mode == RELAXED) return 0;
@@ -540,8 +536,7 @@ static int is_unsafe(void) {
 
 #include "fake_pools.h"
 
-/* ---- the driver's entry points ----------------------------------------------------------------
- */
+/* ---- the driver's entry points --------------------------------------------------------------- */
 
 static void at_end(void) {
   ended = 1;
@@ -560,7 +555,7 @@ int cuInit(unsigned flags) {
   if (n_devices == 0) LEAVE(100);
   if (!initialised) {
     atexit(at_end);
-    make_pools(); /* whoever comes later finds them as they are */
+    make_pools(); /* so that later threads find them complete */
   }
   initialised = 1;
   pid = getpid();
@@ -630,8 +625,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   LEAVE(0);
 }
 
-/* What makes a context takes memory on the device, so that it counts among the calls that a capture
- * forbids. */
+/* Creating a context allocates on the device, which a capture forbids. */
 int cuDevicePrimaryCtxRetain(void** made, int device) {
   ENTER("cuDevicePrimaryCtxRetain");
   note("cuDevicePrimaryCtxRetain %d\n", device);
@@ -671,7 +665,7 @@ int cuCtxGetDevice(int* device) {
   LEAVE(depth ? 0 : 201);
 }
 
-/* The top of this thread's stack is replaced; NULL takes it away. */
+/* Replaces the top of this thread's stack; NULL pops it. */
 int cuCtxSetCurrent(void* context) {
   ENTER("cuCtxSetCurrent");
   int where = context_of(context);
@@ -718,7 +712,7 @@ int cuStreamCreate(void** made, unsigned flags) {
   LEAVE(0);
 }
 
-/* Open a block with the stream that a handle means. */
+/* Open a block with the stream of a handle. */
 #define STREAM_ENTER(name, handle)             \
   ENTER(name);                                 \
   if ((code = context_error())) LEAVE(code);   \
@@ -762,7 +756,7 @@ int cuCtxSynchronize(void) {
   LEAVE(0);
 }
 
-/* What is on it goes on to its end. */
+/* Its work still finishes. */
 int cuStreamDestroy_v2(uint64_t handle) {
   STREAM_ENTER("cuStreamDestroy", handle);
   if (handle <= 2) LEAVE(400);
@@ -783,8 +777,7 @@ int cuStreamQuery(uint64_t handle) {
     LEAVE(900);
   }
   if (is_implicit(s, 1)) LEAVE(906);
-  /* What is on others is no concern of a query, that of the legacy stream included: it orders what
-   * is put on it. */
+  /* A query ignores other streams, even on the legacy stream: it only orders new work. */
   if (!is_complete(&now[streams[s].actor])) LEAVE(600);
   join(&now[host()], &now[streams[s].actor]);
   LEAVE(0);
@@ -800,7 +793,7 @@ int cuStreamWaitEvent(uint64_t handle, event* e, unsigned flags) {
   }
   if (is_implicit(s, 1)) LEAVE(906);
   int own = streams[s].capture;
-  if (e->capture && own == 0) { /* the stream is drawn into the capture */
+  if (e->capture && own == 0) { /* the stream joins the capture */
     streams[s].capture = e->capture;
   } else if (e->capture && e->capture != own) {
     invalidate(s);
@@ -841,7 +834,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 int cuEventCreate(event** made, unsigned flags) {
   ENTER("cuEventCreate");
   if ((code = context_error())) LEAVE(code);
-  if (flags != 2) misuses++; /* with timing it would be slow */
+  if (flags != 2) misuses++; /* an event with timing would be slow */
   int i = 0;
   while (i < n_events && events[i].used) i++;
   if (i == EVENTS) full("events");
@@ -869,7 +862,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   LEAVE(0);
 }
 
-/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; which drivers mean it is not relied on. */
+/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; it is unclear which drivers return it. */
 #define CONTEXT_NEEDED                                 \
   if (depth == 0) {                                    \
     misuses++;                                         \
@@ -878,7 +871,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   }                                                    \
   if ((code = context_error())) LEAVE(code);
 
-/* An event that was destroyed, or whose context was. */
+/* The event or its context was destroyed. */
 static int is_dead(const event* e) {
   if (e->alive) return 0;
   misuses++;
@@ -966,14 +959,15 @@ int cuMemFreeAsync(uint64_t address, uint64_t handle) {
   LEAVE(free_block(address, s));
 }
 
-/* A copy of pageable memory may wait for the device, so that it is taken for unsafe. */
+/* A copy of pageable memory may wait for the device, so it counts as unsafe. */
 static int is_paged(uint64_t to, uint64_t from) {
   return find_block((void*)(uintptr_t)to) == NULL || find_block((void*)(uintptr_t)from) == NULL;
 }
 
-/* A plain copy between devices is right for memory of cuMemAlloc, and for what the current context
- * sees; "when p2p is not enabled, only cudaMemcpyPeerAsync correctly handles memory not allocated
- * via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Returns 1 where it is neither. */
+/* A plain copy between devices works for memory of cuMemAlloc, and for memory that the current
+ * context can access; "when p2p is not enabled, only cudaMemcpyPeerAsync correctly handles memory
+ * not allocated via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Returns 1 for other
+ * memory. */
 static int is_hidden(uint64_t to, uint64_t from) {
   const block *target = find_block((void*)(uintptr_t)to),
               *source = find_block((void*)(uintptr_t)from);
@@ -986,7 +980,7 @@ static int is_hidden(uint64_t to, uint64_t from) {
   return hidden;
 }
 
-/* Copies are counted by the number of bits of their size. */
+/* Count copies by the number of bits of their size. */
 static void count_copy(size_t n) {
   int bits = 0;
   while (n >> bits) bits++;
@@ -996,8 +990,8 @@ static void count_copy(size_t n) {
 /* "A copy (in the implicit NULL stream) between the memories of two different devices does not
  * start until all commands previously issued to either device have completed and runs to completion
  * before any commands issued after the copy to either device can start" (CUDA programming guide,
- * peer-to-peer memory copy). Both ways, for the stream of the other device that stands for all of
- * it. */
+ * peer-to-peer memory copy). In both directions, for the other device's stream that represents all
+ * its streams. */
 static void join_devices(int s, uint64_t to, uint64_t from) {
   const block* sides[] = {find_block((void*)(uintptr_t)to), find_block((void*)(uintptr_t)from)};
   if (s != legacy[streams[s].context] || !sides[0] || !sides[1] ||
@@ -1085,8 +1079,7 @@ int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
   LEAVE(0);
 }
 
-/* ---- what tests call --------------------------------------------------------------------------
- */
+/* ---- functions for tests --------------------------------------------------------------------- */
 
 #define TEST(type, expression) \
   pthread_mutex_lock(&lock);   \
@@ -1101,7 +1094,7 @@ long fake_calls(const char* name) {
   return sum;
 }
 
-/* Those of them that were made by a thread that held the GIL. */
+/* Calls by a thread that held the GIL. */
 long fake_held(const char* name) {
   long sum = 0;
   for (int i = 0; i < 128 && calls[i].name; i++)
@@ -1117,7 +1110,7 @@ long fake_copies(size_t below) {
   return sum;
 }
 
-/* How often memory was taken from the system, and given back to it by a pool. */
+/* How often a pool took memory from the system, and returned it. */
 long fake_mapped(void) {
   return mapped;
 }
@@ -1138,7 +1131,7 @@ void fake_forget(void) {
   if (text) *text = 0;
 }
 
-/* As new, with so many devices. Nothing of before may be in use. */
+/* Start again with this many devices. No earlier object may be in use. */
 void fake_reset(int devices) {
   generation++;
   n_devices = devices;
@@ -1169,7 +1162,7 @@ void fake_reset(int devices) {
   fake_forget();
 }
 
-/* Everything is done, and known to all: between tests that share the driver. */
+/* Finish all work, and make it known to all: between tests that share the driver. */
 void fake_settle(void) {
   pthread_mutex_lock(&lock);
   n_accesses = 0;
@@ -1184,13 +1177,13 @@ void fake_set_peers(int yes) {
   has_peers = yes;
 }
 
-/* The process starts anew, as far as a sticky error goes. */
+/* Clear a sticky error, as a new process would. */
 void fake_mend(void) {
   broken = fail_code = 0;
   fail_number = 0;
 }
 
-/* The next call of a name waits in the driver until it is let go. */
+/* Make the next call of a name wait in the driver. */
 void fake_hold(const char* name) {
   pthread_mutex_lock(&lock);
   snprintf(hold_name, sizeof hold_name, "%s", name);
@@ -1198,7 +1191,7 @@ void fake_hold(const char* name) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Returns 1 once it waits, 0 after so many seconds. */
+/* Returns 1 when it waits, 0 after so many seconds. */
 int fake_is_held(int seconds) {
   struct timespec end = after_seconds(seconds);
   pthread_mutex_lock(&lock);
@@ -1258,14 +1251,14 @@ void fake_fail(const char* name, int code, int after) {
   fail_after = after;
 }
 
-/* The call of this number fails, 1 = the next one, whichever it is. */
+/* Make the call with this number fail, 1 = the next one, by any name. */
 void fake_fail_number(long number, int code) {
   *number_name = 0;
   fail_number = number;
   number_code = code;
 }
 
-/* Which one that was, "" = none so far. */
+/* The name of that call, "" = not yet. */
 const char* fake_failed_call(void) {
   return number_name;
 }
@@ -1300,7 +1293,7 @@ uint64_t fake_alloc(int device, size_t n, int kind) {
   TEST(uint64_t, new_block(device, n, kind));
 }
 
-/* What a kernel would find at an address, or leave there. */
+/* Read or write device memory like a kernel. */
 void fake_peek(uint64_t address, size_t n, void* out) {
   memcpy(out, bytes_of((void*)(uintptr_t)address), n);
 }
@@ -1320,7 +1313,7 @@ int fake_is_alive(uint64_t address) {
 
 enum { WRITES = 1, COPIES = 2 };
 
-/* A kernel that reads or writes memory, or a copy, which sees all devices; 1 = it races. */
+/* A kernel that reads or writes memory, or a copy, which can access all devices; 1 = it races. */
 int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
@@ -1333,7 +1326,7 @@ int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how
   return raced;
 }
 
-/* The same by this thread of the host. */
+/* The same by this host thread. */
 int fake_host_access(uint64_t address, size_t n, int write) {
   pthread_mutex_lock(&lock);
   tick(&now[host()], host());
@@ -1342,7 +1335,7 @@ int fake_host_access(uint64_t address, size_t n, int write) {
   return raced;
 }
 
-/* Nothing that is put on the stream from now on gets done until it is resumed. */
+/* Later work on the stream does not finish until it is resumed. */
 void fake_stall(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
@@ -1366,7 +1359,7 @@ void fake_capture(int device, uint64_t handle, int mode) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Returns 0, 901 where the capture was broken, 904 where other streams were drawn into it. */
+/* Returns 0, 901 = the capture was invalidated, 904 = other streams have joined it. */
 int fake_capture_end(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device), c = streams[s].capture, answer = 0;

@@ -1,11 +1,11 @@
-/* The recording driver of fake_cuda.c with what cuda.h 13.0 says of memory of several processes:
- * IPC handles of memory and events, and allocations behind descriptors. It lies around that driver,
- * and knows of its inside no more than where the bytes of a block are.
+/* The recording driver of fake_cuda.c with cuda.h 13.0's rules for memory of several processes: IPC
+ * handles of memory and events, and allocations with descriptors. It wraps that driver, and only
+ * knows where the bytes of a block are.
  *
- * Every block is kept in a file of memory, which other processes open as dlx does its segments.
- * What another process has written is work on a stream that nobody here has: who opens memory and
- * does not wait for an event that was opened after it, races. Memory that is freed, and events that
- * are destroyed, while another process has them open are misuses. */
+ * Each block is a memory file, which other processes open as dlx opens its segments. Another
+ * process's writes are work on a stream that does not exist here: reading opened memory without
+ * waiting for an event that was opened later is a race. Freeing memory, and destroying events, that
+ * another process has open are misuses. */
 
 #define _GNU_SOURCE
 
@@ -22,9 +22,9 @@
 enum { FILES = 4096, PAGE = 4096 };
 
 static struct {
-  char* bytes; /* what fake_cuda.c holds of a block */
+  char* bytes; /* fake_cuda.c's bytes of a block */
   size_t size;
-  int fd; /* the file of memory that they are in */
+  int fd; /* the memory file that contains them */
 } files[FILES];
 
 static int file_of(const void* bytes) {
@@ -77,21 +77,20 @@ static void file_free(void* bytes) {
 #undef cuMemFree_v2
 #undef fake_reset
 
-/* ---- what is known of blocks ------------------------------------------------------------------
- */
+/* ---- known blocks ---------------------------------------------------------------------------- */
 
 enum { MANY = 1024, POOLED = 1, OPENED = 2, ADDRESSES = 4, MAPPED_HERE = 8, USABLE = 16 };
 
 static struct {
   uint64_t address;
   int what;
-  int lock; /* of what was opened: the file, held so that its owner can tell */
+  int lock; /* the file of an opened block, locked so that its owner can detect it */
 } known[MANY];
 
 static struct {
   void* event;
-  int fd;     /* locked by who has it open */
-  int opened; /* here, of another process */
+  int fd;     /* locked by processes that opened it */
+  int opened; /* opened here, from another process */
 } shared_events[MANY];
 
 static struct {
@@ -115,18 +114,18 @@ static uint64_t base_of(uint64_t address, size_t* size, int* fd) {
   return (uint64_t)(uintptr_t)b->low;
 }
 
-/* The file that another process has, opened by itself; -1 where it is gone. */
+/* Open another process's file; -1 = it is gone. */
 static int open_file(int process, int fd) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/fd/%d", process, fd);
   return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* A call that an entry point makes of another one. */
+/* A call from one entry point to another. */
 #define INNER(call) (inner++, status_of = (call), inner--, status_of)
 static __thread int status_of;
 
-/* A block here over the bytes of a file. */
+/* Create a block over the bytes of a file. */
 static uint64_t block_over(int fd, size_t size) {
   uint64_t address;
   if (INNER(cuMemAlloc_v2(&address, size)) != 0) return 0;
@@ -137,7 +136,7 @@ static uint64_t block_over(int fd, size_t size) {
   return address;
 }
 
-/* What was opened was written to by somebody else, just now. */
+/* Another process has just written to an opened block. */
 static void written_abroad(uint64_t address, size_t size) {
   int device = find_block((void*)(uintptr_t)address)->device;
   if (abroad[device] == 0) abroad[device] = fake_stream(device, 0);
@@ -166,22 +165,21 @@ void fake_set_sharing(int by_handle, int by_descriptor) {
   has_descriptors = by_descriptor;
 }
 
-/* Allocations that are neither released nor mapped away. */
+/* Allocations that are neither released nor unmapped. */
 long fake_allocations(void) {
   long n = 0;
   for (int i = 0; i < MANY; i++) n += allocations[i].used != 0;
   return n;
 }
 
-/* Blocks that other processes have made, open here. */
+/* Blocks of other processes that are open here. */
 long fake_opened(void) {
   long n = 0;
   for (int i = 0; i < MANY; i++) n += (known[i].what & OPENED) != 0;
   return n;
 }
 
-/* ---- entry points that do more than before ----------------------------------------------------
- */
+/* ---- extended entry points ------------------------------------------------------------------- */
 
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   int status = base_attribute(value, attribute, device);
@@ -222,7 +220,7 @@ int cuMemAllocFromPoolAsync(uint64_t* address, size_t n, pool* from, uint64_t ha
   return pooled(base_alloc_from_pool(address, n, from, handle), address);
 }
 
-/* Whether another process has a file open: each holds a lock on an opening of its own. */
+/* Return 1 if another process has a file open: each holds a lock on its own descriptor. */
 static int is_open_abroad(int fd) {
   int own = open_file(getpid(), fd), found = own >= 0 && flock(own, LOCK_EX | LOCK_NB) != 0;
   if (own >= 0) close(own);
@@ -263,8 +261,7 @@ int cuEventDestroy_v2(event* e) {
   return base_event_destroy(e);
 }
 
-/* ---- handles ----------------------------------------------------------------------------------
- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 typedef struct {
   int kind, process, fd, device;
@@ -293,7 +290,8 @@ int cuIpcGetMemHandle(ipc_handle* handle, uint64_t address) {
   LEAVE(0);
 }
 
-/* Opening twice gives the same address, by cuda.h; dlx opens once, so that a second time is one. */
+/* By cuda.h, opening twice returns the same address; dlx opens once, so a second call is a
+ * misuse. */
 int cuIpcOpenMemHandle_v2(uint64_t* address, ipc_handle handle, unsigned flags) {
   {
     ENTER("cuIpcOpenMemHandle");
@@ -367,8 +365,7 @@ int cuIpcOpenEventHandle(void** made, ipc_handle handle) {
   return abroad[device] ? INNER(cuEventRecord(e, abroad[device])) : 0;
 }
 
-/* ---- allocations behind descriptors -----------------------------------------------------------
- */
+/* ---- allocations with descriptors ------------------------------------------------------------ */
 
 typedef struct {
   int kind, handles, place, device;
@@ -471,7 +468,7 @@ int cuMemMap(uint64_t address, size_t size, size_t offset, unsigned long long al
     int fd = allocations[allocation].fd;
     mmap(bytes, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
     known[i].what |= MAPPED_HERE;
-    known[i].lock = -(int)allocation; /* no lock: the allocation lives as long as a map of it */
+    known[i].lock = -(int)allocation; /* no lock: the allocation lives as long as a mapping of it */
     allocations[allocation].maps++;
     opened = allocations[allocation].used == 2;
     pthread_mutex_unlock(&lock);

@@ -1,4 +1,4 @@
-/* Memory pools and host functions of the recording driver: a part of fake_cuda.c, before its entry
+/* Memory pools and host functions of the recording driver: part of fake_cuda.c, before its entry
  * points. */
 
 #ifndef FAKE_POOLS_H_
@@ -18,8 +18,8 @@ static void take(pool* from, size_t n) {
   if (from->taken > from->taken_high) from->taken_high = from->taken;
 }
 
-/* A spare block that suits: where the stream knows of its release (REUSE_FOLLOW_EVENT_DEPENDENCIES)
- * or that is over (REUSE_ALLOW_OPPORTUNISTIC). In a capture memory is the graph's. */
+/* Find a spare block: the stream knows of its release (REUSE_FOLLOW_EVENT_DEPENDENCIES), or that is
+ * finished (REUSE_ALLOW_OPPORTUNISTIC). During a capture, memory belongs to the graph. */
 static block* find_spare(int number, size_t n, int s) {
   if (capture_state(s) == ACTIVE) return NULL;
   for (int i = 0; i < n_blocks; i++) {
@@ -57,7 +57,7 @@ static int take_from_pool(int number, size_t n, int s, uint64_t* address) {
   return 0;
 }
 
-/* A block came back, after what is known then. */
+/* Return a block to its pool, with the clocks of that time. */
 static void give_to_pool(block* b, const clocks* when) {
   b->spare = 1;
   b->high = b->low + b->room;
@@ -84,8 +84,7 @@ static void trim_all(void) {
     if (pools[i].used && pools[i].reserved > pools[i].threshold) trim(i, pools[i].threshold);
 }
 
-/* ---- host functions -----------------------------------------------------------------------------
- */
+/* ---- host functions -------------------------------------------------------------------------- */
 
 typedef struct {
   int stream, run;
@@ -94,8 +93,8 @@ typedef struct {
   clocks when;
 } host_function;
 
-/* A thread of the driver's: after what is on the stream, with no lock of the driver's held. "The
- * host function must not make any CUDA API calls." */
+/* Runs on a thread of the driver: after the stream's work, without the driver's lock. "The host
+ * function must not make any CUDA API calls." */
 static void* run_function(void* made) {
   host_function* self = made;
   pthread_mutex_lock(&lock);
@@ -116,8 +115,8 @@ static void* run_function(void* made) {
   return NULL;
 }
 
-/* Who waits for a stream waits for its host functions. Returns 1 where they do not end: they wait
- * for something that the caller holds, such as the GIL. */
+/* Waiting for a stream includes its host functions. Returns 1 if they do not end: they wait for
+ * something that the caller holds, such as the GIL. */
 static int wait_for_functions(int s) {
   struct timespec end = after_seconds(patience());
   while (streams[s].running && is_complete(&now[streams[s].actor]))

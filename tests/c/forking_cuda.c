@@ -1,4 +1,4 @@
-/* The recording driver, whose cuInit forks before it starts. */
+/* The recording driver, with a cuInit that forks before it starts. */
 
 #define cuInit base_init
 #include "fake_cuda.c"

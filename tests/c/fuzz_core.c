@@ -1,10 +1,10 @@
-/* Fuzz targets for the pure core: what its functions return is compared with references that are
- * written the slow way. The first byte of an input chooses the target, the others become tensors
- * and operations; edge values are common. Every block has exactly the size that is needed, so that
- * the address sanitizer sees what is read or written beside it.
+/* Fuzz targets for the pure core: results are compared with simple reference implementations. The
+ * first byte of an input selects the target, the others become tensors and operations; edge values
+ * are common. Every block has exactly the required size, so that the address sanitizer finds reads
+ * and writes outside it.
  *
- * With clang's libFuzzer this is a fuzzer. With -DALONE, for any compiler, it has a main that runs
- * a corpus and seeded mutations of it. tests/support/fuzz_core.py builds and runs both. */
+ * clang's libFuzzer can run it. With -DALONE, any compiler builds a program that runs a corpus and
+ * seeded mutations of it. tests/support/stress/fuzz_core.py builds and runs both. */
 
 #include <pthread.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include "core/arrow.h"
 #include "core/copy.h"
 
-__extension__ typedef __int128 wide; /* every product of two numbers of 64 bits fits */
+__extension__ typedef __int128 wide; /* holds every product of two 64-bit numbers */
 
 #define HOLDS(condition) ((condition) ? (void)0 : broken(#condition, __LINE__))
 
@@ -28,7 +28,7 @@ _Noreturn static void broken(const char* condition, int line) {
 
 static const uint8_t *at, *end;
 
-/* The next byte; an input that is used up goes on with ones. */
+/* Return the next byte; after the end of the input, ones. */
 static unsigned byte(void) {
   return at < end ? *at++ : 1;
 }
@@ -69,12 +69,12 @@ static int64_t* numbers(int32_t count) {
   return values;
 }
 
-/* Strides under which no two elements meet: dimensions in an order, with signs, gaps and anything
- * for extents of 1, all as the input says; ones in the input are row-major. */
+/* Return strides without overlap: dimensions in any order, with signs, gaps, and any stride for
+ * extents of 1, as chosen by the input; ones in the input mean row-major. */
 static int64_t* laid_out(int32_t ndim, const int64_t* shape) {
   int64_t* strides = fresh((size_t)ndim * sizeof *strides);
   char is_done[DLX_MAX_NDIM] = {0};
-  uint64_t step = 1; /* it may wrap: then dlx_validate has something to refuse */
+  uint64_t step = 1; /* may wrap, for dlx_validate to reject */
   for (int32_t left = ndim; left > 0; left--) {
     unsigned kind = byte();
     int32_t d = ndim - 1;
@@ -107,7 +107,7 @@ static DLDevice device(void) {
   return (DLDevice){type, kind < 160 ? 0 : (int32_t)byte()};
 }
 
-/* A tensor over memory that nobody reads, right or wrong. */
+/* A valid or invalid tensor over memory that is never accessed. */
 static DLTensor any_tensor(void) {
   static const int32_t odd_ranks[] = {DLX_MAX_NDIM, DLX_MAX_NDIM + 1, -1, INT32_MAX, INT32_MIN, 64};
   unsigned rank = byte(), kind = byte(), place = byte();
@@ -129,7 +129,7 @@ static DLTensor any_tensor(void) {
 /* ---- references ------------------------------------------------------------------------------ */
 
 typedef struct {
-  int status; /* of dlx_validate; the rest is set where it is DLX_OK */
+  int status; /* of dlx_validate; the rest is set for DLX_OK */
   int64_t size;
   wide nbytes, low, high;
 } facts;
@@ -139,7 +139,7 @@ static int is_address(int32_t type) {
          type == kDLROCMHost || type == kDLCUDAManaged;
 }
 
-static wide whole_bytes(wide bits) { /* rounded up, away from 0 where `bits` is below it */
+static wide whole_bytes(wide bits) { /* rounds away from 0 */
   return bits < 0 ? -((7 - bits) / 8) : (bits + 7) / 8;
 }
 
@@ -182,7 +182,7 @@ static facts look_at(const DLTensor* t, uint64_t flags) {
                  whole_bytes(high)};
 }
 
-/* Elements from the first one to the one with this row-major index. */
+/* The offset of an element from the first one, by its row-major index. */
 static int64_t offset_of(const DLTensor* t, int64_t index) {
   int64_t offset = 0, below = 1;
   for (int32_t d = t->ndim - 1; d >= 0; d--) {
@@ -212,7 +212,7 @@ static uint32_t layout_of(const DLTensor* t, int64_t size) {
     }
   }
   char is_done[DLX_MAX_NDIM] = {0};
-  for (;;) { /* find the dimension that goes on where the last one ended */
+  for (;;) { /* find the dimension that continues from the last one */
     int32_t next = -1, left = 0;
     for (int32_t i = 0; i < t->ndim; i++) {
       if (is_done[i] || t->shape[i] == 1 || t->strides[i] == 0) continue;
@@ -227,7 +227,7 @@ static uint32_t layout_of(const DLTensor* t, int64_t size) {
 
 /* ---- layout.c -------------------------------------------------------------------------------- */
 
-/* The references again, by a walk over all elements of a small tensor. */
+/* Check the references again, by visiting all elements of a small tensor. */
 static void walk(const DLTensor* t, uint64_t flags, const facts* f) {
   int64_t bits = t->dtype.bits * t->dtype.lanes, low = 0, high = 0;
   int is_dense = 1, is_broadcast = 0;
@@ -242,7 +242,7 @@ static void walk(const DLTensor* t, uint64_t flags, const facts* f) {
   for (int32_t d = 0; t->strides && d < t->ndim; d++)
     is_broadcast |= t->shape[d] > 1 && t->strides[d] == 0;
   if (is_broadcast) return;
-  for (int64_t i = 0; i < f->size; i++) { /* dense: from the lowest on, each element is used once */
+  for (int64_t i = 0; i < f->size; i++) { /* dense: each element is used once */
     int64_t from_lowest = offset_of(t, i) - low / bits;
     if (from_lowest >= f->size || is_used[from_lowest]++) is_dense = 0;
     if (from_lowest >= f->size) break;
@@ -292,7 +292,7 @@ static void target_layout(void) {
     HOLDS(dlx_is_plain(&t, 1));
 }
 
-/* ---- managed.c and legacy.c: one tensor through every way in and out ------------------------- */
+/* ---- managed.c and legacy.c: import and export ----------------------------------------------- */
 
 static void count_release(void* owner) {
   ++*(int64_t*)owner;
@@ -311,7 +311,7 @@ static void same_tensor(const DLTensor* a, const DLTensor* b) {
   HOLDS(same_numbers(a->strides, b->strides, a->ndim));
 }
 
-/* What a managed tensor over `like` has to say; the arrays are snapshots. */
+/* The expected managed tensor over `like`; copies its arrays. */
 static DLTensor snapshot(const DLTensor* like) {
   DLTensor t = *like;
   size_t bytes = (size_t)t.ndim * sizeof *t.shape;
@@ -336,7 +336,7 @@ static DLTensor snapshot(const DLTensor* like) {
   return t;
 }
 
-/* The producer's arrays change after the hand-over. */
+/* The producer changes its arrays after the hand-over. */
 static void scribble(const DLTensor* t) {
   for (int32_t i = 0; i < t->ndim; i++) {
     t->shape[i] = -77;
@@ -355,7 +355,7 @@ static void target_make(void) {
   DLManagedTensor legacy = {t, &released, dlx_count_legacy}, *shell;
   int is_owed = way % 3 == 0 || way < 192;
   if (!is_owed) versioned.deleter = NULL, legacy.deleter = NULL;
-  if (way % 3 == 2) flags = 0; /* the legacy struct has none */
+  if (way % 3 == 2) flags = 0; /* the legacy struct has no flags */
   if (way % 3 == 1 && wrong_version > 250) {
     versioned.version.major = wrong_version - 250 + 1;
     status = DLX_E_VERSION;
@@ -373,7 +373,7 @@ static void target_make(void) {
   }
   scribble(&t);
   same_tensor(&made->dl_tensor, &wanted);
-  /* What is adopted loses a flag that says nothing of whole bytes. */
+  /* Import clears a flag that has no meaning for whole bytes. */
   if (way % 3 == 1 && dlx_itemsize(t.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   HOLDS(made->version.major == 1 && made->version.minor == 3 && made->flags == flags);
@@ -381,7 +381,7 @@ static void target_make(void) {
   HOLDS(!dlx_has_odd_strides(&made->dl_tensor));
   HOLDS(dlx_validate(&made->dl_tensor, flags) == DLX_OK);
 
-  status = look_at(&t, other_flags).status; /* wrong now, but for a rank of 0 */
+  status = look_at(&t, other_flags).status; /* now invalid, except for rank 0 */
   HOLDS(dlx_managed_share(made, &t, other_flags, &again) == status);
   if (status == DLX_OK) dlx_managed_release(again);
 
@@ -393,7 +393,7 @@ static void target_make(void) {
   HOLDS(released == 0 && dlx_legacy_export(made, &shell) == DLX_OK);
   same_tensor(&shell->dl_tensor, &wanted);
   HOLDS(shell->manager_ctx != NULL && shell->deleter != NULL);
-  if (look_at(&shell->dl_tensor, 0).status == DLX_OK) { /* and back, as another program would */
+  if (look_at(&shell->dl_tensor, 0).status == DLX_OK) { /* and back, like another program */
     HOLDS(dlx_legacy_adopt(shell, &again) == DLX_OK);
     same_tensor(&again->dl_tensor, &wanted);
     HOLDS(again->flags == 0 && released == 0);
@@ -404,7 +404,7 @@ static void target_make(void) {
   HOLDS(released == is_owed);
 }
 
-/* Fresh memory like a tensor, of which nothing but the shape and dtype need be right. */
+/* Allocate memory like a tensor; only its shape and dtype must be valid. */
 static void target_empty(void) {
   static char memory[DLX_ALIGNMENT];
   DLTensor t = any_tensor();
@@ -414,8 +414,8 @@ static void target_empty(void) {
   DLTensor compact = {memory, {kDLCPU, 0}, t.ndim, t.dtype, t.shape, NULL, 0};
   facts f = look_at(&compact, flags);
   DLManagedTensorVersioned* made = NULL;
-  if (keeps_order && look_at(&t, flags).status != DLX_OK) return; /* strides are believed */
-  if (f.status == DLX_OK && f.nbytes > (kind < 248 ? 1 << 16 : 1 << 23)) return; /* seldom much */
+  if (keeps_order && look_at(&t, flags).status != DLX_OK) return; /* strides are trusted */
+  if (f.status == DLX_OK && f.nbytes > (kind < 248 ? 1 << 16 : 1 << 23)) return; /* rarely large */
   int status = dlx_managed_empty(&t, flags, keeps_order, &made);
   HOLDS(status == f.status);
   HOLDS(dlx_live() == (status == DLX_OK));
@@ -438,26 +438,26 @@ static void target_empty(void) {
   dlx_managed_release(made);
 }
 
-/* ---- managed.c: who releases what, and how often --------------------------------------------- */
+/* ---- managed.c: owners and releases ---------------------------------------------------------- */
 
 enum { NODES = 128, NOBODY = -1 };
 
-typedef enum { OWNER, VERSIONED, LEGACY, SHARE, NESTED, UNOWNED } way; /* how a node was made */
+typedef enum { OWNER, VERSIONED, LEGACY, SHARE, NESTED, UNOWNED } way; /* how a node was created */
 
 typedef struct {
   DLManagedTensorVersioned* managed;
-  DLManagedTensor* shell; /* one of the handles */
+  DLManagedTensor* shell; /* the handle of an exported node */
   way way;
-  int handles; /* counts that the program has */
-  int shares;  /* living nodes whose owner this one is */
+  int handles; /* counts that the program holds */
+  int shares;  /* live nodes that this one owns */
   int parent;  /* the node, */
-  int foreign; /* or the thing, that it owns; both may be NOBODY */
+  int foreign; /* or the foreign object, that it owns; both may be NOBODY */
   int is_held, is_abandoned;
 } node;
 
 static node nodes[NODES];
 static int n_nodes, live;
-/* Of each foreign thing: how often it was released, and should have been; -1 = never. */
+/* Actual and expected releases of each foreign object; -1 = never. */
 static int64_t released[NODES], expected[NODES];
 static DLManagedTensorVersioned versioned[NODES];
 static DLManagedTensor legacy[NODES];
@@ -511,7 +511,7 @@ static void make_node(unsigned operation, node* parent) {
                               : dlx_managed_new(&t, 0, parent->managed, release_made, out);
     n->parent = (int)(parent - nodes);
     parent->shares++;
-    if (operation == 6) parent->handles--; /* it is the owner's now */
+    if (operation == 6) parent->handles--; /* now the owner's */
   } else {
     n->way = operation == 1 ? VERSIONED : operation == 2 ? LEGACY : OWNER;
     n->foreign = i;
@@ -555,7 +555,7 @@ static void disown(node* n) {
   HOLDS(dlx_managed_is_sole(n->managed) == is_sole);
   if (!is_sole) return;
   dlx_managed_own(n->managed, NULL, NULL);
-  if (n->parent != NOBODY) { /* the count on the parent is the program's again */
+  if (n->parent != NOBODY) { /* the program owns the count again */
     nodes[n->parent].shares--;
     nodes[n->parent].handles++;
   } else {
@@ -574,7 +574,7 @@ static void operate(unsigned operation, node* n, int* may_run_thread) {
   } else if (operation >= 7 && operation < 10) {
     release_handle(n);
   } else if (n->is_abandoned) {
-    return; /* its deleter may be called, nothing else */
+    return; /* only its deleter may be called */
   } else if (operation < 7) {
     if (n_nodes == NODES || (operation == 6 && n->shell && n->handles == 1)) return;
     make_node(operation, n);
@@ -583,7 +583,7 @@ static void operate(unsigned operation, node* n, int* may_run_thread) {
     dlx_managed_hold(n->managed);
     n->handles++;
     n->is_held |= is_sole;
-  } else if (operation < 13) { /* the consumer may have released its count before, or not */
+  } else if (operation < 13) { /* the consumer may have released its count, or not */
     if (n->is_held && !(n->shell && n->handles == 1)) abandon(n);
   } else if (operation == 13) {
     if (n->shell == NULL) HOLDS(dlx_legacy_export(n->managed, &n->shell) == DLX_OK);
@@ -593,7 +593,7 @@ static void operate(unsigned operation, node* n, int* may_run_thread) {
 }
 
 static void target_owners(void) {
-  int may_run_thread = byte() > 250; /* once, and seldom: it takes long */
+  int may_run_thread = byte() > 250; /* rarely and once, since it takes long */
   n_nodes = live = 0;
   memset(released, 0, sizeof released), memset(expected, 0, sizeof expected);
   while (at < end) {
@@ -611,7 +611,7 @@ static void target_owners(void) {
     while (nodes[i].handles) release_handle(&nodes[i]);
   }
   HOLDS(memcmp(released, expected, sizeof released) == 0);
-  for (int i = 0; i < n_nodes; i++) /* those with an owner of their own: once, or given back */
+  for (int i = 0; i < n_nodes; i++) /* owners are released once, or returned */
     HOLDS(released[i] == (nodes[i].way < SHARE ? (released[i] == -1 ? -1 : 1) : 0));
 }
 
@@ -702,12 +702,12 @@ static void target_check(void) {
 /* ---- copy.c and repack.c --------------------------------------------------------------------- */
 
 typedef struct {
-  uint8_t *memory, *before, *first; /* exactly the bytes of one tensor, as they were; element 0 */
+  uint8_t *memory, *before, *first; /* the bytes of a tensor, a copy of them; element 0 */
   size_t bytes;
   int64_t bits; /* of one element in memory */
 } block;
 
-/* Give `t` memory, filled; 0 where that is too much. */
+/* Allocate and fill memory for `t`. Returns 0 if it is too large. */
 static int place(DLTensor* t, int64_t size, uint64_t flags, block* b) {
   int64_t low = 0, high = 0, front = byte() % 16, offset = byte() % 2 ? 0 : front;
   b->bits = t->dtype.bits * t->dtype.lanes;
@@ -733,12 +733,12 @@ static void is_as_before(const block* b) {
   HOLDS(memcmp(b->memory, b->before, b->bytes) == 0);
 }
 
-static int is_sound(DLTensor t) { /* but for its memory, packed or padded */
+static int is_sound(DLTensor t) { /* except for its memory, packed or padded */
   t.data = &t;
   return look_at(&t, DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED).status == DLX_OK;
 }
 
-/* A shape of some elements, and the strides of the side that is read: whatever they are. */
+/* A shape with some elements, and any strides of the source. */
 static int64_t small_tensor(DLTensor* t) {
   unsigned rank = byte(), kind = byte();
   int64_t size = 1;
@@ -815,7 +815,7 @@ static void target_repack(void) {
   if (size < 0) return;
   if (kind < 250) from.dtype.bits = (uint8_t)(kind % 7 + 1), from.dtype.lanes = 1;
   dense = to = from;
-  if (kind < 192) { /* row-major; else perhaps not */
+  if (kind < 192) { /* row-major; otherwise any */
     dense.strides = NULL;
   } else {
     dense.strides = laid_out(dense.ndim, dense.shape);
@@ -851,8 +851,8 @@ static void target_repack(void) {
   is_as_before(&target);
 }
 
-/* ---- Arrow's structs: right ones over memory of the exact size, then one lie --------------------
- */
+/* ---- Arrow's structs: valid ones over memory of the exact size, then with one lie
+ * ---------------- */
 
 enum { MOST_LEVELS = 4, MOST_BATCHES = 3, MOST_ARRAYS = 64 };
 
@@ -861,7 +861,7 @@ static struct ArrowArray arrays[MOST_ARRAYS];
 static int n_types, n_arrays, n_owed, n_released;
 
 static void release_type(struct ArrowSchema* type) {
-  HOLDS(type->release == release_type); /* once */
+  HOLDS(type->release == release_type); /* released once */
   type->release = NULL;
   n_released++;
 }
@@ -892,7 +892,7 @@ static struct ArrowArray* new_array(int64_t length, int64_t offset, int64_t n_bu
   return node;
 }
 
-/* Bytes that are exactly as many as bits need; any values. */
+/* Random bytes, exactly as many as the bits need. */
 static uint8_t* bitmap(int64_t bits) {
   size_t bytes = (size_t)((bits + 7) / 8);
   uint8_t* block = fresh(bytes ? bytes : 1);
@@ -905,16 +905,17 @@ static int bit_is_set(const uint8_t* bits, int64_t i) {
   return bits[i / 8] >> i % 8 & 1;
 }
 
-/* What a column is, computed element by element. */
+/* Expected values of a column, computed element by element. */
 typedef struct {
   int32_t n_lists, is_bits;
   int64_t sizes[MOST_LEVELS], item, rows, n_nulls, n_chunks;
-  const uint8_t* first; /* where the first chunk's elements begin */
-  uint8_t values[4096]; /* all elements, a byte for each bool */
+  const uint8_t* first; /* of the first chunk */
+  uint8_t values[4096]; /* all elements; bools have a byte each */
   size_t n_bytes;
 } arrow_facts;
 
-/* Make the arrays of one batch from the outermost on; note what they mean. Too large: NULL. */
+/* Create the arrays of one batch, outermost first, and record the expected values; NULL = too
+ * large. */
 static struct ArrowArray* new_batch(arrow_facts* facts, struct ArrowArray* parents) {
   struct ArrowArray* outermost = NULL;
   int64_t rows = byte() % 5, from = 0, count = rows, nulls = 0;
@@ -928,7 +929,7 @@ static struct ArrowArray* new_batch(arrow_facts* facts, struct ArrowArray* paren
   for (int32_t level = 0; level <= facts->n_lists; level++) {
     int is_values = level == facts->n_lists;
     int64_t offset = byte() % 10;
-    int64_t more = level == 0 && !parents ? 0 : byte() % 2; /* values that the parent leaves out */
+    int64_t more = level == 0 && !parents ? 0 : byte() % 2; /* values that the parent skips */
     struct ArrowArray* node = new_array(from + count + more, offset, is_values ? 2 : 1);
     int64_t start = offset + from;
     unsigned valid = byte();
@@ -973,7 +974,7 @@ static struct ArrowArray* new_batch(arrow_facts* facts, struct ArrowArray* paren
   return outermost;
 }
 
-/* Change one number or pointer of a node; whether what is left can be right is not known. */
+/* Change one number or pointer of a node; the result may be valid or not. */
 static void lie_about(struct ArrowArray* node) {
   switch (byte() % 8) {
     case 0:
@@ -1069,7 +1070,7 @@ static void target_arrow(void) {
   if (lies && n_arrays && byte() % 2) lie_about(&arrays[byte() % (unsigned)n_arrays]);
   if (lies && batch_count) lie_about(&batches[byte() % batch_count]);
   if (lies && byte() % 8 == 0) types[byte() % (unsigned)n_types].n_children = number() % 2;
-  /* No bitmap is as long as a lie says, so none may be read. */
+  /* A bitmap may be shorter than the lie claims: remove it. */
   for (int i = 0; lies && i < n_arrays; i++) {
     if (arrays[i].buffers) arrays[i].buffers[0] = NULL;
   }
@@ -1091,11 +1092,11 @@ static void target_arrow(void) {
   dlx_arrow_fault fault;
   if (status == DLX_OK) {
     int64_t number_of = is_table ? 0 : DLX_ARROW_WHOLE;
-    status = dlx_arrow_look(data, number_of, &column, &fault);
+    status = dlx_arrow_describe(data, number_of, &column, &fault);
     HOLDS(lies ? status == DLX_OK || status == DLX_E_ARROW : status == DLX_OK);
-    if (is_table) HOLDS(dlx_arrow_look(data, byte() + 1, &column, &fault) == DLX_E_ARROW);
+    if (is_table) HOLDS(dlx_arrow_describe(data, byte() + 1, &column, &fault) == DLX_E_ARROW);
     if (!lies) {
-      HOLDS(dlx_arrow_look(data, number_of, &column, &fault) == DLX_OK);
+      HOLDS(dlx_arrow_describe(data, number_of, &column, &fault) == DLX_OK);
       HOLDS(column.is_numbers == (facts.item != 0) && column.shape[0] == facts.rows);
       if (column.is_numbers) {
         HOLDS(column.ndim == facts.n_lists + 1 && column.is_packed == facts.is_bits);
@@ -1122,7 +1123,7 @@ static void target_arrow(void) {
   HOLDS(n_released == n_owed);
 }
 
-/* A tensor given out as Arrow's structs, and read again. */
+/* Export a tensor to Arrow's structs, and import it again. */
 static void target_arrow_out(void) {
   DLTensor like;
   DLManagedTensorVersioned *made, *again;
@@ -1135,8 +1136,8 @@ static void target_arrow_out(void) {
   memset(made->dl_tensor.data, 7, (size_t)((size * like.dtype.bits * like.dtype.lanes + 7) / 8));
   struct ArrowSchema type;
   struct ArrowArray array;
-  int wanted = dlx_arrow_give_schema(&made->dl_tensor, &type);
-  HOLDS(dlx_arrow_give_array(made, &array) == wanted);
+  int wanted = dlx_arrow_export_schema(&made->dl_tensor, &type);
+  HOLDS(dlx_arrow_export_array(made, &array) == wanted);
   dlx_managed_release(made);
   if (wanted != DLX_OK) return;
   dlx_arrow* data = dlx_arrow_new();
@@ -1146,11 +1147,11 @@ static void target_arrow_out(void) {
   HOLDS(dlx_arrow_move_array(data, &array, 0) == DLX_E_CONSUMED);
   dlx_arrow_column column;
   dlx_arrow_fault fault;
-  HOLDS(dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault) == DLX_OK);
+  HOLDS(dlx_arrow_describe(data, DLX_ARROW_WHOLE, &column, &fault) == DLX_OK);
   HOLDS(column.ndim == like.ndim && column.dtype.bits == like.dtype.bits);
   HOLDS(column.n_nulls == 0 && column.n_chunks == 1);
   for (int32_t i = 0; i < like.ndim; i++) HOLDS(column.shape[i] == like.shape[i]);
-  if (like.dtype.code == kDLBool) { /* packed on the way out */
+  if (like.dtype.code == kDLBool) { /* exported as bits */
     HOLDS(dlx_arrow_gather(data, DLX_ARROW_WHOLE, &column, &again) == DLX_OK);
   } else {
     HOLDS(dlx_arrow_share(data, &column, &again) == DLX_OK);
@@ -1172,7 +1173,7 @@ static const struct {
 enum { TARGETS = sizeof targets / sizeof *targets };
 
 static unsigned long long runs[TARGETS];
-static const char* only; /* the target of FUZZ_TARGET; the others are left out */
+static const char* only; /* set by FUZZ_TARGET: run only this target */
 
 static void tell_runs(void) {
   for (int i = 0; i < TARGETS; i++) fprintf(stderr, "%-9s %12llu runs\n", targets[i].name, runs[i]);
@@ -1200,7 +1201,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #ifdef ALONE
 
-/* An error of the sanitizers ends in show_input as well. */
+/* The sanitizers' errors also call show_input. */
 const char* __asan_default_options(void);
 const char* __ubsan_default_options(void);
 const char* __asan_default_options(void) {
@@ -1243,8 +1244,7 @@ static void mutate(void) {
   }
 }
 
-/* fuzz_core CORPUS MUTATIONS SEED: a line of the corpus is an input, in hexadecimal digits, and
- * perhaps a note. */
+/* fuzz_core CORPUS MUTATIONS SEED: a corpus line is an input in hexadecimal, and a note. */
 int main(int argc, char** argv) {
   static char line[2 * LONGEST + 100];
   static uint8_t corpus[4096][LONGEST];

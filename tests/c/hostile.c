@@ -1,5 +1,5 @@
-/* Exchange tables that go wrong in every way: a consumer that fails before, during or after taking
- * ownership, and a producer whose borrow slot fails or lies. */
+/* Exchange tables with every kind of failure: a consumer that fails before, during or after it
+ * takes ownership, and a producer whose borrow slot fails or lies. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,19 +8,18 @@
 
 #include "dlpack_abi.h"
 
-/* ---- the consumer -----------------------------------------------------------------------------
- */
+/* ---- the consumer ---------------------------------------------------------------------------- */
 
 enum {
-  TAKES,          /* no failure */
-  FAILS_BEFORE,   /* never touches it */
-  FAILS_AFTER,    /* has called the deleter */
-  FAILS_LATER,    /* keeps it, and calls the deleter from a thread when told to */
-  FAILS_SILENTLY, /* -1 without an error */
-  SILENT_AFTER,   /* the same, having called the deleter */
-  NULL_RESULT,    /* 0 with a NULL result, no error */
-  NULL_AFTER,     /* the same, having called the deleter */
-  RAISES,         /* -1 with the error class given */
+  TAKES,
+  FAILS_BEFORE,   /* before taking ownership */
+  FAILS_AFTER,    /* after calling the deleter */
+  FAILS_LATER,    /* keeps the tensor; a thread calls the deleter later */
+  FAILS_SILENTLY, /* returns -1 without an error */
+  SILENT_AFTER,   /* the same, after calling the deleter */
+  NULL_RESULT,    /* returns 0 with NULL and without an error */
+  NULL_AFTER,     /* the same, after calling the deleter */
+  RAISES,         /* returns -1 with the given error class */
 };
 
 static int mode;
@@ -55,7 +54,7 @@ static void* delete_kept(void* unused) {
   return NULL;
 }
 
-/* Call the deleter of what was kept, from a thread that Python has never seen, or here. */
+/* Call the deleter of the kept tensor, on a thread unknown to Python, or here. */
 int hostile_delete_kept(int thread) {
   pthread_t other;
   if (!thread) return delete_kept(NULL) != NULL;
@@ -63,8 +62,7 @@ int hostile_delete_kept(int thread) {
   return failed ? failed : pthread_join(other, NULL);
 }
 
-/* ---- the producer -----------------------------------------------------------------------------
- */
+/* ---- the producer ---------------------------------------------------------------------------- */
 
 static DLTensor lent;
 static int64_t shape[64], strides[64];
@@ -78,7 +76,7 @@ static int borrow(void* object, DLTensor* out) {
   return lend_rc;
 }
 
-/* What the borrow slot gives from now on; n_shape or n_strides -1 for NULL. */
+/* Set the result of the borrow slot; n_shape or n_strides = -1 means NULL. */
 void hostile_lend(void* data, int ndim, int n_shape, const int64_t* given_shape, int n_strides,
                   const int64_t* given_strides, int code, int bits, int lanes, int device,
                   uint64_t byte_offset, int rc, int error) {
@@ -95,8 +93,7 @@ void hostile_lend(void* data, int ndim, int n_shape, const int64_t* given_shape,
   lend_error = error;
 }
 
-/* ---- the tables -------------------------------------------------------------------------------
- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 static const DLPackExchangeAPI good = {
     .header = {.version = {1, 3}},
@@ -110,8 +107,7 @@ static const DLPackExchangeAPIHeader newest = {
         .version = {2, 0}, .prev_api = (DLPackExchangeAPIHeader*)&good.header}};
 static const DLPackExchangeAPIHeader foreign = {.version = {2, 0}};
 
-/* ---- these want the GIL (ctypes.PyDLL) --------------------------------------------------------
- */
+/* ---- functions that need the GIL (ctypes.PyDLL) ---------------------------------------------- */
 
 PyObject* hostile_table(const char* which) {
   const void* table = !strcmp(which, "empty")     ? (const void*)&empty
@@ -131,7 +127,7 @@ PyObject* hostile_capsule(const char* which, int misnamed) {
 
 PyObject* hostile_set(int wanted, PyObject* error) {
   mode = wanted;
-  error_class = error; /* builtin classes, which live for ever */
+  error_class = error; /* builtin classes are never freed */
   imports = borrows = 0;
   Py_RETURN_NONE;
 }

@@ -1,5 +1,5 @@
-/* An exchange table whose slots report success without a result, or with one that is wrong, and a
- * buffer that does the same. What they leave unset is on the stack of their caller. */
+/* An exchange table, and a buffer, that report success without a result or with a wrong one. Unset
+ * results are whatever the caller's stack contains. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -8,17 +8,17 @@
 
 #include "dlpack_abi.h"
 
-/* What each slot does; the numbers that lyingtables.py names. */
+/* Behaviour of a slot; numbers as in lying_tables.py. */
 enum {
   RIGHT,
-  UNWRITTEN,      /* 0, and nothing is written */
-  WRITES_NULL,    /* 0, and the result is NULL, or all zeros */
-  SILENT,         /* -1, and no exception is set */
+  UNWRITTEN,      /* returns 0 without writing */
+  WRITES_NULL,    /* returns 0 with NULL or zeros */
+  SILENT,         /* returns -1 without an exception */
   SILENT_WRITTEN, /* the same with a result */
-  RAISES,         /* -1 with an exception */
-  RAISES_RIGHT,   /* 0 with a result and an exception */
-  ONE,            /* 1 with a result */
-  NO_SHAPE,       /* from here on: a result with a field that is wrong */
+  RAISES,         /* returns -1 with an exception */
+  RAISES_RIGHT,   /* returns 0 with a result and an exception */
+  ONE,            /* returns 1 with a result */
+  NO_SHAPE,       /* from here on: a result with a wrong field */
   NO_STRIDES,
   NO_DATA,
   NO_DATA_OR_SHAPE,
@@ -33,14 +33,14 @@ enum {
   ODD_VERSION,
   OLD_VERSION,
   ODD_FLAGS,
-  RIGHT_ONCE, /* right the first time, then as UNWRITTEN: the stack still has the first result */
+  RIGHT_ONCE, /* correct once, then like UNWRITTEN: the stack still contains the first result */
   LIES
 };
 
 enum { EXPORT, IMPORT, BORROW, STREAM, SLOTS };
 
 static int lies[SLOTS], is_cuda, calls;
-static long owed; /* tensors whose deleter must be called */
+static long owed; /* tensors whose deleter must still be called */
 static double memory[6] = {0, 1, 2, 3, 4, 5};
 static int64_t shape[2] = {2, 3}, strides[2] = {3, 1};
 
@@ -68,7 +68,7 @@ static void delete(DLManagedTensorVersioned* self) {
   free(self);
 }
 
-/* Whether a slot has a result to write; *status and the exception are set. */
+/* Return 1 if a slot must write a result; sets *status and the exception. */
 static int writes(int lie, int* status) {
   if (lie == RIGHT_ONCE) return *status = 0, calls++ == 0;
   *status = lie == SILENT || lie == SILENT_WRITTEN || lie == RAISES ? -1 : lie == ONE;
@@ -91,7 +91,8 @@ static int export(void* object, DLManagedTensorVersioned** out) {
                                   .flags = lie == ODD_FLAGS ? ~(uint64_t)0 : 0,
                                   .dl_tensor = tensor(lie)};
   *out = m;
-  owed += status == 0 && lie != RAISES_RIGHT && lie != NO_DELETER; /* else nobody may release it */
+  owed += status == 0 && lie != RAISES_RIGHT &&
+          lie != NO_DELETER; /* otherwise it must not be released */
   return status;
 }
 
@@ -109,11 +110,11 @@ static int import(DLManagedTensorVersioned* m, void** out) {
     if (lie == WRITES_NULL) *out = NULL;
     return status;
   }
-  PyObject *type, *value, *traceback; /* a capsule is not made while an exception is set */
+  PyObject *type, *value, *traceback; /* capsules cannot be created while an exception is set */
   PyErr_Fetch(&type, &value, &traceback);
   PyObject* result = PyCapsule_New(m, "lying", status ? NULL : destroy);
   PyErr_Restore(type, value, traceback);
-  if (status) Py_CLEAR(result); /* a failing consumer has taken nothing */
+  if (status) Py_CLEAR(result); /* a failing consumer takes nothing */
   *out = result;
   return status;
 }
@@ -135,10 +136,9 @@ static int stream(int32_t device_type, int32_t device_id, void** out) {
   return status;
 }
 
-static DLPackExchangeAPI tables[1 << SLOTS]; /* by the slots that each has */
+static DLPackExchangeAPI tables[1 << SLOTS]; /* by their set of slots */
 
-/* ---- these want the GIL (ctypes.PyDLL) --------------------------------------------------------
- */
+/* ---- functions that need the GIL (ctypes.PyDLL) ---------------------------------------------- */
 
 PyObject* lying_table(int slots) {
   tables[slots] = (DLPackExchangeAPI){
@@ -151,7 +151,7 @@ PyObject* lying_table(int slots) {
   return PyCapsule_New(&tables[slots], "dlpack_exchange_api", NULL);
 }
 
-/* Choose what a slot does, and where its memory says it is. */
+/* Choose a slot's behaviour, and the device that it reports. */
 PyObject* lying_set(int slot, int lie, int on_cuda) {
   if (slot < 0 || slot >= SLOTS || lie < 0 || lie >= LIES)
     return PyErr_Format(PyExc_ValueError, "no such slot or lie");
@@ -166,7 +166,7 @@ PyObject* lying_owed(void) {
   return PyLong_FromLong(owed);
 }
 
-/* Write over the stack below the caller: what its next callee leaves unset is rubbish there. */
+/* Overwrite the stack below the caller, so that unset results contain garbage. */
 __attribute__((noinline)) PyObject* lying_soil(void) {
   volatile unsigned char rubbish[8192];
   for (size_t i = 0; i < sizeof rubbish; i++) rubbish[i] = 0x5a;

@@ -1,11 +1,10 @@
-/* What the pure core shares between threads, used by several of them at once: for ThreadSanitizer.
+/* Uses the pure core's shared state from several threads: for ThreadSanitizer.
  *
  *     DLX_CUDA_DRIVER=RECORDING_DRIVER threads_core ROUNDS
  *
- * Tensors, their further holders and readiness events go from thread to thread through boxes, so
- * that each is released by any of them. Threads come and go, as the live count has to follow.
- * Without a driver nothing of CUDA is called.
- * tests/reliability/test_threads_core.py builds and runs this. */
+ * Threads pass tensors, their holders and readiness events through boxes, so that any thread may
+ * release them. Threads start and end, and the live count must stay correct. Without a driver it
+ * calls nothing of CUDA. tests/reliability/test_threads_core.py builds and runs this. */
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -27,12 +26,12 @@ _Noreturn static void broken(const char* condition, int line) {
 
 enum { THREADS = 4, BOXES = 16, GENERATIONS = 5, DEVICES = 2, FLOATS = 96 };
 
-/* Relaxed: they must not order threads that dlx has to order. */
+/* Relaxed, because they must not order the threads for dlx. */
 static atomic_long owners, released;
 
 static void release_owner(void* owner) {
   int* count = owner;
-  HOLDS(*count == 1); /* once */
+  HOLDS(*count == 1); /* released once */
   *count = 0;
   free(count);
   atomic_fetch_add_explicit(&released, 1, memory_order_relaxed);
@@ -56,7 +55,7 @@ static uint32_t below(worker* w, uint32_t limit) { /* xorshift64* */
   return (uint32_t)(w->state * 0x2545F4914F6CDD1Du >> 32) % limit;
 }
 
-/* A box passes one thing on; what was in it is the caller's. */
+/* A box passes a pointer on; the caller gets the previous one. */
 typedef _Atomic(void*) box;
 
 static void* pass(worker* w, box* boxes, void* thing) {
@@ -83,7 +82,7 @@ static DLManagedTensorVersioned* made(worker* w) {
   return tensor;
 }
 
-/* A consumer that fails: it may have released its count, may do it later, on any thread. */
+/* A failing consumer may have released its count, or may do so later, on any thread. */
 static void fail(worker* w) {
   DLManagedTensorVersioned *tensor = made(w), *before;
   dlx_managed_hold(tensor);
@@ -121,7 +120,7 @@ static void use_tensors(worker* w) {
   if (below(w, 16) == 0) HOLDS(dlx_live() >= 0);
 }
 
-/* Two copies at once of what others read too, each in threads of its own where there are cores. */
+/* Two concurrent copies of shared memory, each with several threads if there are cores. */
 static void copy_large(const DLManagedTensorVersioned* from) {
   DLManagedTensorVersioned* to;
   HOLDS(dlx_managed_empty(&from->dl_tensor, 0, 0, &to) == DLX_OK);
@@ -140,7 +139,7 @@ static DLManagedTensorVersioned* on_device(int32_t device) {
   int64_t shape[] = {FLOATS};
   DLTensor like = {.ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = shape};
   DLManagedTensorVersioned* fresh;
-  like.data = memory; /* somewhere, for the check */
+  like.data = memory; /* any address passes the check */
   HOLDS(dlx_cuda_empty(&like, 0, 0, device, &fresh) == DLX_OK);
   return fresh;
 }
@@ -151,7 +150,7 @@ static uint64_t stream_of(int32_t device) {
   return stream;
 }
 
-/* Each thread has the sentence about its own failure. */
+/* Each thread has its own error message. */
 static void misspeak(const worker* w) {
   char wanted[20];
   int32_t none = 1000 + w->number;
@@ -159,7 +158,7 @@ static void misspeak(const worker* w) {
   HOLDS(dlx_cuda_push(none) == DLX_E_DRIVER && strstr(dlx_cuda_message(), wanted) != NULL);
 }
 
-/* To the host and back, or to the other device, in order. */
+/* Copy to the host and back, or to the other device, in order. */
 static void move(worker* w, const DLManagedTensorVersioned* tensor) {
   const DLTensor* t = &tensor->dl_tensor;
   int32_t here = t->device.device_id, there = below(w, DEVICES);
@@ -222,9 +221,9 @@ static void use_cuda(worker* w) {
   }
 }
 
-/* ---- the run --------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
-static const DLManagedTensorVersioned* transposed; /* read by all */
+static const DLManagedTensorVersioned* transposed; /* shared by all threads */
 static int has_cuda;
 
 static void* tensors_only(void* argument) {
@@ -256,7 +255,7 @@ static void run(void* (*what)(void*), int generation, int rounds) {
 }
 
 static DLManagedTensorVersioned* large(void) {
-  enum { SIDE = 1450 }; /* 8 MiB: in several threads */
+  enum { SIDE = 1450 }; /* 8 MiB: several threads */
   int64_t shape[] = {SIDE, SIDE}, strides[] = {1, SIDE};
   DLManagedTensorVersioned *memory_of, *view;
   DLTensor like = {.device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLFloat, 32, 1}, .shape = shape};

@@ -1,7 +1,7 @@
-/* Counts the threads that a process starts, and notes the signals that the last one takes:
- * preloaded, so its pthread_create is found first. */
+/* Counts the threads that a process starts, and records the signals that the last one blocks.
+ * Preloaded, so that its pthread_create is found first. */
 
-#define _GNU_SOURCE /* RTLD_NEXT */
+#define _GNU_SOURCE /* for RTLD_NEXT */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 typedef int (*creator)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
 
 static int started;
-static sigset_t blocked; /* a thread inherits the mask of the one that starts it */
+static sigset_t blocked; /* a new thread inherits its creator's mask */
 
 int threads_started(void) {
   return __atomic_load_n(&started, __ATOMIC_RELAXED);

@@ -1,4 +1,4 @@
-"""The command as a whole: help without imports, exit statuses, pipes, text from generic producers."""
+"""The command as a whole: help without imports, exit statuses, pipes, and text from untrusted producers."""
 
 import importlib
 import io
@@ -11,16 +11,16 @@ import sys
 import zipfile
 
 import pytest
-from command import COMMANDS, dlx, here, refused, shown_on
-from files import npy, safetensors
+from support.files.writers import npy, safetensors
+from support.processes.command import COMMANDS, dlx, here, refused, shown_on
 
 from dlx._support.screen import Screen
-from dlx.cli.arguments import parser
+from dlx.cli.arguments import build_parser
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_next_to_nothing(words):
-    """Neither the compiled core, nor pluggy, rich or a framework is loaded to say what there is."""
+    """`dlx --help` loads neither the compiled core, nor pluggy, rich or a framework."""
     code = f"""
 import sys
 from dlx.cli import main
@@ -39,20 +39,20 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_tells_exit_statuses_and_fits_80_columns(command):
-    """Every command's help says what its exit status means, within 80 columns."""
+    """Every command's help explains its exit statuses, within 80 columns."""
     _, out, _ = dlx(command, "--help", env={**os.environ, "COLUMNS": "80"})
     assert "exit status" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_without_words_it_shows_its_help():
-    """As --help does, with status 0."""
+    """Without arguments, dlx prints its help with status 0."""
     assert dlx() == dlx("--help") and dlx()[0] == 0
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["plan", "x.npy"], ["inspect"], ["matrix", "--sv", "x"]])
 def test_a_wrong_call_ends_with_2(words):
-    """One line that names the command's help; options are not abbreviated."""
+    """Errors are one line that names the command's help; options cannot be abbreviated."""
     said = refused(*words)
     assert said.startswith("dlx") and said.endswith("--help")
 
@@ -73,7 +73,7 @@ FRAMEWORKS = ("numpy", "torch", "jax", "pyarrow", "tvm_ffi", "cupy", "ml_dtypes"
     ],
 )
 def test_what_the_command_does_not_need_is_not_imported(tmp_path, words, needed):
-    """Headers need no framework, and a plan only its target; tables in a pipe need no rich."""
+    """Reading headers imports no framework, a plan only its target, and tables in a pipe no rich."""
     for name in needed:
         pytest.importorskip(name)
     (tmp_path / "x.npy").write_bytes(npy("<f4", (2, 3), bytes(24)))
@@ -107,8 +107,8 @@ def test_a_closed_pipe_is_no_error():
     [(["--all"], ""), (["--all", "--json"], ""), pytest.param(["--all"], "1", marks=pytest.mark.slow)],
 )
 def test_a_pipe_that_closes_half_way(tmp_path, words, colour):
-    """`dlx inspect … | head -1`: the rest is written to nobody, and nobody is told of it; in colours, too."""
-    tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(8000)}  # more than a pipe and its reader hold
+    """In `dlx inspect … | head -1`, a closed pipe causes no error message, with and without colours."""
+    tensors = {f"w{i}x": ("F32", (i % 50,)) for i in range(8000)}  # more than a pipe can buffer
     path = safetensors(tmp_path / "x.safetensors", tensors)
     done = subprocess.Popen(
         [sys.executable, "-m", "dlx", "inspect", str(path), *words],
@@ -123,7 +123,7 @@ def test_a_pipe_that_closes_half_way(tmp_path, words, colour):
 
 
 def test_progress_is_shown_on_a_terminal_only(tmp_path):
-    """On stderr, where that is a terminal, and wiped out in the end; stdout has the result alone."""
+    """Progress is drawn on stderr if it is a terminal, and erased at the end; stdout only has the result."""
     path = safetensors(tmp_path / "x.safetensors", {f"w{i}": ("F32", (i,)) for i in range(30)})
     command = [sys.executable, "-m", "dlx", "plan", str(path), "--to", "dlx"]
     ours, theirs = os.openpty()
@@ -139,7 +139,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
 
 @pytest.mark.parametrize("width", [40, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 140))])
 def test_screens_fit_a_terminal(tmp_path, width):
-    """No line is wider, and names are broken behind their dots, not in a word."""
+    """No line is wider than the terminal, and names are only broken after their dots."""
     long = "a_rather_long_prefix.of_some.deep_model.with_layers.{}.and_a_long_tail.weight"
     tensors = {long.format(f"block{i}x"): ("F32", (i, 70000, 12)) for i in range(8)} | {"b": ("F4", (8,))}
     path = safetensors(tmp_path / "x.safetensors", {name: each for name, each in tensors.items() if 0 not in each[1]})
@@ -157,15 +157,15 @@ def test_screens_fit_a_terminal(tmp_path, width):
         ["devices", "--driver"],
     ):
         shown = io.StringIO()
-        arguments = parser().parse_args(words)
+        arguments = build_parser().parse_args(words)
         module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
         assert module.run(arguments, Screen(arguments.command, file=shown, width=width)) == 0
         lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines()
         if words == ["doctor"]:
-            lines = lines[: lines.index("to paste into a report:")]  # what is pasted is not folded
+            lines = lines[: lines.index("for bug reports:")]  # the block is not wrapped
         assert lines and max(map(len, lines)) <= width
         _, plain = here(*words)
-        if words[0] in ("inspect", "plan", "dtypes", "matrix"):  # nothing is cut off, however narrow
+        if words[0] in ("inspect", "plan", "dtypes", "matrix"):  # nothing is truncated, however narrow
             shown = "".join("".join(lines).split())
             gone = [word for word in re.findall(r"[^\s./\]]+", plain) if word not in shown]
             headings = {"name", "dtype", "why"} if width == 40 else set()  # of a first column, of an empty cell
@@ -178,7 +178,7 @@ def test_screens_fit_a_terminal(tmp_path, width):
 
 
 def test_a_c_locale_prints_what_it_can():
-    """Where stdout speaks ASCII only, other characters are written out."""
+    """If stdout supports only ASCII, other characters are escaped."""
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     status, out, err = dlx("dtypes", env=env)
     assert (status, err) == (0, "")
@@ -186,7 +186,7 @@ def test_a_c_locale_prints_what_it_can():
 
 
 def test_output_in_a_pipe_is_plain(tmp_path):
-    """No escape sequences, no frames, nothing cut or wrapped, however long."""
+    """Output in a pipe has no escape sequences and no frames, and is neither truncated nor wrapped."""
     name = "a" * 150
     path = safetensors(tmp_path / "x.safetensors", {name: ("F32", (2,)), "b": ("F32", (2,))})
     status, out = here("inspect", path)
@@ -196,7 +196,7 @@ def test_output_in_a_pipe_is_plain(tmp_path):
 
 
 def test_a_terminal_gets_colours_and_no_control_characters_of_others(tmp_path):
-    """Names from a file are text: neither rich's markup nor escape sequences nor lines of their own."""
+    """Names from a file are printed as text: no rich markup, no escape sequences, no line breaks."""
     evil = "\x1b[31mred\x1b[0m\nsecond [bold]line[/bold]"
     path = safetensors(tmp_path / "x.safetensors", {evil: ("F32", (2,)), "b": ("F32", (2,))})
     status, out, err = dlx("inspect", path, env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "140"})
@@ -209,7 +209,7 @@ def test_a_terminal_gets_colours_and_no_control_characters_of_others(tmp_path):
 
 @pytest.mark.parametrize("colour", ["", "1"])
 def test_metadata_of_others_is_text(tmp_path, colour):
-    """Keys as well as values."""
+    """Keys and values of metadata are printed as text."""
     path = safetensors(tmp_path / "x.safetensors", {"b": ("F32", (2,))}, metadata={"\x1b[31mkey": "\x1b]0;title\x07"})
     env = {**os.environ, "FORCE_COLOR": colour, "COLUMNS": "140"}
     status, out, err = dlx("inspect", path, env=env)
@@ -219,7 +219,7 @@ def test_metadata_of_others_is_text(tmp_path, colour):
 
 
 def test_wide_characters_keep_columns_aligned(tmp_path):
-    """A character of East Asia takes two columns of a terminal, an accent none."""
+    """East Asian characters are two columns wide in a terminal, accents have no width."""
     path = safetensors(
         tmp_path / "x.safetensors", {"日本": ("F32", (2,)), "e\u0301": ("F32", (3,)), "abcd": ("F32", (4,))}
     )
@@ -234,7 +234,7 @@ WRITING = (["dtypes"], ["dtypes", "--json"], ["inspect", "float32[2]", "--to", "
 
 
 def shell(words, redirection):
-    """Run the command as a shell does; return (exit status, stdout, stderr)."""
+    """Run a command in a shell; return its exit status, stdout and stderr."""
     command = f"exec {sys.executable} -m dlx {shlex.join(words)} {redirection}"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -243,21 +243,21 @@ def shell(words, redirection):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 @pytest.mark.parametrize("words", WRITING)
 def test_a_full_disk_is_one_line(words):
-    """Exit status 2: the output is not whole."""
+    """The exit status is 2, since the output is incomplete."""
     status, _, err = shell(words, "> /dev/full")
     name = f"dlx {words[0]}" if words[0][0] != "-" else "dlx"
-    assert (status, err) == (2, f"{name}: stdout could not be written: No space left on device\n")
+    assert (status, err) == (2, f"{name}: cannot write to stdout: No space left on device\n")
 
 
 @pytest.mark.parametrize("words", WRITING[:3])
 def test_a_closed_stdout_is_one_line(words):
-    """It is not taken for success."""
-    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: stdout could not be written: it is closed\n")
+    """It is reported as an error."""
+    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: cannot write to stdout: it is closed\n")
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 def test_an_error_that_cannot_be_said_goes_nowhere_else(redirection):
-    """The status says it."""
+    """If stderr cannot be written, only the exit status reports the error."""
     if "full" in redirection and not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     assert shell(["inspect", "nosuch"], redirection) == (2, "", "")
@@ -280,7 +280,7 @@ array = Array()
 
 
 def test_what_imported_code_prints_is_no_part_of_the_output(tmp_path):
-    """Neither what Python prints, nor C, nor a program that it starts: JSON stays JSON."""
+    """Output of imported Python code, C code and child processes does not reach stdout, so JSON stays valid."""
     (tmp_path / "noisy.py").write_text(NOISY)
     status, out, err = dlx("inspect", "noisy:array", "--to", "dlx", "--json", cwd=tmp_path)
     assert status == 0
@@ -304,7 +304,7 @@ def test_what_imported_code_prints_is_no_part_of_the_output(tmp_path):
     ],
 )
 def test_errors_are_json_too(words, command, kind):
-    """With a schema version, on stdout; the line on stderr and the exit status are as ever."""
+    """Errors are printed as JSON with a schema version on stdout; the line on stderr and the status stay the same."""
     status, out, err = dlx(*words, "--json")
     found = json.loads(out)
     assert status == 2 and err.count("\n") == 1
@@ -314,7 +314,7 @@ def test_errors_are_json_too(words, command, kind):
 
 
 def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
-    """Its traceback is shown where that is asked for."""
+    """Its traceback is shown on request."""
     from dlx.cli import main
     from dlx.cli.commands import doctor
 
@@ -325,14 +325,14 @@ def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
     monkeypatch.delenv("DLX_TRACEBACK", raising=False)
     assert main(["doctor"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "a fault of dlx: KeyError: 'a\\nb'" in said and "DLX_TRACEBACK=1" in said
+    assert said.count("\n") == 1 and "internal error of dlx: KeyError: 'a\\nb'" in said and "DLX_TRACEBACK=1" in said
     monkeypatch.setenv("DLX_TRACEBACK", "1")
     with pytest.raises(KeyError):
         main(["doctor"])
 
 
 def test_errors_in_a_pipe_are_in_colour_where_that_is_forced():
-    """As all else is; in one line, and without escape sequences otherwise."""
+    """Errors in a pipe are one line without escape sequences, unless colours are forced."""
     env = {key: each for key, each in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")} | {"TERM": "xterm"}
     _, _, plain = dlx("inspect", "nowhere.npy", env=env)
     _, _, coloured = dlx("inspect", "nowhere.npy", env=env | {"FORCE_COLOR": "1"})
@@ -342,7 +342,7 @@ def test_errors_in_a_pipe_are_in_colour_where_that_is_forced():
 
 @pytest.mark.parametrize("width", [20, 40, 200])
 def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatch, width):
-    """Every word is whole on its line, however narrow; without colours where the user wants none."""
+    """Words are never broken, however narrow the terminal; colours can be disabled."""
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     shown = []
@@ -358,7 +358,7 @@ def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatc
     coloured, plain = shown
     assert coloured.startswith("\x1b[1;31mdlx inspect:\x1b[0m") and "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
-    words = ["dlx", "inspect:", "a-file_that.is/not_there.npy:", "there", "is", "no", "such", "file,"]
+    words = ["dlx", "inspect:", "a-file_that.is/not_there.npy:", "no", "such", "file,"]
     assert plain.split()[: len(words)] == words
     assert all(len(line) <= width or len(line.split()) == 1 for line in plain.splitlines())
 
@@ -376,7 +376,7 @@ def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatc
     ],
 )
 def test_misspelt_words_are_answered_with_the_nearest(words, meant, capsys):
-    """Subcommands and options, in the one line that says what is wrong."""
+    """The error suggests the closest subcommand or option."""
     assert here(*words) == (2, "")
     assert f"did you mean {meant!r}?" in capsys.readouterr().err
 
@@ -385,6 +385,6 @@ def test_misspelt_words_are_answered_with_the_nearest(words, meant, capsys):
     "words", [[], ["--device=cpu"], ["--copy=never"], ["--device", "cpu"], ["--detach", "--", "--y"]], ids=" ".join
 )
 def test_a_missing_option_is_named_beside_correct_ones(words, capsys):
-    """However these are written; what follows `--` is no option."""
+    """The missing option is named next to valid options in any form; arguments after `--` are not options."""
     assert here("plan", "x", *words) == (2, "")
     assert capsys.readouterr().err.startswith("dlx plan: the following arguments are required: --to;")

@@ -1,4 +1,4 @@
-"""`dlx completion`: the words of the parser, completed by the shells themselves."""
+"""`dlx completion`: completion of commands and options, tested in the shells."""
 
 import argparse
 import json
@@ -11,16 +11,16 @@ import sys
 import time
 
 import pytest
-from command import COMMANDS, document, here
+from support.processes.command import COMMANDS, document, here
 
-from dlx.cli.arguments import SHELLS, parser
+from dlx.cli.arguments import SHELLS, build_parser
 
 pytest.importorskip("shtab")
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Write the script of a shell, in a folder with a file to complete."""
+    """Write the script of a shell into a folder with a file to complete."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights and more.npy").write_bytes(b"")
     (tmp_path / "plan.npy").write_bytes(b"")
@@ -36,7 +36,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-CASES = [  # the words so far, and what is offered
+CASES = [  # typed words, and the completions
     (["ins"], {"inspect"}),
     ([""], set(COMMANDS)),
     (["--v"], {"--version"}),
@@ -54,15 +54,15 @@ CASES = [  # the words so far, and what is offered
 
 
 def parsers():
-    """Return the parser of each command, and that of `dlx` itself."""
-    top = parser()
+    """Return the parsers of `dlx` and of each command."""
+    top = build_parser()
     (commands,) = (each for each in top._actions if each.nargs == argparse.PARSER)
     return [top, *commands.choices.values()]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_is_made_from_the_parser(shell):
-    """It has every option of every command; --json gives it as a text."""
+    """It contains every option of every command; --json returns it as text."""
     found = document("completion", shell)["script"]
     for command in parsers():
         for action in command._actions:
@@ -73,7 +73,7 @@ def test_the_script_is_made_from_the_parser(shell):
 
 
 def test_without_shtab(monkeypatch):
-    """The one line names the command that installs it."""
+    """The error names the command that installs shtab."""
     monkeypatch.setitem(sys.modules, "shtab", None)
     status, out = here("completion", "bash", "--json")
     error = {"kind": "BadInput", "message": "`dlx completion` needs shtab: pip install shtab"}
@@ -81,7 +81,7 @@ def test_without_shtab(monkeypatch):
 
 
 def test_bash(script):
-    """By bash itself, one process for all cases."""
+    """One bash process completes all cases."""
     lines = [f"source {script('bash')}"]
     for words, _ in CASES:
         given = " ".join(f"'{each}'" for each in ["dlx", *words])
@@ -98,7 +98,7 @@ def test_bash(script):
 
 
 def test_fish(script):
-    """By fish itself; it lists options once a dash is there."""
+    """One fish process completes all cases; it lists options after a dash."""
     lines = [f"source {script('fish')}"]
     cases = [(words, expected) for words, expected in CASES if words != ["nothing", "--al"]]
     for words, _ in cases:
@@ -112,7 +112,7 @@ def test_fish(script):
 
 
 def test_zsh(script):
-    """In a shell on a terminal: what is typed before Tab is completed, as the stub that is called then shows."""
+    """A zsh on a terminal completes the word before Tab, as the stub command then shows."""
     typed = ["dlx ins\tplan\t--js\t", "dlx pl\t--cop\tne\t", "dlx completion fi\t", "dlx doctor --str\t"]
     expected = ["inspect plan.npy --json", "plan --copy never", "completion fish", "doctor --strict"]
     name = script("zsh")
@@ -137,7 +137,7 @@ def test_zsh(script):
             child.stdin.write(f"{words}\n".encode())
             until(rf"(?s)(called .*?\.\n.*){{{number}}}")
     finally:
-        child.kill()  # its terminal is closed then, which ends zsh
+        child.kill()  # this closes its terminal, which ends zsh
         child.wait()
         child.stdin.close()
         child.stdout.close()

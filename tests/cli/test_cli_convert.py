@@ -1,4 +1,4 @@
-"""`dlx convert`: every value and dtype arrives or is refused, and a file is there whole or not at all."""
+"""`dlx convert`: every value and dtype is preserved or refused, and a file is written completely or not at all."""
 
 import errno
 import fcntl
@@ -13,8 +13,8 @@ import textwrap
 import zipfile
 
 import pytest
-from command import dlx, document, here, refused, shown_on
-from files import gguf, npy, safetensors
+from support.files.writers import gguf, npy, safetensors
+from support.processes.command import dlx, document, here, refused, shown_on
 
 import dlx as library
 from dlx._files import atomic
@@ -40,13 +40,13 @@ PLAIN = (
 
 
 def arrays():
-    """One array of each dtype that every format has, of one length."""
+    """Return an array of the same length for each dtype that all formats support."""
     values = np.arange(24).reshape(6, 2, 2) % 2
     return {f"a {dtype}/ü": values.astype(dtype) for dtype in PLAIN}
 
 
 def opened(path):
-    """Give the arrays of a file, in memory of their own."""
+    """Return copies of the arrays of a file."""
     with library.open(path, to="numpy") as found:
         return {name: np.array(array) for name, array in found.items()}
 
@@ -62,7 +62,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", [each for each in FORMATS if each != ".npy"])
 @pytest.mark.parametrize("source", [".npz", ".safetensors", ".arrow"])
 def test_every_value_and_dtype_arrives(folder, source, target):
-    """Through each format into each, names, order of elements and dtypes kept."""
+    """Conversions between all formats keep names, order of elements, and dtypes."""
     if ".arrow" in (source, target):
         pytest.importorskip("pyarrow")
     if source != ".npz":
@@ -76,7 +76,7 @@ def test_every_value_and_dtype_arrives(folder, source, target):
 
 
 def test_other_libraries_read_what_is_written(folder):
-    """numpy, safetensors and pyarrow themselves."""
+    """Numpy, safetensors and pyarrow read the written files."""
     for kind in FORMATS:
         if kind != ".npy":
             here("convert", "x.npz", f"y{kind}")
@@ -90,7 +90,7 @@ def test_other_libraries_read_what_is_written(folder):
 
 
 def test_what_is_in_an_npz_can_be_mapped(folder):
-    """Data begin at multiples of 64 bytes, so that no framework has to copy them."""
+    """Data begins at multiples of 64 bytes, so that no framework has to copy it."""
     here("convert", "x.npz", "y.npz")
     offsets = [each["offset"] for each in document("inspect", "y.npz")["sources"][0]["arrays"]]
     assert len(offsets) == 12 and not any(offset % 64 for offset in offsets)
@@ -99,7 +99,7 @@ def test_what_is_in_an_npz_can_be_mapped(folder):
 @pytest.mark.parametrize("target", FORMATS)
 @pytest.mark.parametrize("layout", ["F", "big-endian", "empty", "scalar", "complex"])
 def test_one_array(folder, layout, target):
-    """Whatever its order, bytes and shape: the same values, or a refusal of the format."""
+    """For any order, size and shape, values are preserved or the format refuses the array."""
     array = {
         "F": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         "big-endian": np.arange(3, dtype=">i4"),
@@ -122,13 +122,13 @@ def test_one_array(folder, layout, target):
 
 @pytest.mark.parametrize("kind", [".npz", ".arrow"])
 def test_no_dtype_is_changed(tmp_path, capsys, kind):
-    """bfloat16 in .npy is refused, with the format that has it; nothing is written."""
+    """An unsupported dtype is refused, with a format that supports it, and nothing is written."""
     if kind == ".arrow":
         pytest.importorskip("pyarrow")
     path = safetensors(tmp_path / "x.safetensors", {"w": ("BF16", (4,)), "v": ("F32", (2,))}, metadata={"k": "text"})
     assert here("convert", path, tmp_path / f"y{kind}") == (2, "")
     said = capsys.readouterr().err
-    assert re.search(rf"'w' is bfloat16, which \{kind} has not.*Write \.safetensors", said)
+    assert re.search(rf"\{kind} cannot store bfloat16 \('w'\).*Write \.safetensors", said)
     assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
     assert here("convert", path, tmp_path / "y.safetensors")[0] == 0
     with library.open(tmp_path / "y.safetensors") as found:
@@ -139,19 +139,19 @@ def test_no_dtype_is_changed(tmp_path, capsys, kind):
 @pytest.mark.parametrize(
     ("words", "because"),
     [
-        (["x.npz", "y.npy"], "x.npz: a .npy file holds one array, found 12. Write .npz or .safetensors."),
-        (["x.npz", "y.bin"], "y.bin: it is written by its name's end, one of .npy, .npz, .safetensors, .arrow"),
-        (["x.npz", "none/y.npz"], "there is no folder"),
+        (["x.npz", "y.npy"], "x.npz: a .npy file stores one array, found 12. Write .npz or .safetensors."),
+        (["x.npz", "y.bin"], "y.bin: its suffix must be one of .npy, .npz, .safetensors, .arrow"),
+        (["x.npz", "none/y.npz"], "does not exist. Create it first"),
         (["none.npz", "y.npz"], "none.npz: No such file or directory"),
-        (["x.npz", "x.npz"], "it is there already. Pass --force to replace it, or name another file."),
-        (["two.npz", "y.arrow"], "columns of .arrow are of one length, found 2 rows of 'a' and 3 of 'b'"),
-        (["objects.npz", "y.npz"], "'o': it holds pickled Python objects"),
-        (["code.pkl", "y.npz"], "it is a pickle, and reading one runs whatever code is in it"),
-        (["x.npz", "folder.npz", "--force"], "it is there, and no regular file"),
+        (["x.npz", "x.npz"], "it already exists. Pass --force to replace it, or choose another name."),
+        (["two.npz", "y.arrow"], ".arrow columns must have the same length, found 2 rows of 'a' and 3 of 'b'"),
+        (["objects.npz", "y.npz"], "'o': it contains pickled Python objects"),
+        (["code.pkl", "y.npz"], "it is a pickle, which can run any code when it is read"),
+        (["x.npz", "folder.npz", "--force"], "it exists and is not a regular file"),
     ],
 )
 def test_what_is_refused_in_one_line(folder, words, because, capsys):
-    """Nothing is left behind, and nothing in the file is run."""
+    """No file is left behind, and no code in the source is run."""
     pytest.importorskip("pyarrow")
     np.savez("two.npz", a=np.ones(2), b=np.ones(3))
     np.savez("objects.npz", o=np.array([object], dtype=object))
@@ -176,7 +176,7 @@ def test_what_is_refused_in_one_line(folder, words, because, capsys):
     ids=["NUL", "too long", "long", "surrogate"],
 )
 def test_a_name_arrives_or_is_refused(tmp_path, name, refusing, target, capsys):
-    """What the format cannot hold is not cut off; a .npy file holds no name."""
+    """A name that the format cannot store is refused, not truncated; a .npy file has no names."""
     if target == ".arrow":
         pytest.importorskip("pyarrow")
     path = safetensors(tmp_path / "x.safetensors", {name: ("F32", (2,))})
@@ -184,13 +184,13 @@ def test_a_name_arrives_or_is_refused(tmp_path, name, refusing, target, capsys):
     assert status == (2 if target in refusing else 0) and out.exists() == (status == 0)
     if status:
         said = capsys.readouterr().err
-        assert said.startswith(f"dlx convert: {path}: '") and f"which {target} cannot hold" in said, said
+        assert said.startswith(f"dlx convert: {path}: {target} cannot store the name '"), said
     elif target != ".npy":
         assert [*opened(out)] == [name]
 
 
 def test_metadata_that_is_no_text_is_refused(tmp_path, capsys):
-    """A lone surrogate has no bytes in UTF-8."""
+    """UTF-8 cannot store a lone surrogate."""
     path = safetensors(tmp_path / "x.safetensors", {"w": ("F32", (2,))}, metadata={"k\ud800": "text"})
     assert here("convert", path, tmp_path / "y.safetensors")[0] == 2
     assert re.search(r"x\.safetensors: its metadata .*k.*ud800.* lone surrogate", capsys.readouterr().err)
@@ -198,18 +198,18 @@ def test_metadata_that_is_no_text_is_refused(tmp_path, capsys):
 
 
 def test_a_row_too_long_for_arrow_is_refused(tmp_path, capsys):
-    """The length of a list is of 32 bits; the file is sparse, and its elements are not read."""
+    """Lengths of lists have 32 bits; the test file is sparse, and its elements are not read."""
     pytest.importorskip("pyarrow")
     with open(tmp_path / "x.npy", "wb") as file:
         file.write(npy("|i1", (1, 1 << 31), b""))
         file.truncate(file.tell() + (1 << 31))
     assert here("convert", tmp_path / "x.npy", tmp_path / "y.arrow")[0] == 2
     said = capsys.readouterr().err
-    assert "a row of .arrow has at most 2,147,483,647 elements along a dimension" in said and "Write .npz" in said
+    assert "an .arrow row has at most 2,147,483,647 elements along a dimension" in said and "Write .npz" in said
 
 
 def no_links(monkeypatch):
-    """Make the file system one without hard links."""
+    """Simulate a file system without hard links."""
 
     def link(*_, **__):
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -218,8 +218,8 @@ def no_links(monkeypatch):
 
 
 def test_a_file_that_appears_in_between_is_kept(folder):
-    """Only `--force` replaces it; what was written goes."""
-    with pytest.raises(FileError, match="it is there already"), atomic.replaced(folder / "z", force=False):
+    """Only `--force` replaces it; the partial file is removed."""
+    with pytest.raises(FileError, match="it already exists"), atomic.replace_file(folder / "z", force=False):
         (folder / "z").write_text("theirs")
     assert (folder / "z").read_text() == "theirs"
     assert {each.name for each in folder.iterdir()} == {"x.npz", "z"}
@@ -227,7 +227,7 @@ def test_a_file_that_appears_in_between_is_kept(folder):
 
 @pytest.mark.parametrize("force", [False, True])
 def test_the_name_is_given_in_one_step(folder, force):
-    """Nothing opens OUT or renames onto it but the last step: a kill leaves no empty file."""
+    """The last step is the only one that opens OUT or renames to it, so a kill leaves no empty file."""
     code = """
     import os, sys
     import dlx.cli
@@ -248,7 +248,7 @@ def test_the_name_is_given_in_one_step(folder, force):
 
 
 def test_without_links_it_is_refused(folder, monkeypatch, capsys):
-    """Only `--force` can give the file its name there."""
+    """Without hard links, only `--force` can write the file."""
     no_links(monkeypatch)
     assert here("convert", "x.npz", "y.npz")[0] == 2
     assert "its file system has no hard links" in (said := capsys.readouterr().err) and "Pass --force" in said
@@ -259,7 +259,7 @@ def test_without_links_it_is_refused(folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, killed):
-    """It ends between this run's opening and locking the file with a name, killed before that name is gone or not."""
+    """Another run completes the file after this run opened it and before it locks it; its partial name may remain."""
     partial, out, real = folder / ".out.dlx-partial", folder / "out", fcntl.flock
 
     def flock(handle, how):
@@ -271,13 +271,13 @@ def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, k
         return real(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(FileError, match="it is there already"), atomic.replaced(out, force=False) as file:
+    with pytest.raises(FileError, match="it already exists"), atomic.replace_file(out, force=False) as file:
         file.write(b"ours")
     assert out.read_text() == "complete" and not partial.exists()
 
 
 def test_a_partial_file_is_taken_over(folder):
-    """One that a killed run left."""
+    """A partial file of a killed run is replaced."""
     (folder / "y.npz").write_text("old")
     (folder / ".y.npz.dlx-partial").write_text("left" * 10_000)
     assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
@@ -285,7 +285,7 @@ def test_a_partial_file_is_taken_over(folder):
 
 
 def test_a_folder_that_cannot_be_synchronised_is_no_failure(folder, monkeypatch):
-    """OUT has its name by then."""
+    """OUT is complete by then."""
     real = os.fsync
 
     def fsync(descriptor):
@@ -298,7 +298,7 @@ def test_a_folder_that_cannot_be_synchronised_is_no_failure(folder, monkeypatch)
 
 
 def test_what_ends_the_writing_is_said_of_out(folder, monkeypatch, capsys):
-    """The file and the reason, under --json too."""
+    """The error names OUT and the reason, also with --json."""
 
     def fsync(_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -312,14 +312,14 @@ def test_what_ends_the_writing_is_said_of_out(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("saved", "because"),
     [
-        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one of them"),
-        ({}, "there is no array in it"),
+        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one in the source file"),
+        ({}, "it contains no array"),
         ({"m": None}, "'m': "),
     ],
     ids=["twice", "none", "meta"],
 )
 def test_a_refusal_names_the_file(folder, saved, because, capsys):
-    """Of what is in IN, too."""
+    """Errors about the contents of IN name IN, too."""
     torch = pytest.importorskip("torch")
 
     def tensors(tree):
@@ -334,7 +334,7 @@ def test_a_refusal_names_the_file(folder, saved, because, capsys):
 
 @pytest.mark.parametrize("pipe", [False, True])
 def test_stdin(folder, pipe):
-    """A file, or what comes through a pipe."""
+    """Stdin may be a file or a pipe."""
     words = "cat x.npz |" if pipe else ""
     command = f"{words} {sys.executable} -m dlx convert - y.npz {'' if pipe else '< x.npz'}"
     subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True)
@@ -342,7 +342,7 @@ def test_stdin(folder, pipe):
 
 
 def test_a_refusal_of_stdin_names_it(folder, monkeypatch, capsys):
-    """As the user wrote it."""
+    """The error uses the name that the user wrote."""
     (folder / "lie.npz").write_text("no file")
     with open("lie.npz") as file:
         monkeypatch.setattr(sys, "stdin", file)
@@ -351,7 +351,7 @@ def test_a_refusal_of_stdin_names_it(folder, monkeypatch, capsys):
 
 
 def test_force_replaces_and_keeps_the_permissions(folder):
-    """A link leads to what is replaced."""
+    """A link is followed, and its target is replaced."""
     (folder / "y.npz").write_text("old")
     (folder / "y.npz").chmod(0o640)
     (folder / "link.npz").symlink_to("y.npz")
@@ -362,20 +362,20 @@ def test_force_replaces_and_keeps_the_permissions(folder):
 
 
 def test_json_says_what_was_written(folder):
-    """Names, dtypes and bytes."""
+    """The JSON lists names, dtypes and bytes."""
     found = document("convert", "x.npz", "y.safetensors")
     assert found["bytes"] == (folder / "y.safetensors").stat().st_size
     assert found["arrays"][0] == {"path": "a bool/ü", "dtype": "bool", "shape": [6, 2, 2], "nbytes": 24}
 
 
 def test_what_has_no_place_is_said(tmp_path):
-    """Metadata that the other format cannot hold, and values of other kinds."""
+    """Metadata that the target format cannot store, and values of other types, are reported."""
     torch = pytest.importorskip("torch")
     path = safetensors(tmp_path / "x.safetensors", {"w": ("F32", (4,))}, metadata={"k": "text"})
     assert "left out: 1 of metadata" in here("convert", path, tmp_path / "x.npz")[1]
     state = {"model": {"w": torch.ones(2, requires_grad=True)}, "epoch": 3}
     torch.save(state, tmp_path / "x.pt")
-    assert "left out: 1 value of other kinds" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
+    assert "left out: 1 value of other types" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
     assert opened(tmp_path / "pt.npz")["model.w"].tolist() == [1, 1]
     (tmp_path / "x.gguf").write_bytes(gguf({"w": (0, (2,), np.ones(2, "f4").tobytes())}))
     assert here("convert", tmp_path / "x.gguf", tmp_path / "w.npy")[0] == 0
@@ -394,7 +394,7 @@ sys.exit(dlx.cli.main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_half_file(folder):
-    """SIGKILL when all is written but the name: the old file is whole, and what is left does not pile up."""
+    """After SIGKILL before the last step the old file is intact, and partial files do not accumulate."""
     (folder / "y.npz").write_text("old")
     before = {each.name for each in folder.iterdir()}
     words = ["convert", "x.npz", "y.npz", "--force"]
@@ -417,7 +417,7 @@ def test_a_killed_run_leaves_no_half_file(folder):
 @pytest.mark.gil("memory that is freed stays with the process for a while")
 @pytest.mark.slow
 def test_one_array_at_a_time(tmp_path):
-    """Of 24 compressed arrays of 8 MiB no more than two are in memory at once."""
+    """At most two of 24 compressed arrays of 8 MiB are in memory at once."""
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for i in range(24):
             archive.writestr(f"a{i}.npy", npy("|u1", (8 << 20,), bytes(8 << 20)))
@@ -436,7 +436,7 @@ def test_one_array_at_a_time(tmp_path):
     assert dlx.cli.main(["convert", "x.npz", "y.safetensors"]) == 0
     print(json.dumps(most - begun))
     """
-    # Large memory that is freed goes to the kernel at once: else it is the heap's gaps that are measured.
+    # Return large freed memory to the kernel at once; otherwise the heap's gaps would be measured.
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=tmp_path,
@@ -452,7 +452,7 @@ def test_one_array_at_a_time(tmp_path):
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
-    """On a terminal's stderr only, and not for what is done at once."""
+    """The bar appears on a terminal's stderr after one second."""
     from dlx._support import screen
 
     monkeypatch.setattr(screen, "SLOW", 0.0 if slow else 1e9)
@@ -465,18 +465,18 @@ def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
 
 
 def test_plain_values_of_a_library_are_left_out(tmp_path):
-    """A size, a dtype or a device beside tensors, at the top as inside: as `dlx inspect` counts them."""
+    """Sizes, dtypes and devices next to tensors are counted as in `dlx inspect`, at any level."""
     torch = pytest.importorskip("torch")
     plain = {"size": torch.Size([1]), "dtype": torch.float32, "device": torch.device("cpu"), "n": 1}
     torch.save({"a": torch.ones(2), "in": {**plain}, **plain}, tmp_path / "x.pt")
     (source,) = document("inspect", tmp_path / "x.pt")["sources"]
-    assert "8 values of other kinds" in source["notes"]
+    assert "8 values of other types" in source["notes"]
     found = document("convert", tmp_path / "x.pt", tmp_path / "x.npz")
-    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other kinds" in found["notes"]
+    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other types" in found["notes"]
 
 
 def test_members_without_an_array_are_named(tmp_path, np):
-    """They are left out with a note; a link to a file that is gone is reported as a link."""
+    """They are left out with a note; a dangling link is reported as a link."""
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as out:
         out.writestr("readme.txt", b"x")
         with out.open("a.npy", "w") as member:

@@ -1,4 +1,4 @@
-"""`dlx devices`: what the driver and the frameworks say, asked in other processes."""
+"""`dlx devices`: the driver and the frameworks, queried in separate processes."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from command import document, here, refused
+from support.processes.command import document, here, refused
 
 from dlx.cli import probe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# The recording driver, with what only `dlx devices` asks.
+# The recording driver, with functions that only `dlx devices` calls.
 MORE = """
 int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }
@@ -21,7 +21,7 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (siz
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The path of a recording driver that can say everything."""
+    """Return the path of a recording driver that supports all queries."""
     folder = tmp_path_factory.mktemp("driver")
     (folder / "whole.c").write_text(f'#include "{ROOT / "tests" / "c" / "fake_cuda.c"}"\n{MORE}')
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -31,7 +31,7 @@ def whole(tmp_path_factory):
 
 
 def test_devices_without_a_driver(monkeypatch):
-    """The host, and one line on what is missing and what to do."""
+    """The output shows the host, and one line with the missing library and a fix."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", "lib-that-is-not-there.so.1")
     found = document("devices", "--driver")
     assert found["driver"]["devices"] == [] and found["frameworks"] == {}
@@ -39,12 +39,12 @@ def test_devices_without_a_driver(monkeypatch):
     _, out = here("devices", "--driver")
     assert "cpu     (1, 0)  host memory" in out
     assert "\nCUDA: there is no CUDA driver here: lib-that-is-not-there.so.1: cannot open" in out
-    assert "DLX_CUDA_DRIVER may name its libcuda.so.1" in out
+    assert "set DLX_CUDA_DRIVER to the path of its libcuda.so.1" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_devices_of_a_driver(monkeypatch, whole):
-    """Those of `dlx.devices`, with sizes, what they can, and which reach each other; memory kinds by their names."""
+    """The devices are those of `dlx.devices`, with sizes, abilities and peers; memory kinds have names."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", whole)
     monkeypatch.setenv("FAKE_CUDA_PEERS", "1")
     found = document("devices", "--driver")["driver"]
@@ -64,7 +64,7 @@ def test_devices_of_a_driver(monkeypatch, whole):
 
 
 def test_a_driver_that_says_less(monkeypatch, fake_driver):
-    """What it does not know is left open, and the rest is shown."""
+    """Missing facts are left out, the others are shown."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(fake_driver))
     found = document("devices", "--driver")["driver"]
     assert found["version"] is None
@@ -76,7 +76,7 @@ def test_a_driver_that_says_less(monkeypatch, fake_driver):
 
 
 def test_a_driver_that_lacks_functions(monkeypatch, tmp_path):
-    """It is no driver, which is said."""
+    """The output says that it is not a usable driver."""
     (tmp_path / "x.c").write_text("int cuInit(unsigned flags) { return 0; }")
     path = str(tmp_path / "x.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, str(tmp_path / "x.c")], check=True)
@@ -85,24 +85,24 @@ def test_a_driver_that_lacks_functions(monkeypatch, tmp_path):
 
 
 def test_devices_of_frameworks(np, monkeypatch):
-    """Each framework's own object, its name in dlx, and whether dlx brings arrays there."""
-    monkeypatch.setattr("dlx.cli.targets.installed", lambda: ["dlx", "numpy"])
+    """The output shows each framework's object, dlx's name, and whether dlx can convert to the device."""
+    monkeypatch.setattr("dlx.cli.targets.installed_targets", lambda: ["dlx", "numpy"])
     (found,) = document("devices")["frameworks"]["numpy"]["devices"]
     assert found == {"device": "cpu", "dlpack": [1, 0], "native": "'cpu'", "taken": True}
     rows = [line.split() for line in here("devices", "numpy")[1].splitlines()]
     assert ["cpu", "numpy", "'cpu'", "to", "and", "from"] in rows
-    assert "'nothing' is no framework installed here. Installed: " in refused("devices", "nothing")
+    assert "'nothing' is not an installed framework. Installed: " in refused("devices", "nothing")
 
 
 def test_torchs_devices(torch):
-    """The adapter names what torch sees."""
+    """The adapter lists the devices that torch sees."""
     found = probe.framework_devices("torch")["devices"]
     assert found[0] == {"device": "cpu", "dlpack": [1, 0], "native": "device(type='cpu')", "taken": True}
     assert len(found) == 1 + (torch.accelerator.device_count() if torch.accelerator.is_available() else 0)
 
 
 def test_a_probe_that_fails(monkeypatch):
-    """Its last line is the cause, all of it the details; waiting ends."""
+    """The cause is the last line of stderr, the details are all of it; a timeout ends the wait."""
     assert "AdapterNotFoundError" in probe.ask("devices", "nothing")["broken"]
     monkeypatch.setattr(probe, "PATIENCE", 0.001)
     assert probe.ask("driver")["broken"] == "no answer within 0.001 seconds"

@@ -1,4 +1,4 @@
-"""docs/command-line.md says what the command does: its examples, keys, commands and statuses; the screens are drawn."""
+"""docs/command-line.md matches the command: its examples, keys, commands and statuses; the screens are current."""
 
 import html
 import re
@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import COMMANDS, document, here
-from files import npy
+from support.files.writers import npy
+from support.processes.command import COMMANDS, document, here
 
 from dlx.cli import main
 
@@ -20,10 +20,10 @@ SCREENS = runpy.run_path(str(DOCS / "tools" / "screens" / "__main__.py"), run_na
 
 @pytest.mark.parametrize("block", re.findall(r"```console\n\$ dlx (.*?)```", TEXT, re.DOTALL))
 def test_examples_print_what_is_written(block, tmp_path, monkeypatch):
-    """Each example, in a folder with the files of the screens."""
+    """Each example runs in a folder with the files of the screens."""
     command, _, written = block.partition("\n")
     monkeypatch.chdir(tmp_path)
-    SCREENS["images"](Path("images.npy"))
+    SCREENS["write_images"](Path("images.npy"))
     Path("weights.npy").write_bytes(npy("<f4", (1000, 64), bytes(256_000)))
     assert here(*command.split()) == (0, written)
 
@@ -43,7 +43,7 @@ CALLS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_has_the_documented_keys(command, tmp_path, monkeypatch):
-    """A schema version on every command, and the keys of the table, no more and no less at the top."""
+    """Every command's JSON has a schema version and exactly the documented top-level keys."""
     if command == "completion":
         pytest.importorskip("shtab")
     monkeypatch.chdir(tmp_path)
@@ -61,24 +61,24 @@ def test_json_has_the_documented_keys(command, tmp_path, monkeypatch):
 
 
 def test_every_command_and_status_is_documented():
-    """The table of commands and that of exit statuses are those of --help."""
+    """The tables of commands and exit statuses match --help."""
     assert tuple(re.findall(r"^\| `dlx ([\w-]+)", TEXT, re.MULTILINE)) == COMMANDS
-    from dlx.cli.arguments import parser
+    from dlx.cli.arguments import build_parser
 
-    statuses = re.findall(r"^  ([\d, ]+?)  ", parser().format_help().partition("exit status\n")[2], re.MULTILINE)
+    statuses = re.findall(r"^  ([\d, ]+?)  ", build_parser().format_help().partition("exit status\n")[2], re.MULTILINE)
     table = TEXT.partition("## Exit status")[2].partition("##")[0]
     assert [each.strip() for each in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)] == statuses
 
 
 def test_the_command_is_installed_as_dlx():
-    """The script that a wheel brings is the function that these tests call."""
+    """The script in a wheel calls the function that these tests call."""
     scripts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     assert scripts == {"dlx": f"{main.__module__}:{main.__name__}"}
 
 
 @pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
 def test_screens(name):
-    """Each is in the page, well-formed, fetches nothing, and follows light and dark."""
+    """Each screen is in the page, well-formed, loads nothing, and supports light and dark."""
     text = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
     assert xml.etree.ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
     assert f"(screens/{name}.svg)" in TEXT
@@ -87,26 +87,26 @@ def test_screens(name):
 
 
 def text_of(svg):
-    """Give the words of a picture, in order."""
+    """Return the words of a picture, in order."""
     return [html.unescape(each) for each in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
 @pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
 def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
-    """Drawn again, each has the same text; `make screens` makes them anew."""
+    """Each screen has the text that the command prints now; `nox -s screens` draws them again."""
     command = SCREENS["SCREENS"][name]
     targets = re.search(r"--to (\S+)", command)[1].split(",")
     for each in {*targets, *re.findall(r"--from (\w+)", command)} - {"dlx"}:
         pytest.importorskip(each)
     monkeypatch.chdir(tmp_path)
-    SCREENS["model"](Path("model.safetensors"))
-    SCREENS["images"](Path("images.npy"))
+    SCREENS["write_model"](Path("model.safetensors"))
+    SCREENS["write_images"](Path("images.npy"))
     written = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
-    assert text_of(SCREENS["drawn"](command)) == text_of(written), "run make screens"
+    assert text_of(SCREENS["draw_screen"](command)) == text_of(written), "run nox -s screens"
 
 
 def test_a_screen_is_drawn(tmp_path, monkeypatch):
-    """By the command itself, in 80 columns."""
-    text = SCREENS["drawn"]("plan float32[2] --to dlx")
+    """The command draws a screen, 80 columns wide."""
+    text = SCREENS["draw_screen"]("plan float32[2] --to dlx")
     xml.etree.ElementTree.fromstring(text)
     assert "shared" in text and "@media (prefers-color-scheme: dark)" in text

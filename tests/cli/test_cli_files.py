@@ -1,4 +1,4 @@
-"""Files on the command line: headers only; what is damaged, hostile or no array is refused in one line."""
+"""Files on the command line: only headers are read; damaged, hostile and unsupported files are refused in one line."""
 
 import errno
 import io
@@ -11,18 +11,18 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command import dlx, document, refused
-from files import npy, safetensors
+from support.arrays.examples import examples
+from support.files.writers import npy, safetensors
+from support.processes.command import dlx, document, refused
 
 import dlx as package
 from dlx.cli import main
-from examples import examples
 
 GB100 = 100 << 30
 
 
 def array(path):
-    """Inspect a file that holds one array."""
+    """Inspect a file with one array."""
     (source,) = document("inspect", path)["sources"]
     (found,) = source["arrays"]
     return found
@@ -34,8 +34,8 @@ def array(path):
     [("<f4", "float32"), ("|b1", "bool"), ("<c16", "complex128"), ("<u2", "uint16"), ("|i1", "int8")],
 )
 def test_npy_headers(tmp_path, version, descr, dtype):
-    """dtype, shape, order and offset, without numpy."""
-    path = tmp_path / "x"  # told by its first bytes, not by its name
+    """Dtype, shape, order and offset are read without numpy."""
+    path = tmp_path / "x"  # recognized by its first bytes
     path.write_bytes(npy(descr, (2, 3), bytes(6 * int(descr[2:])), order=True, version=version))
     found = array(path)
     assert (found["dtype"], found["shape"], found["layout"]) == (dtype, [2, 3], "F")
@@ -44,7 +44,7 @@ def test_npy_headers(tmp_path, version, descr, dtype):
 
 
 def test_npy_as_numpy_writes_it(tmp_path, np):
-    """Every dtype that numpy saves is read as numpy reads it, or named as one that DLPack has not."""
+    """Every dtype that numpy saves is read correctly, or reported as unsupported by DLPack."""
     letters = "?bhilqBHILQefdFD"
     arrays = [np.zeros((3, 2), letter) for letter in letters] + [np.zeros(5, ">i4"), np.zeros((2, 3, 4), order="F")]
     for made in arrays:
@@ -60,7 +60,7 @@ def test_npy_as_numpy_writes_it(tmp_path, np):
 
 
 def test_npz(tmp_path, np):
-    """Every member by its header, compressed or not, in order."""
+    """Every member is listed by its header, compressed or not, in order."""
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "x.npz", a=np.zeros((300, 4), "f4"), b=np.ones(3, "c8"))
         (source,) = document("inspect", tmp_path / "x.npz")["sources"]
@@ -69,7 +69,7 @@ def test_npz(tmp_path, np):
 
 
 def test_safetensors(tmp_path):
-    """dtype, shape, offset in the file and metadata; sub-byte dtypes count their bits."""
+    """Dtype, shape, offset and metadata are listed; sub-byte dtypes count bits."""
     path = safetensors(
         tmp_path / "x.safetensors",
         {"w": ("BF16", (2, 3)), "q": ("F8_E4M3", (4,)), "z": ("F32", (0, 3)), "n": ("F4", (4, 2))},
@@ -84,21 +84,21 @@ def test_safetensors(tmp_path):
 
 
 class Call:
-    """Written into a header, it is a call."""
+    """Its repr in a header is a call."""
 
     def __repr__(self):
         return "__import__('os').system('touch PWNED')"
 
 
 def hostile():
-    """Give (name, bytes, words of the message) of files that are not what they say."""
+    """Yield the name, bytes and error text of files with a wrong content."""
     good = npy("<f4", (2, 3), bytes(24))
     claims = npy("<f8", (GB100 // 8,), bytes(64))
     nested = b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b"(" * (1 << 20)
     yield "empty.npy", b"", "it is empty"
     yield "cut.npy", good[:40], "ends in the middle of its header"
-    yield "short.npy", good[:-1], "claims 24 B of data, and 23 B are there"
-    yield "claims.npy", claims, "claims 100.0 GiB of data, and 64 B are there"
+    yield "short.npy", good[:-1], "claims 24 B of data, found 23 B"
+    yield "claims.npy", claims, "claims 100.0 GiB of data, found 64 B"
     yield "long.npy", b"\x93NUMPY\x02\0\xff\xff\xff\xff", "its header claims 4.0 GiB"
     yield "nested.npy", nested, "its header does not describe an array"
     yield "code.npy", npy("<f4", Call(), b""), "does not describe an array"
@@ -106,21 +106,21 @@ def hostile():
     yield "many.npy", npy("<f4", (1,) * 500, bytes(4), version=2), "does not describe an array"
     yield "wide.npy", npy("<f4", (10**4000,), b"", version=2), "does not describe an array"
     yield "vast.npy", npy("<f4", (1 << 62,) * 128, b"", version=2), "claims more than a million EiB of data"
-    yield "dtype.npy", npy("<q99", (1,), bytes(8)), "its header gives '<q99' as dtype"
+    yield "dtype.npy", npy("<q99", (1,), bytes(8)), "its header has the invalid dtype '<q99'"
     yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
-    yield "text.npy", b"hello, world, this is text", "it is text, which begins with 'hello, world, this is text'"
-    yield "text.npz", b"hello, world, this is text", "it is text, which begins with"
-    yield "other.npy", bytes(range(200, 250)), "it does not begin like a .npy file"
-    yield "other.npz", bytes(range(200, 250)), "it is a damaged zip file"
+    yield "text.npy", b"hello, world, this is text", "it is text that begins with 'hello, world, this is text'"
+    yield "text.npz", b"hello, world, this is text", "it is text that begins with"
+    yield "other.npy", bytes(range(200, 250)), "it does not begin with the .npy signature"
+    yield "other.npz", bytes(range(200, 250)), "it is not a valid zip file"
     yield (
         "object.npy",
         npy("|O", (1,), b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."),
-        "runs whatever code is in them",
+        "can run any code when they are read",
     )
     yield "old.pt", b"\x80\x02cposix\nsystem\n(S'touch PWNED'\ntR.", "weights_only=True"
-    yield "text.txt", b"hello, world, this is text", "it is text, which begins with"
-    yield "other.dat", bytes(range(200, 250)), "its first bytes are those of no format that dlx reads"
-    yield "x.pkl", b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR.", "runs whatever code"
+    yield "text.txt", b"hello, world, this is text", "it is text that begins with"
+    yield "other.dat", bytes(range(200, 250)), "unknown file format (supported: .npy,"
+    yield "x.pkl", b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR.", "can run any code"
     for name, members, words in zips(good, claims):
         yield name, members, words
     for name, header, data, words in tensors():
@@ -130,7 +130,7 @@ def hostile():
     yield "top.safetensors", b"\xff" * 8 + b"{}", "its header claims 16.0 EiB"
     yield "empty.safetensors", b"", "it is empty"
     yield "eight.safetensors", b"\5\0\0\0\0", "ends in the middle of its header"
-    yield "zeros.safetensors", bytes(999), "its first 512 bytes are 0, as in a download that did not finish"
+    yield "zeros.safetensors", bytes(999), "its first 512 bytes are 0, as in an incomplete download"
 
 
 def zipped(**members):
@@ -143,16 +143,16 @@ def zipped(**members):
 
 
 def bomb():
-    """Return a file of 256 MiB of blanks, which are made when the test runs: each process collects all tests."""
+    """Return a file of 256 MiB of blanks; it is created in the test, since each process collects all tests."""
     return zipped(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
 
 
 def zips(good, claims):
-    """Give hostile .npz files."""
+    """Yield hostile .npz files."""
     whole = zipped(a=good, b=good)
-    yield "cut.npz", whole[: len(whole) // 2], "damaged zip file"
+    yield "cut.npz", whole[: len(whole) // 2], "not a valid zip file"
     yield "none.npz", zipped(), "without arrays"
-    yield "claims.npz", zipped(a=good, big=claims), "member 'big.npy': it is cut off: its header claims 100.0 GiB"
+    yield "claims.npz", zipped(a=good, big=claims), "member 'big.npy': it is truncated: its header claims 100.0 GiB"
     yield (
         "broken.npz",
         whole.replace(b"\x50\x4b\x03\x04", b"\x50\x4b\x03\x05", 2).replace(b"K\x03\x05", b"K\x03\x04", 1),
@@ -164,29 +164,29 @@ def zips(good, claims):
 
 
 def tensors():
-    """Give (name, header, data, words) of hostile .safetensors files."""
+    """Yield the name, header, data and error text of hostile .safetensors files."""
     one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    yield "cut.safetensors", {"a": one}, bytes(7), "it is cut off"
+    yield "cut.safetensors", {"a": one}, bytes(7), "it is truncated"
     yield "more.safetensors", {"a": one}, bytes(9), "1 bytes follow its last tensor"
-    yield "claims.safetensors", {"a": {**one, "shape": [GB100 // 4], "data_offsets": [0, GB100]}}, b"", "cut off"
-    yield "shape.safetensors", {"a": {**one, "shape": [3]}}, bytes(8), "12 bytes by its shape and 8 by its offsets"
+    yield "claims.safetensors", {"a": {**one, "shape": [GB100 // 4], "data_offsets": [0, GB100]}}, b"", "truncated"
+    yield "shape.safetensors", {"a": {**one, "shape": [3]}}, bytes(8), "12 bytes by its shape, 8 by its offsets"
     yield "overlap.safetensors", {"a": one, "b": one}, bytes(8), "overlap, or leave a gap"
     yield "gap.safetensors", {"a": {**one, "data_offsets": [8, 16]}}, bytes(16), "leave a gap"
-    yield "list.safetensors", [1, 2], b"", "not a description of tensors"
-    yield "kind.safetensors", {"a": 3}, b"", "'a' as no tensor can be"
-    yield "float.safetensors", {"a": {**one, "shape": [2.0]}}, bytes(8), "'a' as no tensor can be"
-    yield "dims.safetensors", {"a": {**one, "shape": [10**18] * 100_000}}, bytes(8), "'a' as no tensor can be"
+    yield "list.safetensors", [1, 2], b"", "does not describe tensors"
+    yield "kind.safetensors", {"a": 3}, b"", "invalid entry for 'a'"
+    yield "float.safetensors", {"a": {**one, "shape": [2.0]}}, bytes(8), "invalid entry for 'a'"
+    yield "dims.safetensors", {"a": {**one, "shape": [10**18] * 100_000}}, bytes(8), "invalid entry for 'a'"
     yield "json.safetensors", b"{{{{", b"", "not valid JSON"
-    yield "deep.safetensors", b'{"a":' * 100_000, b"", "nested too deep"
-    yield "wide.safetensors", {"a": {**one, "shape": [1 << 63, 0]}}, bytes(8), "'a' as no tensor can be"
-    yield "vast.safetensors", {"a": {**one, "shape": [1 << 62] * 128}}, bytes(8), "more bytes than there are"
-    yield "twice.safetensors", b'{"a": 1, "a": 2}', b"", "it lists 'a' twice"
+    yield "deep.safetensors", b'{"a":' * 100_000, b"", "nested too deeply"
+    yield "wide.safetensors", {"a": {**one, "shape": [1 << 63, 0]}}, bytes(8), "invalid entry for 'a'"
+    yield "vast.safetensors", {"a": {**one, "shape": [1 << 62] * 128}}, bytes(8), "too many bytes"
+    yield "twice.safetensors", b'{"a": 1, "a": 2}', b"", "its header lists 'a' twice"
     yield "digits.safetensors", b'{"a": ' + b"9" * 10_000 + b"}", b"", "not valid JSON"
 
 
 @pytest.mark.parametrize(("name", "content", "words"), [pytest.param(*each, id=each[0]) for each in hostile()])
 def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
-    """Exit status 2, one line that names the file, no traceback, bounded memory, nothing executed."""
+    """The status is 2, one line names the file, memory is bounded, and nothing is executed."""
     path = tmp_path / name
     content = content() if callable(content) else content
     if isinstance(content, bytes):
@@ -205,7 +205,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
 
 @pytest.mark.parametrize("kind", ["x.npy", "x.npz", "x.safetensors"])
 def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
-    """Whatever stands in a header: an answer, or one line that says what is wrong."""
+    """For any header, the command answers or prints an error in one line."""
     whole = {
         "x.npy": npy("<f4", (2, 3), bytes(24)),
         "x.npz": zipped(a=npy("<f4", (2, 3), bytes(24)), b=npy(">c16", (2,), bytes(32))),
@@ -230,18 +230,18 @@ def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
 
 
 def test_what_is_no_file(tmp_path):
-    """Missing files, folders, devices, names that cannot be."""
+    """Missing files, folders, devices and invalid names are refused."""
     os.mkfifo(tmp_path / "pipe")
     assert "no such file" in refused("inspect", tmp_path / "nothing.npy")
-    assert "none of the 0 files in this folder has a name" in refused("inspect", tmp_path)
-    assert "no regular file" in refused("inspect", tmp_path / "pipe")
-    assert "no regular file" in refused("inspect", "/dev/zero")
+    assert "none of the 0 files in this folder has one of the suffixes" in refused("inspect", tmp_path)
+    assert "not a regular file" in refused("inspect", tmp_path / "pipe")
+    assert "not a regular file" in refused("inspect", "/dev/zero")
     assert "without folders and .py" in refused("inspect", "folder/mod.py:x")
-    assert "no file has a name like this" in refused("plan", "what is this?", "--to", "dlx")
+    assert "no file matches this pattern" in refused("plan", "what is this?", "--to", "dlx")
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, capsys):
-    """The system's own reason, also where it comes late."""
+    """The error has the system's reason, even if it occurs late."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (1,), bytes(4)))
 
@@ -258,7 +258,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, capsys):
 
 
 def test_a_large_file_is_not_read(tmp_path):
-    """100 GiB of (sparse) data need no memory and no time."""
+    """Inspecting 100 GiB of (sparse) data takes no memory and no time."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f8", (GB100 // 8,), b""))
     start = path.stat().st_size
@@ -272,62 +272,62 @@ def test_a_large_file_is_not_read(tmp_path):
 
 
 def test_objects_inside_an_npz(tmp_path, np):
-    """They are named for what they are, beside the arrays; nothing is unpickled."""
+    """They are listed next to the arrays as objects; nothing is unpickled."""
     np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.array([Evil()], dtype=object))
     (source,) = document("inspect", tmp_path / "x.npz")["sources"]
     assert [(each["path"], each["dtype"], each["refused"]) for each in source["arrays"]] == [
         ("a", "float64", None),
-        ("b", None, "it holds pickled Python objects"),
+        ("b", None, "it contains pickled Python objects"),
     ]
     assert sorted(os.listdir(tmp_path)) == ["x.npz"]
 
 
 class Evil:
-    """A pickle that runs a command where it is read."""
+    """An object whose pickle runs a command when it is read."""
 
     def __reduce__(self):
         return os.system, ("touch PWNED",)
 
 
 def test_torch_checkpoints(tmp_path, torch):
-    """Nested tensors by their names; where they were saved from and views' strides are kept."""
+    """Nested tensors have dotted names; saved devices and the strides of views are shown."""
     weight = torch.zeros(4, 3, dtype=torch.bfloat16)
     torch.save({"model": {"w": weight, "t": weight.T}, "step": 3}, tmp_path / "x.pt")
     (source,) = document("inspect", tmp_path / "x.pt")["sources"]
     found = {each["path"]: (each["dtype"], each["shape"], each["layout"]) for each in source["arrays"]}
     assert found == {"model.w": ("bfloat16", [4, 3], "C"), "model.t": ("bfloat16", [3, 4], "F")}
-    assert "1 value of other kinds" in source["notes"]
+    assert "1 value of other types" in source["notes"]
 
 
 def test_a_checkpoint_that_wants_to_run_code(tmp_path, torch):
-    """It is refused by name, and nothing is run."""
+    """The error names the code, and nothing is run."""
     torch.save({"x": Evil()}, tmp_path / "x.pt")
     said = refused("inspect", tmp_path / "x.pt", cwd=tmp_path, imported=True)
-    assert "it wants to run code" in said and "system" in said
+    assert "it needs code" in said and "system" in said
     assert os.listdir(tmp_path) == ["x.pt"]
 
 
 def test_damaged_checkpoints(tmp_path, torch):
-    """Cut off, without tensors, of the old format."""
+    """Truncated checkpoints, those without tensors, and the old format are refused."""
     path = tmp_path / "x.pt"
     torch.save({"w": torch.zeros(1000)}, path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "damaged zip file" in refused("inspect", path, imported=True)
+    assert "not a valid zip file" in refused("inspect", path, imported=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/data.pkl", b"\x80\x02}.")
         archive.writestr("x/byteorder", bytes(65 << 20))
     said = refused("inspect", path)
-    assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in said
+    assert "claims 68,157,440 bytes; dlx reads at most 67,108,864" in said
     torch.save({"step": 3}, path)
-    assert "there is no tensor in it" in refused("inspect", path, imported=True)
+    assert "it contains no tensor" in refused("inspect", path, imported=True)
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
     assert "it is a pickle" in refused("inspect", path, imported=True)
 
 
 @pytest.mark.parametrize("claimed", [b"M\xff\xff", b"\x8a\x08" + (1 << 40).to_bytes(8, "little"), b"J\xff\xff\xff\xff"])
 def test_checkpoints_that_claim_what_is_not_there(tmp_path, torch, claimed):
-    """More elements than the file has, 4 TiB of them, a number of them below zero."""
+    """Storages larger than the file, of 4 TiB, or of negative size are refused."""
     path = tmp_path / "x.pt"
     torch.save({"w": torch.zeros(1000)}, path)
     with zipfile.ZipFile(path) as archive:
@@ -339,7 +339,7 @@ def test_checkpoints_that_claim_what_is_not_there(tmp_path, torch, claimed):
 
 
 def test_a_checkpoint_without_torch(tmp_path):
-    """What is missing, and how to get it."""
+    """The error names the missing package and how to install it."""
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("x/data.pkl", b"\x80\x02}.")
     code = """
@@ -350,7 +350,7 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
 import dlx as package
 from dlx.cli import main
-from dlx.cli.targets import installed
+from dlx.cli.targets import installed_targets
 sys.exit(main(sys.argv[1:]))
 """
     status, _, err = dlx("inspect", tmp_path / "x.pt", code=code)
@@ -359,7 +359,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_arrow_and_parquet(tmp_path):
-    """Names, types and rows."""
+    """Names, types and rows are listed."""
     pa = pytest.importorskip("pyarrow")
     parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
     table = pa.table({"a": pa.array([1, 2, 3], pa.int32()), "s": ["x", "y", "z"]})
@@ -395,7 +395,7 @@ def test_parquet_is_refused_as_open_refuses_it(tmp_path):
 
 
 def test_a_torchscript_archive(tmp_path, torch):
-    """It is a program, and none is run; torch's advice stays out of the one line."""
+    """It contains a program, which is not run; torch's advice is not part of the line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.pt")
@@ -403,7 +403,7 @@ def test_a_torchscript_archive(tmp_path, torch):
 
 
 def test_warnings_of_torch_are_left_out(tmp_path, torch):
-    """They are for those who write programs with it."""
+    """Torch addresses them to programmers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.save(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), tmp_path / "x.pt")
@@ -412,7 +412,7 @@ def test_warnings_of_torch_are_left_out(tmp_path, torch):
 
 
 def test_no_legal_column_ends_the_process_or_hides_the_others(tmp_path, python):
-    """Every kind of column that pyarrow writes, empty fixed-size lists at any depth among them: one row each."""
+    """Each column type of pyarrow is one row, even nested empty fixed-size lists."""
     pytest.importorskip("pyarrow")
     out = python(
         f"""

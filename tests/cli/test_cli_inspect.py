@@ -1,4 +1,4 @@
-"""`dlx inspect`: what an object or a file is, folded and summed up where it is much."""
+"""`dlx inspect`: descriptions of objects and files, folded and with totals if there are many arrays."""
 
 import json
 import re
@@ -7,8 +7,8 @@ import sys
 import textwrap
 
 import pytest
-from command import dlx, document, here, refused
-from files import npy, safetensors
+from support.files.writers import npy, safetensors
+from support.processes.command import dlx, document, here, refused
 
 import dlx as package
 from dlx._support.text import amount, one_line
@@ -17,7 +17,7 @@ from dlx.cli.model import Entry, fold, totals
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Write a module `made_here` in the current folder; it is forgotten afterwards."""
+    """Write a module `made_here` into the current folder; it is forgotten afterwards."""
 
     def write(text):
         (tmp_path / "made_here.py").write_text(textwrap.dedent(text))
@@ -31,14 +31,14 @@ def module(tmp_path, monkeypatch):
 
 
 def one(*words):
-    """Inspect a source that holds one array."""
+    """Inspect a source with one array."""
     (source,) = document("inspect", *words)["sources"]
     (found,) = source["arrays"]
     return found
 
 
 def test_an_array_of_numpy(module, np):
-    """Everything that describe says, the capsule's facts, and the plan for each target."""
+    """The output has all facts of `describe`, the capsule, and the plan for each target."""
     module("import numpy; x = numpy.zeros((4, 6), 'f8')[::-1, ::2]; x.flags.writeable = False")
     found = one("made_here:x", "--to", "dlx,numpy")
     assert (found["type"], found["dtype"], found["dlpack_dtype"]) == ("numpy.ndarray", "float64", [2, 64, 1])
@@ -51,7 +51,7 @@ def test_an_array_of_numpy(module, np):
 
 @pytest.mark.numpy("2.1")
 def test_the_capsule_of_an_array(module, np):
-    """Its name, version and flags; asking leaves nothing behind (the fixture no_leaks counts)."""
+    """Name, version and flags are shown; the capsule is released (the fixture no_leaks counts)."""
     module("import numpy; x = numpy.zeros(3); x.flags.writeable = False; y = numpy.zeros(3); z = numpy.array(['a'])")
     assert one("made_here:x", "--to", "none")["capsule"]["flags"] == ["READ_ONLY"]
     found = one("made_here:y", "--to", "none")["capsule"]
@@ -60,7 +60,7 @@ def test_the_capsule_of_an_array(module, np):
 
 
 def test_a_tensor_of_torch(module, torch):
-    """The bits that torch keeps beside the data, and what they mean for each target."""
+    """Torch's lazy bits are shown, and their effect for each target."""
     module("import torch; x = torch.zeros(2, 3, requires_grad=True); z = torch.zeros(3, dtype=torch.complex64).conj()")
     found = one("made_here:x", "--to", "dlx")
     assert "requires_grad" in found["notes"]
@@ -74,7 +74,7 @@ def test_a_tensor_of_torch(module, torch):
 
 
 def test_legacy_and_foreign_objects(module):
-    """A legacy capsule has no version and no flags; a used one, and a producer that says no, are told from it."""
+    """A legacy capsule has no version and flags; used capsules and refusing producers have their own texts."""
     module(
         """
         import dlx
@@ -94,7 +94,7 @@ def test_legacy_and_foreign_objects(module):
 
 
 def test_importing_is_said(module):
-    """The second form runs code, and says so on stderr and in the output."""
+    """The output and stderr mention that importing an object runs code."""
     folder = module("print('running'); x = b'abc'")
     status, out, err = dlx("inspect", "made_here:x", "--to", "none", cwd=folder)
     assert status == 0
@@ -104,7 +104,7 @@ def test_importing_is_said(module):
 
 
 def test_an_interrupt_is_no_error(module):
-    """Ctrl-C, wherever the time goes: no traceback, the status that a shell expects."""
+    """Ctrl-C never prints a traceback, and gives the status that a shell expects."""
     folder = module("raise KeyboardInterrupt")
     status, out, err = dlx("inspect", "made_here:x", cwd=folder)
     assert (status, out) == (130, "")
@@ -121,32 +121,36 @@ def test_an_interrupt_is_no_error(module):
             "made_here:y",
             "made_here has no y: AttributeError: module 'made_here' has no attribute 'y'. It has x",
         ),
-        ("x = {}", "made_here:x[y]", "[y] is no number and no text in quotes"),
+        ("x = {}", "made_here:x[y]", "[y] is neither a number nor a quoted text"),
         (
             "import nothing_here",
             "made_here:x",
             "importing made_here failed: ModuleNotFoundError: No module named 'noth",
         ),
         ("x = {'a': [b'abc']}", "made_here:x['b']", "made_here has no x['b']: KeyError"),
-        ("x = 3", "made_here:x", "its type is int, which is no array and holds none"),
+        ("x = 3", "made_here:x", "its type is int, which is not an array and contains none"),
         ("class X:\n    def state_dict(self): raise OSError('no\\nway')\nx = X()", "made_here:x", "OSError: no"),
-        ("class X:\n    def state_dict(self): return {}\nx = X()", "made_here:x", "whose state_dict() holds no array"),
-        ("x = ['a', {1: None}]", "made_here:x", "its type is list, which is no array and holds none"),
+        (
+            "class X:\n    def state_dict(self): return {}\nx = X()",
+            "made_here:x",
+            "whose state_dict() contains no array",
+        ),
+        ("x = ['a', {1: None}]", "made_here:x", "its type is list, which is not an array and contains none"),
         (
             "class X:\n    def __getattr__(self, name): raise SystemExit(7)\nx = X()",
             "made_here:x.y",
-            "made_here.x.y fails when it is looked up: SystemExit: 7",
+            "looking up made_here.x.y failed: SystemExit: 7",
         ),
         (
             "class X:\n    __dlpack__ = None\n    def __dlpack_device__(self): raise SystemExit(7)\nx = X()",
             "made_here:x",
-            "X cannot be looked at: SystemExit: 7",
+            "inspecting the made_here.X failed: SystemExit: 7",
         ),
         ("x = 3", "made_here_not:x", "there is no module 'made_here_not' in this folder"),
     ],
 )
 def test_objects_that_cannot_be_had(module, text, name, words):
-    """One line, whatever the imported code does."""
+    """Errors are one line, whatever the imported code does."""
     folder = module(text)
     status, out, err = dlx("inspect", name, cwd=folder)
     assert (status, out) == (2, "")
@@ -154,7 +158,7 @@ def test_objects_that_cannot_be_had(module, text, name, words):
 
 
 def test_trees(module, np):
-    """dicts, lists and tuples, cycles too; each array by its place, other values counted."""
+    """Arrays in dicts, lists, tuples and cycles are listed by path; other values are counted."""
     module(
         """
         import numpy
@@ -166,7 +170,7 @@ def test_trees(module, np):
     found = document("inspect", "made_here:tree")
     (source,) = found["sources"]
     assert [each["path"] for each in source["arrays"]] == ["['a']", "['list'][0]", "['list'][1]['odd key']"]
-    assert "2 values of other kinds" in source["notes"]
+    assert "2 values of other types" in source["notes"]
     assert one("made_here:tree['list'][0]", "--to", "none")["dtype"] == "float32"
     assert {(each["dtype"], each["arrays"], each["bytes"]) for each in found["totals"]} == {
         ("float64", 2, 32),
@@ -175,7 +179,7 @@ def test_trees(module, np):
 
 
 def test_trees_as_convert_walks_them(module, np):
-    """Records, views and loops; each array once; what cannot be entered is refused in its place."""
+    """Records, views and loops are walked as by `convert`, each array once; refused objects are listed."""
     module(
         """
         import collections, dataclasses, numpy, dlx
@@ -211,7 +215,7 @@ def test_trees_as_convert_walks_them(module, np):
 
 
 def test_large_trees_are_folded(tmp_path):
-    """Layer numbers become #; what does not differ stays; --all shows everything; JSON always does."""
+    """Layer numbers become #, common ones stay; --all and JSON have every array."""
     tensors = {f"model.layers.{i}.w": ("BF16", (2, 2)) for i in range(40)} | {"model.0.embed": ("F32", (3,))}
     path = safetensors(tmp_path / "x.safetensors", tensors)
     _, out = here("inspect", path)
@@ -225,7 +229,7 @@ def test_large_trees_are_folded(tmp_path):
 
 
 def test_long_lists_are_cut(tmp_path):
-    """Where folding does not help, most rows are left out, with a word; sums hold all of them."""
+    """If folding does not help, most rows are left out with a note; totals include them."""
     path = safetensors(tmp_path / "x.safetensors", {f"w{i}x": ("F32", (i,)) for i in range(100)})
     _, out = here("inspect", path)
     assert "… 40 more rows: --all shows them" in out
@@ -233,16 +237,16 @@ def test_long_lists_are_cut(tmp_path):
 
 
 def test_targets_of_files(tmp_path):
-    """None unless asked for; then those that `dlx plan` gives."""
+    """No targets by default; with --to, the outcomes of `dlx plan`."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (2, 3), bytes(24)))
     assert one(path)["targets"] == []
     assert [each["outcome"] for each in one(path, "--to", "dlx,tvm_ffi")["targets"]] == ["same", "copied"]
-    assert "no target 'nothing'" in refused("inspect", path, "--to", "nothing")
+    assert "unknown target 'nothing'" in refused("inspect", path, "--to", "nothing")
 
 
 def test_several_sources_are_summed_up(tmp_path):
-    """Each for itself, then all."""
+    """Each source is shown, then the totals."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.npy").write_bytes(npy("<f4", (2, 3), bytes(24)))
     _, out = here("inspect", tmp_path / "a.npy", tmp_path / "b.npy")
@@ -252,7 +256,7 @@ def test_several_sources_are_summed_up(tmp_path):
 
 
 def test_folding():
-    """Only numbers that stand alone, and only what is alike in everything else."""
+    """Only separate numbers are folded, and only between otherwise equal entries."""
 
     def entry(path, shape=(2,)):
         return Entry(path, package.DType("float32"), "F32", shape, 8)
@@ -264,7 +268,7 @@ def test_folding():
 
 
 def test_texts():
-    """Units that suit; text that stays on its line."""
+    """Sizes have suitable units; text stays on its line."""
     assert [amount(n) for n in (0, 1023, 1024, 1 << 20, (1 << 20) - 1, 100 << 30, None)] == [
         "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.0 MiB", "100.0 GiB", "?",
     ]  # fmt: skip
@@ -278,7 +282,7 @@ def test_texts():
 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch):
-    """Enter a folder with good files and bad ones."""
+    """Enter a folder with good and bad files."""
     (tmp_path / "folder").mkdir()
     for name in ("a.npy", "b1.npy", "folder/c.npy", "folder/d.npy", "folder/notes.txt"):
         (tmp_path / name).write_bytes(npy("<f4", (2,), bytes(8)))
@@ -289,16 +293,16 @@ def shelf(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", [["inspect"], ["plan", "--to", "dlx"]])
 def test_one_bad_file_spoils_no_other(shelf, capsys, command):
-    """The good ones are shown, what is wrong with the others is on stderr, and the status is 2."""
+    """Good files are shown, errors are on stderr, and the status is 2."""
     status, out = here(*command, "bad.npy", "a.npy", "none.npy", "folder")
     err = capsys.readouterr().err
     assert status == 2 and [name for name in ("a.npy", "folder/c.npy", "folder/d.npy") if name not in out] == []
     first, second = err.splitlines()
-    assert first.startswith(f"dlx {command[0]}: bad.npy: it is cut off") and "none.npy: there is no such file" in second
+    assert first.startswith(f"dlx {command[0]}: bad.npy: it is truncated") and "none.npy: no such file" in second
 
 
 def test_json_has_what_was_wrong(shelf, capsys):
-    """Beside the sources, as ``errors``, which is not there where nothing was wrong."""
+    """The key ``errors`` is next to the sources if there were errors."""
     status, out = here("inspect", "a.npy", "bad.npy", "--json")
     found = json.loads(out)
     assert status == 2 and [each["name"] for each in found["sources"]] == ["a.npy"]
@@ -307,7 +311,7 @@ def test_json_has_what_was_wrong(shelf, capsys):
 
 
 def test_folders_and_globs(shelf):
-    """All files that dlx reads, by name; a glob that the shell left alone is taken as it would."""
+    """All supported files are listed by name; a glob that the shell did not expand is expanded."""
     names = lambda *words: [each["name"] for each in document("inspect", *words)["sources"]]  # noqa: E731
     assert names("folder") == ["folder/c.npy", "folder/d.npy"]
     assert names("[a]*.npy") == ["a.npy"]
@@ -320,17 +324,17 @@ def test_folders_and_globs(shelf):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("none*.npy", "no file has a name like this"),
-        ("https://host.org/a.npy", "fetch it first, for instance with curl"),
-        ("s3://bucket/a.npy", "fetch it first"),
+        ("none*.npy", "no file matches this pattern"),
+        ("https://host.org/a.npy", "Download the file first, for example with curl"),
+        ("s3://bucket/a.npy", "Download the file first"),
         ("empty", "none of the 1 files in this folder"),
         ("model.onnx", "an ONNX model, a program with its weights. Read its weights: onnx.numpy_helper.to_array"),
-        ("two.zarr", "a Zarr store.* Read it by zarr: dlx.convert"),
+        ("two.zarr", "a Zarr store.* Read it with zarr: dlx.convert"),
         ("three.zarr", "a Zarr store"),
     ],
 )
 def test_what_dlx_does_not_read_is_named(shelf, capsys, word, said):
-    """With what to do."""
+    """The error has a fix."""
     (shelf / "model.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
     for folder, name in (("empty", "x.txt"), ("two.zarr", ".zgroup"), ("three.zarr", "zarr.json")):
         (shelf / folder).mkdir()
@@ -341,7 +345,7 @@ def test_what_dlx_does_not_read_is_named(shelf, capsys, word, said):
 
 @pytest.mark.parametrize("through", ["a pipe", "a file"])
 def test_stdin(shelf, through):
-    """``-``, by its bytes."""
+    """``-`` is recognized by its content."""
     content = (shelf / "a.npy").read_bytes()
     words = [sys.executable, "-m", "dlx", "inspect", "-", "--to", "dlx"]
     with (shelf / "a.npy").open("rb") as file:
@@ -349,4 +353,4 @@ def test_stdin(shelf, through):
         done = subprocess.run(words, capture_output=True, check=True, **given)
     assert done.stdout.startswith(b"-  .npy\n") and b"dlx  same" in done.stdout and done.stderr == b""
     done = subprocess.run(words, capture_output=True, input=content[:20], check=False)
-    assert done.returncode == 2 and done.stderr.startswith(b"dlx inspect: -: it is cut off")
+    assert done.returncode == 2 and done.stderr.startswith(b"dlx inspect: -: it is truncated")

@@ -1,4 +1,4 @@
-"""`dlx new-adapter`: what it writes is a plugin that passes the conformance kit, on an array class made up here."""
+"""`dlx new-adapter`: the written plugin passes the conformance kit, tested with an invented array class."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 from first_adapter import SHELF
-from project import ROOT
+from support.project import ROOT
 
 from dlx.cli import main
 
@@ -26,7 +26,7 @@ def shelf(tmp_path, monkeypatch):
 
 
 def install(folder):
-    """Do what pip does for an entry point."""
+    """Register an entry point as pip does."""
     (entry,) = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]["dlx"].items()
     info = folder / "dlx_shelf-0.1.dist-info"
     info.mkdir()
@@ -36,7 +36,7 @@ def install(folder):
 
 @pytest.mark.slow
 def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
-    """Module, entry point and tests; unchanged, its own tests and the kit's pass."""
+    """The unchanged module, entry point and tests pass, and so does the kit."""
     assert main(["new-adapter", "shelf", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     folder = shelf / said["folder"]
@@ -56,7 +56,7 @@ def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
 
 @pytest.mark.parametrize("providers", [[], ["shelf-arrays"], ["shelf-arrays", "shelf-tools"]])
 def test_it_depends_on_the_distribution_that_has_the_framework(shelf, providers, capsys):
-    """On none where no one has it: pip would fetch a stranger's. Of several that have parts of it none is picked."""
+    """It has no dependency if no distribution, or several, provide the package: pip could install an unrelated one."""
     for provider in providers:
         info = shelf / f"{provider.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
@@ -70,17 +70,17 @@ def test_it_depends_on_the_distribution_that_has_the_framework(shelf, providers,
 
 
 def test_a_framework_that_is_not_installed(tmp_path, monkeypatch, capsys):
-    """Its types and dtypes are a guess, and it says so."""
+    """The output says that types and dtypes are guesses."""
     monkeypatch.chdir(tmp_path)
     assert main(["new-adapter", "no.such_thing"]) == 0
-    assert "no.such_thing is not installed here, so they are a guess" in capsys.readouterr().out
+    assert "no.such_thing is not installed, so they are guesses" in capsys.readouterr().out
     project = tomllib.loads((tmp_path / "dlx-no-such-thing" / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["dlx"] == {"no.such_thing": "dlx_no_such_thing"}
     assert '"no.such_thing.Array",' in (tmp_path / "dlx-no-such-thing" / "dlx_no_such_thing.py").read_text()
 
 
 def test_a_framework_without_the_protocol(shelf, capsys):
-    """What cannot be written for it is named."""
+    """The output lists the missing parts."""
     (shelf / "shelf.py").write_text("class Tensor: pass\n")
     assert main(["new-adapter", "shelf"]) == 0
     shown = capsys.readouterr().out
@@ -90,15 +90,15 @@ def test_a_framework_without_the_protocol(shelf, capsys):
 
 
 def test_bad_names_and_folders(shelf, capsys):
-    """Nothing is overwritten, and what dlx knows needs no plugin."""
+    """Existing folders are not overwritten, and supported packages are refused."""
     for name in ("my-lib", "class", "..", ".a", "a..b"):
         assert main(["new-adapter", name]) == 2
-        assert f"{name!r} is no package" in capsys.readouterr().err
+        assert f"{name!r} is not a package name" in capsys.readouterr().err
     assert main(["new-adapter", "numpy"]) == 2
-    assert "numpy has an adapter already: dlx_numpy (dlxarray)" in capsys.readouterr().err
+    assert "numpy already has an adapter: dlx_numpy (dlxarray)" in capsys.readouterr().err
     (shelf / "dlx-shelf").mkdir()
     assert main(["new-adapter", "shelf"]) == 2
-    assert "nothing is overwritten" in capsys.readouterr().err
+    assert "dlx does not overwrite it" in capsys.readouterr().err
     (shelf / "shelf.py").write_text("from dlx import Tensor\n")  # not its own
     assert main(["new-adapter", "shelf", "--into", "other"]) == 2
     assert "shelf has no class with __dlpack__" in capsys.readouterr().err and not (shelf / "other").exists()
@@ -106,4 +106,4 @@ def test_bad_names_and_folders(shelf, capsys):
     (shelf / "shelf.py").write_text(SHELF, encoding="utf-8")
     importlib.invalidate_caches()
     assert main(["new-adapter", "shelf", "--into", "/proc/none"]) == 2
-    assert "/proc/none cannot be made" in capsys.readouterr().err
+    assert "cannot create /proc/none" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`dlx plan`, `dlx dtypes` and `dlx doctor`: what they say is what dlx does."""
+"""`dlx plan`, `dlx dtypes` and `dlx doctor` agree with the behaviour of dlx."""
 
 import re
 import runpy
@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import dlx, document, here, refused
-from files import npy, safetensors
+from support.files.writers import npy, safetensors
+from support.processes.command import dlx, document, here, refused
 
 import dlx as package
 from dlx._registry.modules import import_framework
@@ -17,13 +17,13 @@ from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.adapter.base import version_of
 from dlx.cli import probe
 from dlx.cli.commands import doctor
-from dlx.cli.targets import array_of, installed
+from dlx.cli.targets import array_of, installed_targets
 
 DTYPES = [dtype.name for dtype in package.DType.all()]
 
 
 def plans(*words):
-    """Plan, and return (path, outcome, error) of each array."""
+    """Plan, and return the path, outcome and error of each array."""
     return [
         (each["path"], each["outcome"], each["error"])
         for one in document("plan", *words)["plans"]
@@ -33,27 +33,27 @@ def plans(*words):
 
 @pytest.fixture
 def file(tmp_path):
-    """A .npy of float32."""
+    """Write a .npy file of float32."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (2, 3), bytes(24)))
     return path
 
 
 def test_abstract_tensors():
-    """A dtype and a shape stand for an array that nobody has."""
+    """A dtype and a shape describe an array that need not exist."""
     assert plans("float32[3,4]", "--to", "dlx") == [("", "shared", "")]
     assert plans("bfloat16[]", "--to", "dlx", "--copy", "always") == [("", "copied", "")]
     for name in ("float32[1,,2]", "float32[,]", "float32[ ,1]"):
-        assert "a shape is numbers with commas between them" in refused("plan", name, "--to", "dlx")
+        assert "a shape consists of numbers and commas" in refused("plan", name, "--to", "dlx")
     for shape in (f"{1 << 62},2", f"0,{10**20}", "1," * 129):
         refused("plan", f"int8[{shape}]", "--to", "dlx")
     assert plans(f"int8[{','.join('1' * 128)}]", "--to", "dlx") == [("", "shared", "")]  # longer than a file's name
-    assert "there is no dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
-    assert "larger than any memory" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
+    assert "unknown dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
+    assert "its size is 2**63 bytes or more" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
 
 
 def test_plans_agree_with_dlx_plan(file, torch):
-    """The outcome and error of what `dlx.open` gives; see tests/files/test_plans_agree.py."""
+    """Outcomes and errors are those of `dlx.open`; see tests/files/test_plans_agree.py."""
     assert plans(file, "--to", "torch") == [("", "copied", "")]
     assert plans(file, "--to", "torch", "--copy", "never") == [("", "refused", "ReadOnlyError")]
     assert plans(file, "--to", "torch", "--readonly", "share") == [("", "shared", "")]
@@ -62,7 +62,7 @@ def test_plans_agree_with_dlx_plan(file, torch):
 
 
 def test_other_byte_order_is_a_copy(tmp_path):
-    """As numpy would load it, elements must be turned round."""
+    """Elements must be swapped, as numpy does when it loads them."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy(">f4", (2, 3), bytes(24)))
     assert plans(path, "--to", "dlx") == [("", "copied", "")]
@@ -70,7 +70,7 @@ def test_other_byte_order_is_a_copy(tmp_path):
 
 
 def test_alignment_is_that_of_the_mapping(tmp_path):
-    """A tensor in the middle of a file is aligned as its offset is."""
+    """A tensor in the middle of a file has the alignment of its offset."""
     pytest.importorskip("jax")
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (2, 3), bytes(24)))
@@ -82,7 +82,7 @@ def test_alignment_is_that_of_the_mapping(tmp_path):
 
 
 def test_strict_turns_a_refusal_into_exit_status_1(file):
-    """0 without it: an explained refusal is an answer."""
+    """Without it the status is 0, since dlx explains the refusal."""
     words = ["plan", "float32[2]", "--to", "dlx", "--device", "cuda:0"]
     status, out, err = dlx(*words)
     assert (status, err) == (0, "")
@@ -93,18 +93,18 @@ def test_strict_turns_a_refusal_into_exit_status_1(file):
 
 
 def test_wrong_options_are_one_line(file):
-    """Unknown devices and targets are wrong calls."""
-    assert "there is no device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
-    assert "there is no target 'nothing'" in refused("plan", file, "--to", "nothing")
+    """Unknown devices and targets are invalid calls."""
+    assert "unknown device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
+    assert "unknown target 'nothing'" in refused("plan", file, "--to", "nothing")
     for none in (",", ""):
-        assert "no target is named" in refused("plan", file, "--to", none)
-        assert "no target is named" in refused("dtypes", "--to", none)
-    assert "there is no target 'none'" in refused("plan", file, "--to", "none")
-    assert "there is no target 'none'" in refused("matrix", "--to", "none")
+        assert "no target: pass names" in refused("plan", file, "--to", none)
+        assert "no target: pass names" in refused("dtypes", "--to", none)
+    assert "unknown target 'none'" in refused("plan", file, "--to", "none")
+    assert "unknown target 'none'" in refused("matrix", "--to", "none")
 
 
 def test_several_targets(file, np):
-    """One array is a row for each target; many are a table for each."""
+    """One array is a row for each target; several arrays are a table for each."""
     _, out = here("plan", file, "--to", "dlx,numpy", "--copy", "always")
     rows = [line.split() for line in out.splitlines()]
     assert rows[0] == [str(file), "float32[2,", "3],", "--copy", "always"]
@@ -121,7 +121,7 @@ def test_several_targets(file, np):
 
 
 def test_fixes_are_options_of_the_command(file, torch):
-    """What speaks of arguments of `dlx.convert` on the screen; JSON has it as `dlx.plan` says it."""
+    """Fixes on the screen use options of the command; JSON has those of `dlx.plan`."""
     words = ("plan", file, "--to", "torch", "--copy", "never")
     _, out = here(*words)
     assert "Drop --copy never, or pass --readonly share." in out and "copy=False" not in out
@@ -129,7 +129,7 @@ def test_fixes_are_options_of_the_command(file, torch):
 
 
 def test_a_long_reason_is_written_once(tmp_path):
-    """Other targets say whose it is."""
+    """Other rows refer to the first target with the same reason."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy(">f4", (2, 3), bytes(24)))
     pytest.importorskip("torch")
@@ -139,7 +139,7 @@ def test_a_long_reason_is_written_once(tmp_path):
 
 
 def test_reasons_are_brief_on_the_screen():
-    """The dtypes that a framework has, `dlx dtypes` shows; of one array JSON has them all the same."""
+    """The screen omits a framework's list of dtypes; JSON has the full reason."""
     pytest.importorskip("pyarrow")
     _, out = here("plan", "bfloat16[2]", "--to", "pyarrow,dlx")
     assert "pyarrow has no dtype bfloat16. Convert" in out
@@ -148,7 +148,7 @@ def test_reasons_are_brief_on_the_screen():
 
 
 def test_plans_of_many_arrays_are_folded(tmp_path, torch):
-    """Alike arrays are one row, reasons stand below the table once."""
+    """Similar arrays are one row; each reason is listed once below the table."""
     tensors = {f"layers.{i}.w": ("BF16", (2, 2)) for i in range(30)} | {"n": ("F4", (2, 2))}
     path = safetensors(tmp_path / "x.safetensors", tensors)
     _, out = here("plan", path, "--to", "torch")
@@ -162,7 +162,7 @@ def test_plans_of_many_arrays_are_folded(tmp_path, torch):
 
 
 def test_dtypes_have_dlpacks_numbers():
-    """Every dtype by name, with code, bits and lanes as `DType` says, and the words of the adapters' data."""
+    """Every dtype is listed with code, bits and lanes of `DType`, and the adapters' names."""
     found = {each["name"]: each for each in document("dtypes")["dtypes"]}
     assert list(found) == list(DTYPES)
     assert all(tuple(found[name]["dlpack_dtype"]) == tuple(package.DType(name)) for name in DTYPES)
@@ -172,7 +172,7 @@ def test_dtypes_have_dlpacks_numbers():
 
 
 def test_words_are_those_that_the_framework_has(np, torch):
-    """What the adapters' data say is what the frameworks call it."""
+    """The adapters' names for dtypes are the frameworks' names."""
     for each in document("dtypes")["dtypes"]:
         for name, framework in (("numpy", np), ("torch", torch)):
             word = each["words"][name]
@@ -183,11 +183,11 @@ def test_words_are_those_that_the_framework_has(np, torch):
 
 
 def test_live_dtypes_agree_with_conversions(np, torch):
-    """Each cell is what convert does."""
+    """Each cell matches the result of convert."""
     cells = document("dtypes", "--from", "torch", "--to", "numpy,dlx")["cells"]
     found = {(each["dtype"], each["to"]): each["outcome"] for each in cells}
     assert found["float32", "numpy"] == "shared"
-    assert found["float6_e2m3fn", "numpy"] == ""  # torch has none
+    assert found["float6_e2m3fn", "numpy"] == ""  # torch lacks the dtype
     for (dtype, goal), outcome in found.items():
         if not outcome:
             continue
@@ -202,16 +202,16 @@ def test_live_dtypes_agree_with_conversions(np, torch):
 
 
 def test_dtypes_as_text():
-    """One row per dtype; pairs with reasons, all pairs with marks."""
+    """One row per dtype; pairs have reasons, the full table has marks."""
     _, out = here("dtypes")
     assert [line.split()[0] for line in out.splitlines()[1 : len(DTYPES) + 1]] == list(DTYPES)
     _, out = here("dtypes", "--from", "dlx", "--to", "dlx")
     assert out.startswith("dlx → dlx\n") and "float32" in out
-    assert "no target 'nothing'" in refused("dtypes", "--from", "nothing")
+    assert "unknown target 'nothing'" in refused("dtypes", "--from", "nothing")
 
 
 def test_the_matrix_is_what_dtypes_says(np):
-    """One implementation: the same cells, whichever command asks."""
+    """Both commands have the same cells."""
     asked = ["--from", "numpy", "--to", "dlx,numpy"]
     cells = document("matrix", *asked)["cells"]
     assert cells == document("dtypes", *asked)["cells"]
@@ -220,7 +220,7 @@ def test_the_matrix_is_what_dtypes_says(np):
 
 
 def test_the_matrix_is_that_of_the_documentation(np):
-    """docs/matrix.md was made by converting and comparing bits; the plans of `dlx matrix` say the same."""
+    """docs/matrix.md was measured by converting and comparing bits; `dlx matrix` plans the same outcomes."""
     render = pytest.importorskip("matrix.render")
     page, versions = render.read_page((Path(__file__).parent.parent.parent / "docs" / "matrix.md").read_text())
     here_too = [each for each in ("numpy", "torch", "tvm_ffi") if _version(each) == versions.get(each)]
@@ -234,14 +234,14 @@ def test_the_matrix_is_that_of_the_documentation(np):
 
 
 def _version(name):
-    """Return the version of a framework, None where it is not installed."""
-    if name not in installed():
+    """Return the version of a framework, None if it is not installed."""
+    if name not in installed_targets():
         return None
     return version_of(registry.target(name).adapter)
 
 
 def test_the_matrix_as_a_picture(tmp_path):
-    """A well-formed SVG without anything fetched from elsewhere, drawn as docs/matrix.svg is."""
+    """The picture is a well-formed SVG that loads nothing, drawn like docs/matrix.svg."""
     path = tmp_path / "x.svg"
     status, out = here("matrix", "--from", "dlx", "--to", "dlx", "--svg", path)
     assert (status, out) == (0, f"wrote {path}\n")
@@ -250,7 +250,7 @@ def test_the_matrix_as_a_picture(tmp_path):
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "float32" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
     grounds = re.findall(r"^\.ground { fill: (#\w+); } svg { background: (#\w+); }", text, re.MULTILINE)
-    assert grounds == [("#ffffff",) * 2, ("#0d1117",) * 2], "around it, too, where it is opened by itself"
+    assert grounds == [("#ffffff",) * 2, ("#0d1117",) * 2], "around it, too, if it is opened directly"
     docs = (Path(__file__).parent.parent.parent / "docs" / "matrix.svg").read_text()
     assert text.partition("</style>")[0].split("<title>")[1] == docs.partition("</style>")[0].split("<title>")[1]
     assert "x.svg: " in refused("matrix", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
@@ -260,7 +260,7 @@ def test_the_matrix_as_a_picture(tmp_path):
 
 
 def test_doctor_lists_every_adapter():
-    """A line each, with the version that the framework itself says; nothing is imported to know it."""
+    """Each adapter is a line with the framework's version, without importing it."""
     found = {each["name"]: each for each in document("doctor")["adapters"]}
     assert set(BUILT_IN.values()) <= {each["module"] for each in found.values()}
     for name, each in found.items():
@@ -268,12 +268,12 @@ def test_doctor_lists_every_adapter():
         if each["status"] == "missing":
             assert "pip install" in each["cause"]
         elif name in ("numpy", "torch"):
-            version = __import__(name).__version__  # torch's may name its CUDA where what pip installed does not
+            version = __import__(name).__version__  # torch's version may include CUDA, pip's may not
             assert each["version"] in (version, version.partition("+")[0])
 
 
 def test_doctor_tries_what_is_named(np):
-    """--load imports a framework in its own process, and looks at a capsule of it."""
+    """--load imports a framework in a separate process and inspects a capsule."""
     (found,) = document("doctor", "numpy", "--load", "--strict")["adapters"]
     assert (found["status"], found["version"], found["facts"]["type"]) == ("ready", np.__version__, "numpy.ndarray")
     assert found["facts"]["in"] == found["facts"]["out"] == "shared"
@@ -282,7 +282,7 @@ def test_doctor_tries_what_is_named(np):
 
 @pytest.fixture
 def strangers(monkeypatch):
-    """A registry with numpy's adapter, one that fails to import, and one whose framework is not there."""
+    """Return a registry with numpy's adapter, one whose import fails, and one whose framework is missing."""
     broken = types.ModuleType("dlx_gone")
     adapter = package.adapter.Adapter()
     adapter.name, adapter.package = "not_to_be_found_anywhere", "not_to_be_found_anywhere.core"
@@ -293,10 +293,10 @@ def strangers(monkeypatch):
 
 
 def test_doctor_shows_what_is_broken(strangers):
-    """The first line of the cause; the whole traceback with --verbose; 1 with --strict only."""
+    """The cause is one line; --verbose shows the traceback; the status is 1 only with --strict."""
     found = {each["module"]: each for each in document("doctor")["adapters"]}
     assert found["dlx_that_is_not_there"]["status"] == "broken"
-    assert "names the module dlx_that_is_not_there, and there is none" in found["dlx_that_is_not_there"]["cause"]
+    assert "names the module dlx_that_is_not_there, which does not exist" in found["dlx_that_is_not_there"]["cause"]
     assert found["dlx_gone"]["status"] == "missing"
     assert "Traceback" not in here("doctor")[1]
     assert "Traceback" in here("doctor", "--verbose")[1]
@@ -305,7 +305,7 @@ def test_doctor_shows_what_is_broken(strangers):
 
 
 def test_doctor_tells_what_is_missing_from_what_is_broken(strangers, monkeypatch, tmp_path):
-    """As a conversion does: missing is the package, or a parent of it; an import of its own that fails breaks it."""
+    """As in a conversion, a package is missing if it or its parent is; a failing import inside it is broken."""
     (tmp_path / "halfway").mkdir()
     (tmp_path / "halfway" / "__init__.py").touch()
     (tmp_path / "halfway" / "needs.py").write_text("import not_to_be_found_anywhere")
@@ -324,7 +324,7 @@ def test_doctor_tells_what_is_missing_from_what_is_broken(strangers, monkeypatch
 
 @pytest.mark.unsanitized("a deadly signal is caught and reported")
 def test_a_framework_that_dies_on_import(strangers, monkeypatch):
-    """It ends a process of its own, and doctor says by what."""
+    """It crashes in a separate process, and doctor shows the signal."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     real = probe.subprocess.run
     monkeypatch.setattr(probe.subprocess, "run", lambda command, **kw: real([sys.executable, "-c", code], **kw))
@@ -332,18 +332,18 @@ def test_a_framework_that_dies_on_import(strangers, monkeypatch):
 
 
 def test_the_block_to_paste_names_no_folder():
-    """Versions and statuses, no path of this machine."""
+    """The block has versions and statuses, but no path of this machine."""
     _, out = here("doctor")
-    block = out[out.index("to paste into a report:") :]
+    block = out[out.index("for bug reports:") :]
     assert f"dlx {package.__version__}" in block and "/" not in block
     core = document("doctor")["core"]
-    assert core["compiler"].split()[0] in ("gcc", "clang") and f"built by {core['compiler']}: " in block
+    assert core["compiler"].split()[0] in ("gcc", "clang") and f"built with {core['compiler']}: " in block
     assert "-std=c11" in core["flags"].split() and not any(each.startswith("-W") for each in core["flags"].split())
     assert max(map(len, out.splitlines())) <= 100
 
 
 def test_flags_in_a_report_hold_no_path(monkeypatch):
-    """Nor warnings, nor what a shell would have to quote."""
+    """Flags have no warnings and nothing that a shell would have to quote."""
     monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
     shown = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["shown"]
     assert shown(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"

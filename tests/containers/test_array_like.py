@@ -1,4 +1,4 @@
-"""What is an array to its own library is converted or refused with its place, not taken apart, not passed through."""
+"""Array-like objects without a protocol are refused with their path, not flattened or passed through."""
 
 import collections
 import ctypes
@@ -16,7 +16,7 @@ from dlx._registry.array_like import refusal
 
 @dataclasses.dataclass
 class Chunked:
-    """As zarr's arrays are: a dataclass whose fields say nothing of it."""
+    """Like a zarr array: a dataclass with unrelated fields."""
 
     store: object = None
     dtype = property(lambda self: "float32")
@@ -27,16 +27,16 @@ class Chunked:
 
 
 class Labelled(collections.abc.Mapping):
-    """As xarray's data sets are: a mapping that numpy could call."""
+    """Like an xarray dataset: a mapping with `__array__`."""
 
     def __array__(self, *arguments, **options):
         raise AssertionError("__array__ was called")
 
     def __getitem__(self, key):
-        raise AssertionError("it was taken apart")
+        raise AssertionError("it was flattened")
 
     def __iter__(self):
-        raise AssertionError("it was taken apart")
+        raise AssertionError("it was flattened")
 
     __len__ = __iter__
 
@@ -47,7 +47,7 @@ class Rows(list):
 
 
 class Lazy:
-    """As dask's arrays are."""
+    """Like a dask array."""
 
     def __array__(self, *arguments, **options):
         raise AssertionError("__array__ was called")
@@ -64,21 +64,21 @@ class Sparse:
 
 
 class UMat:
-    """As OpenCV's: no attribute shows what it is."""
+    """Like OpenCV's: no attribute identifies it."""
 
 
 UMat.__module__ = "cv2"
 
 
 class pybind11_static_property(property):
-    """What pybind11 makes a class's attribute of, which is asked of the class."""
+    """Like pybind11's descriptor of class attributes."""
 
     def __get__(self, obj, kind):
         return super().__get__(kind, kind)
 
 
 class TensorListCPU(metaclass=type("pybind11_type", (type,), {})):
-    """As DALI's: made by pybind11, and renamed."""
+    """Like DALI's: created by pybind11, and renamed."""
 
     __module__ = pybind11_static_property(lambda kind: "nvidia.dali.tensors")
     dtype = shape = property(lambda self: None)
@@ -91,7 +91,7 @@ class TensorListCPU(metaclass=type("pybind11_type", (type,), {})):
 
 
 class Batch:
-    """As DALI's of its dynamic mode, which cannot be indexed."""
+    """Like a batch of DALI's dynamic mode, which has no index."""
 
     dtype = shape = tensors = property(lambda self: None)
 
@@ -99,7 +99,7 @@ class Batch:
 Batch.__module__ = "nvidia.dali.experimental.dynamic._batch"
 
 ARRAYS = {
-    "dataclass": (Chunked, "what [...] reads"),
+    "dataclass": (Chunked, "the result of x[...]"),
     "mapping": (Labelled, "numpy.asarray"),
     "list subclass": (lambda: Rows([1.0]), "numpy.asarray"),
     "lazy": (Lazy, ".compute()"),
@@ -111,7 +111,7 @@ ARRAYS = {
 
 
 class Spec(typing.NamedTuple):
-    """A record, whose fields are called so, and which has elements as every tuple has."""
+    """A record whose fields are named dtype and shape, with elements like every tuple."""
 
     shape: tuple
     dtype: str
@@ -128,7 +128,7 @@ class Described:
 
 
 class Shape:
-    """It has dtype and shape, and no elements."""
+    """It has dtype and shape, but no elements."""
 
     dtype = shape = property(lambda self: None)
 
@@ -147,7 +147,7 @@ OTHERS = [Shape, NoArray, Spec, Described, dict, list, str, object]
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ARRAYS)
 def test_it_is_refused_with_its_place(name, strict):
-    """At the root and in a tree, by `convert`, `plan` and lazy views; nothing of it is asked for."""
+    """At the root and in a tree, by `convert`, `plan` and lazy views, without accessing its data."""
     make, words = ARRAYS[name]
     obj = make()
     with pytest.raises(errors.AdapterNotFoundError) as root:
@@ -167,19 +167,19 @@ def test_it_is_refused_with_its_place(name, strict):
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_fields_that_are_called_so_make_no_array(name):
-    """A record is converted as every record is."""
+    """Records with these fields are converted like other records."""
     result = dlx.convert(RECORDS[name](dlx.empty((2,), "float32")), to="dlx", copy=True)
     assert type(result) is type(RECORDS[name](None))
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_is_none(kind):
-    """Half of it does not make an array."""
+    """Only one of these attributes does not make an array."""
     assert refusal(kind) is None
 
 
 def test_what_has_a_buffer_is_converted():
-    """In a tree a buffer passes through; one that is an array is converted as at the root."""
+    """In a tree a buffer passes through; array-like objects with a buffer are converted."""
 
     class Pixels(ctypes.c_uint8 * 3):
         def __array__(self, *arguments, **options):
@@ -191,14 +191,14 @@ def test_what_has_a_buffer_is_converted():
 
 
 def test_all_are_collected():
-    """Each has its place."""
+    """Each has its path."""
     with pytest.raises(ExceptionGroup) as caught:
         dlx.convert({"a": Lazy(), "b": [Sparse(), 1]}, to="dlx", errors="collect")
     assert [error.where for error in caught.value.exceptions] == ["obj['a']", "obj['b'][0]"]
 
 
 def test_what_is_no_array_says_what_to_do(tmp_path):
-    """Paths of files."""
+    """For example paths of files."""
     for obj, words in (("model.npz", "dlx.open"), (tmp_path, "dlx.open")):
         with pytest.raises(errors.AdapterNotFoundError) as caught:
             dlx.convert(obj, to="dlx")
@@ -215,7 +215,7 @@ class Bag(dict):
 
 @pytest.mark.parametrize("root", [Described(), Spec((), ""), Bag(a=1)], ids=["dataclass", "named tuple", "subclass"])
 def test_a_root_without_an_array_says_so(root):
-    """Unless it is a built-in container; inside one it passes through."""
+    """Except built-in containers; inside a container it passes through."""
     with pytest.raises(errors.AdapterNotFoundError, match="it holds no array: obj") as caught:
         dlx.convert(root, to="dlx")
     assert caught.value.target == "dlx"
@@ -232,7 +232,7 @@ def test_a_root_that_may_hold_none(root):
 
 
 def test_a_plan_lists_what_passes_through():
-    """With its place and type, once each."""
+    """With path and type, once each."""
     tensor, record = dlx.empty((2,), "float32"), Spec((3,), "f4")
     plan = dlx.plan({"a": [1, tensor, 2], "s": record, "again": record, "b": b"1"}, to="dlx")
     assert plan.passed == (
@@ -263,9 +263,9 @@ def test_a_plan_lists_what_passes_through():
     ids=str,
 )
 def test_a_plan_without_an_array_says_so(source, is_advised):
-    """And what makes an array of numbers, where there are some."""
+    """If there are numbers, it shows how to create an array of them."""
     said = str(dlx.plan(source, to="dlx")).splitlines()[1]
-    advice = " Of a list of numbers, numpy.array makes one." * is_advised
+    advice = " Make an array of the numbers first: numpy.array(numbers)." * is_advised
     assert said == f"nothing is converted: no array is in it.{advice}"
 
 
@@ -289,7 +289,7 @@ REAL = {
 
 @pytest.mark.parametrize("name", REAL)
 def test_arrays_of_real_libraries_are_refused(np, name):
-    """With the call that helps."""
+    """The error suggests a call that works."""
     make, words = REAL[name]
     for tree, where in ((make(np), ""), ({"a": make(np)}, "obj['a']")):
         with pytest.raises(errors.DlxError) as caught:
@@ -308,7 +308,7 @@ def made(np, **members):
 
 @pytest.mark.parametrize("name", ["unit", "units", "mask"])
 def test_an_array_with_a_unit_is_refused(np, name):
-    """A unit or a mask is never lost silently; inside numpy the array stays what it is."""
+    """A unit or mask is never lost silently; inside numpy the array is unchanged."""
     array = made(np, **{name: "m"})
     for obj, where in ((array, ""), ([array], "obj[0]")):
         with pytest.raises(errors.ConversionError, match=f"its {name}|a masked array's mask") as caught:
@@ -320,7 +320,7 @@ def test_an_array_with_a_unit_is_refused(np, name):
 
 @pytest.mark.parametrize("options", [{}, {"copy": True}])
 def test_a_unit_of_one_array_is_seen(np, options):
-    """A class that does not name the attribute may have one in each array, as unyt's does, once they are known."""
+    """Arrays may have the attribute even if the class lacks it (unyt)."""
     kind = type("Noted", (np.ndarray,), {})
     plain, array = np.ones(3).view(kind), np.ones(3).view(kind)
     array.units = "m"
@@ -331,7 +331,7 @@ def test_a_unit_of_one_array_is_seen(np, options):
 
 
 def test_an_array_without_its_unit_is_shared(np):
-    """As a column of astropy's that has none; a method of that name says nothing."""
+    """Like a column of astropy without a unit; a method of that name is ignored."""
     kind = type("Method", (np.ndarray,), {"mask": lambda self: 1})
     for array in (made(np, unit=None), np.ones(3).view(kind)):
         assert dlx.shares_memory(dlx.convert(array, to="dlx"), array)
@@ -339,7 +339,7 @@ def test_an_array_without_its_unit_is_shared(np):
 
 @pytest.mark.parametrize("package", ["quantities", "astropy.units"])
 def test_quantities_of_real_libraries(np, package):
-    """The fix that is shown gives the numbers."""
+    """The suggested fix returns the numbers."""
     quantity = pytest.importorskip(package).Quantity(np.ones(2), "m")
     with pytest.raises(errors.DTypeError, match="unit"):
         dlx.convert(quantity, to="dlx")

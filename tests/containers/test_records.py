@@ -1,4 +1,4 @@
-"""Models of pydantic and structures of msgspec are records, as dataclasses and attrs classes are."""
+"""Models of pydantic and structs of msgspec are records, like dataclasses and attrs classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = typing.TypeVar("T")
 
 @functools.cache
 def models():
-    """Return the module's models; pydantic is imported by the tests, never by dlx."""
+    """Return the module's models; only the tests import pydantic, not dlx."""
     pydantic = pytest.importorskip("pydantic")
 
     class Inner(pydantic.BaseModel):
@@ -49,13 +49,13 @@ def models():
 
 
 def model(**fields):
-    """Return a model with an array and a frozen model in it."""
+    """Return a model with an array and a frozen model."""
     inner, kind = models()
     return kind(x=np.arange(2.0), inner=inner(w=np.ones(3)), **fields)
 
 
 def structs():
-    """Return a frozen structure and one that can change."""
+    """Return a frozen struct and a mutable one."""
     msgspec = pytest.importorskip("msgspec")
 
     class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
@@ -74,7 +74,7 @@ def structs():
 
 
 def test_a_model_is_rebuilt_without_its_validators():
-    """Fields, extra fields and private attributes, the exact class; what was computed of a field is not kept."""
+    """Fields, extra fields, private attributes and the class are kept; cached values are not."""
     torch = pytest.importorskip("torch")
     _, kind = models()
     source = model(more=np.zeros(1), label="name")
@@ -96,7 +96,7 @@ def test_a_model_is_rebuilt_without_its_validators():
 
 
 def test_a_frozen_model_without_an_array_stays_the_same_object():
-    """As a frozen dataclass does; others are new."""
+    """Like a frozen dataclass; other models are new."""
     inner, kind = models()
     frozen = inner.model_construct(w="no array")
     mutable = kind.model_construct(x="no array")
@@ -109,7 +109,7 @@ def test_a_frozen_model_without_an_array_stays_the_same_object():
 
 
 def test_a_root_model_and_an_unset_field():
-    """What is not set stays unset."""
+    """Unset fields stay unset."""
     pydantic = pytest.importorskip("pydantic")
     root = pydantic.RootModel[typing.Any]([np.ones(2)])
     assert type(dlx.convert(root, to="dlx").root[0]) is dlx.Tensor
@@ -121,7 +121,7 @@ def test_a_root_model_and_an_unset_field():
 
 
 def test_a_model_of_the_first_pydantic():
-    """It is part of the second one."""
+    """It is part of pydantic 2."""
     v1 = pytest.importorskip("pydantic.v1")
 
     class Old(v1.BaseModel):
@@ -134,7 +134,7 @@ def test_a_model_of_the_first_pydantic():
 
 
 def test_a_struct_is_rebuilt_without_its_hook():
-    """Frozen ones too; their hash is that of the new fields."""
+    """Frozen structs, too; their hash is that of the new fields."""
     frozen, kind = structs()
     source = kind(np.arange(2.0))
     source.note = "kept"
@@ -157,7 +157,7 @@ def test_a_struct_is_rebuilt_without_its_hook():
 
 
 def test_fields_of_a_struct_that_are_called_like_an_arrays():
-    """They make no array of it."""
+    """Such field names do not make it an array."""
     msgspec = pytest.importorskip("msgspec")
     spec = msgspec.defstruct("Spec", [("shape", tuple), ("dtype", str), ("numpy", object)])((1,), "f4", np.ones(1))
     assert type(dlx.convert(spec, to="dlx").numpy) is dlx.Tensor
@@ -170,14 +170,14 @@ MAKERS = {
 
 
 def model_like(x, other):
-    """Return a model that is not validated."""
+    """Return a model without validation."""
     _, kind = models()
     return kind.model_construct(x=x, other=other)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_records_in_every_verb(name):
-    """Trees, views, plans, arguments and shared memory; identity and cycles; errors with their place."""
+    """Trees, views, plans, arguments and shared memory; identity and cycles; error paths."""
     make = MAKERS[name]
     x = np.arange(2.0)
     source = make(x, [x, b"data"])
@@ -217,7 +217,7 @@ def test_results_are_pickled():
 
 
 def test_dlx_imports_neither(python):
-    """They are known by the names of their bases."""
+    """It identifies them by the names of their bases."""
     python(
         """
         import sys, dlx

@@ -1,4 +1,4 @@
-"""Containers that frameworks bring: torch's records and parameters, numpy's files, TensorDict, BatchEncoding."""
+"""Containers of frameworks: torch's records and parameters, numpy's files, TensorDict, BatchEncoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlx._core import native
 
 @pytest.mark.parametrize("call", ["max", "sort", "svd", "qr"])
 def test_return_types_of_torch_are_kept(np, torch, call):
-    """A torch.return_types value holds other arrays: same type, same fields."""
+    """A torch.return_types value with other arrays keeps its type and fields."""
     make = {"svd": torch.svd, "qr": torch.linalg.qr}.get(call) or (lambda x: getattr(torch, call)(x, dim=1))
     source = make(torch.arange(9.0).reshape(3, 3) + torch.eye(3))
     result = dlx.convert({"r": source}, to="numpy")["r"]
@@ -28,7 +28,7 @@ def test_return_types_of_torch_are_kept(np, torch, call):
 
 
 def test_a_packed_sequence_is_one_only_with_tensors(np, torch):
-    """Inside torch it keeps its type and its None fields; elsewhere it becomes a dict of its fields."""
+    """Inside torch it keeps its type and None fields; for other targets it becomes a dict."""
     source = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)], enforce_sorted=True)
     assert source.sorted_indices is None
     result = dlx.convert([source], to="torch", copy=True)[0]
@@ -44,7 +44,7 @@ def test_a_packed_sequence_is_one_only_with_tensors(np, torch):
 
 
 def test_parameter_lists_and_dicts(np, torch):
-    """They stay what they are with parameters in them, and become list and dict where they would wrap the arrays."""
+    """They keep their type with parameters, and otherwise become lists and dicts."""
     parameters = [torch.nn.Parameter(torch.arange(2.0)), torch.nn.Parameter(torch.ones(3))]
     ring = torch.nn.ParameterList(parameters)
     named = torch.nn.ParameterDict([("w", parameters[0]), ("b", parameters[1])]).eval()
@@ -64,7 +64,7 @@ def test_parameter_lists_and_dicts(np, torch):
 
 
 def test_the_state_of_a_module_is_a_tree(torch):
-    """Like any other; the module itself is refused."""
+    """A state dict converts; the module is refused."""
     model = torch.nn.Linear(2, 2)
     state = dlx.convert(model.state_dict(), to="numpy")
     assert type(state) is type(model.state_dict()) and dlx.shares_memory(state["weight"], model.weight)
@@ -72,7 +72,7 @@ def test_the_state_of_a_module_is_a_tree(torch):
 
 
 def test_tensor_subclasses_and_sizes_in_a_tree(np, torch):
-    """torch.Size is a tuple of numbers, and nothing else in a tree."""
+    """torch.Size is a tuple of numbers and passes through."""
     source = {"size": torch.Size([2, 3]), "dtype": torch.float32, "device": torch.device("cpu"), "x": torch.ones(1)}
     result = dlx.convert(source, to="numpy")
     assert all(result[key] is source[key] for key in ("size", "dtype", "device")) and type(result["x"]) is np.ndarray
@@ -82,7 +82,7 @@ def test_tensor_subclasses_and_sizes_in_a_tree(np, torch):
 
 
 def test_an_open_npz_file_becomes_a_dict(np):
-    """Each member is read once; the file stays open, and nothing is written to it."""
+    """Each member is read once; the file stays open and unchanged."""
     file = io.BytesIO()
     np.savez(file, a=np.arange(3.0), b=np.ones((2, 2), "i4"))
     file.seek(0)
@@ -95,17 +95,17 @@ def test_an_open_npz_file_becomes_a_dict(np):
 
 
 def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_path(np):
-    """An array of objects is refused by numpy; the place is that of the file."""
+    """Object arrays are refused by numpy; the path is that of the file."""
     file = io.BytesIO()
     np.savez(file, a=np.array([object], dtype=object))
     file.seek(0)
-    with np.load(file) as npz, pytest.raises(errors.ConversionError, match=r"at obj\['f'\]: .*taken apart") as caught:
+    with np.load(file) as npz, pytest.raises(errors.ConversionError, match=r"at obj\['f'\]: .*be flattened") as caught:
         dlx.convert({"f": npz}, to="dlx")
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_scalars_and_records_of_numpy_in_a_tree(np):
-    """A scalar passes through; a structured array is refused with its place; a 0-d array converts."""
+    """A scalar passes through; a structured array is refused with its path; a 0-d array converts."""
     result = dlx.convert([np.float32(2), np.array(3.0)], to="dlx")
     assert type(result[0]) is np.float32 and result[1].shape == ()
     with pytest.raises(errors.DTypeError) as caught:
@@ -117,14 +117,14 @@ def test_scalars_and_records_of_numpy_in_a_tree(np):
 
 
 class Grid:
-    """A container that no adapter knows at first."""
+    """A container without an adapter at first."""
 
     def __init__(self, *cells):
         self.cells = cells
 
 
 def test_an_adapter_may_declare_a_container(np, monkeypatch):
-    """A row of an adapter, found for a subclass too, is asked once per type and comes before built-in bases."""
+    """It also applies to subclasses, is looked up once per type, and precedes built-in bases."""
     from dlx._registry.registry import registry
     from dlx.adapter import Container
 
@@ -157,7 +157,7 @@ def test_an_adapter_may_declare_a_container(np, monkeypatch):
 
 
 def test_an_answer_that_was_overtaken_is_not_kept(monkeypatch):
-    """A look-up that runs while an adapter is loaded says nothing of what is known afterwards."""
+    """A look-up during the load of an adapter is not cached."""
     from dlx._registry import lookup
     from dlx._registry.registry import registry
 
@@ -180,7 +180,7 @@ def test_an_answer_that_was_overtaken_is_not_kept(monkeypatch):
 
 
 class Handle:
-    """A wrapper made anew on each access, as a foreign container's elements are."""
+    """A wrapper that is new on each access, like elements of foreign containers."""
 
     def __init__(self, owner, np):
         self.owner, self.np = owner, np
@@ -190,7 +190,7 @@ class Handle:
 
 
 def test_wrappers_of_the_same_thing_are_told_by_their_container(np, monkeypatch):
-    """A row that says ``same_as`` keeps identity over wrappers: one result for one thing."""
+    """``same_as`` keeps identity across wrappers: one result per element."""
     from dlx._registry.registry import registry
     from dlx.adapter import Container
 
@@ -222,7 +222,7 @@ def test_wrappers_of_the_same_thing_are_told_by_their_container(np, monkeypatch)
 
 
 def test_a_tensordict_keeps_its_batch_size(np, torch):
-    """A TensorDict is a Mapping whose iteration gives batches; inside torch it stays one, nested ones included."""
+    """A TensorDict iterates over batches; inside torch it stays a TensorDict, also nested."""
     tensordict = pytest.importorskip("tensordict")
     inner = tensordict.TensorDict({"c": torch.zeros(2, 1)}, batch_size=[2, 1])
     source = tensordict.TensorDict({"a": torch.arange(2.0), "b": inner}, batch_size=[2], names=["time"])
@@ -241,7 +241,7 @@ def test_a_tensordict_keeps_its_batch_size(np, torch):
 
 
 def test_a_tensordict_keeps_what_is_no_tensor(np, torch):
-    """Text and objects in it stay such, arrays inside them are converted; a lazy view writes tensors back."""
+    """Text and objects stay, arrays inside them are converted; a lazy view writes tensors back."""
     tensordict = pytest.importorskip("tensordict")
     things = tensordict.NonTensorData({"k": np.ones(2)}, batch_size=[2])
     source = tensordict.TensorDict({"a": torch.ones(2), "text": "t", "things": things}, batch_size=[2])
@@ -257,7 +257,7 @@ def test_a_tensordict_keeps_what_is_no_tensor(np, torch):
 
 
 def test_a_tensorclass_is_refused_with_a_fix(torch):
-    """As an array, or since its fields are not attributes of its own: a copy would be the source itself."""
+    """It is array-like, or its fields are not its own attributes and a copy would share them."""
     tensordict = pytest.importorskip("tensordict")
 
     @tensordict.tensorclass
@@ -273,7 +273,7 @@ def test_a_tensorclass_is_refused_with_a_fix(torch):
 
 
 def test_a_batch_encoding_keeps_its_encodings(np, torch):
-    """A UserDict with more than its items: encodings and sequence counts are kept, the source is not touched."""
+    """Encodings and sequence counts of this UserDict are kept, and the source is unchanged."""
     tokenization = pytest.importorskip("transformers.tokenization_utils_base")
     source = tokenization.BatchEncoding(
         {"input_ids": torch.arange(6).reshape(2, 3), "length": [3, 3]}, n_sequences=1, encoding=None
@@ -289,7 +289,7 @@ def test_a_batch_encoding_keeps_its_encodings(np, torch):
 
 
 def test_a_model_output_keeps_attributes_and_items_alike(np, torch):
-    """Transformers' ModelOutput is an OrderedDict, a dataclass, and mirrors its items in its attributes."""
+    """Transformers' ModelOutput is an OrderedDict and a dataclass with equal items and attributes."""
     outputs = pytest.importorskip("transformers.modeling_outputs")
     source = outputs.BaseModelOutput(
         last_hidden_state=torch.ones(2, 2), hidden_states=(torch.ones(1), torch.zeros(1)), attentions=None
@@ -306,7 +306,7 @@ def test_a_model_output_keeps_attributes_and_items_alike(np, torch):
 
 
 def test_containers_of_frameworks_leak_nothing(np, torch):
-    """Converted and failed conversions of them leave no managed tensor."""
+    """Successful and failed conversions leave no managed tensor."""
     live = native.live()
     packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0)])
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The phases of a tree: what is refused is refused early, failures have places and undo everything, and all of them."""
+"""The phases of a tree conversion: early refusals, paths of failures, and rollback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Stranger:
-    """Speaks only __dlpack__, and notes each call."""
+    """A producer with only __dlpack__, which records each call."""
 
     def __init__(self, calls, name, error=None):
         self.calls, self.name, self.error = calls, name, error
@@ -78,7 +78,7 @@ BAD = {  # what torch refuses under copy=False, and words of the sentence
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_error_names_its_path_and_what_was_asked(np, torch, name):
-    """``cannot convert ... at obj['a'][3].x: ...`` for each kind of refusal, in convert and in plan, with a cause."""
+    """``cannot convert ... at obj['a'][3].x: ...`` for each kind of refusal, with a cause."""
     make, target, options, kind, words = BAD[name]
     bad = make(np, torch)
     tree = {"a": [1, np.ones(1), None, types.SimpleNamespace(x=bad)]}
@@ -94,7 +94,7 @@ def test_an_error_names_its_path_and_what_was_asked(np, torch, name):
 
 
 def test_the_path_of_a_long_or_broken_key_can_be_read(np):
-    """A key is written as Python would write it, cut where it is long; one whose repr fails is named by its type."""
+    """Long keys are truncated; a key whose repr fails is shown by its type."""
 
     class Mute:
         def __repr__(self):
@@ -107,7 +107,7 @@ def test_the_path_of_a_long_or_broken_key_can_be_read(np):
 
 
 def test_the_frameworks_error_is_the_cause(np):
-    """What the producer raised stands behind the error of dlx."""
+    """The producer's exception is the cause of the dlx error."""
     own = ValueError("not today")
     with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: .*not today") as caught:
         dlx.convert([np.ones(1), Stranger([], "a", own)], to="dlx")
@@ -115,7 +115,7 @@ def test_the_frameworks_error_is_the_cause(np):
 
 
 def test_a_container_that_raises_has_a_path():
-    """What cannot be taken apart, or put together, is named; its error is the cause."""
+    """A failure to flatten or rebuild is named with its path and cause."""
 
     class Broken(collections.abc.Sequence):
         def __len__(self):
@@ -128,9 +128,7 @@ def test_a_container_that_raises_has_a_path():
         def __dlx_tree__(self):
             return [dlx.convert(b"a", to="dlx")], lambda children: 1 / 0
 
-    with pytest.raises(
-        errors.ConversionError, match=r"at obj\['k'\]: the container cannot be taken apart.*gone"
-    ) as one:
+    with pytest.raises(errors.ConversionError, match=r"at obj\['k'\]: the container cannot be flattened.*gone") as one:
         dlx.convert({"k": Broken()}, to="dlx")
     assert isinstance(one.value.__cause__, OSError)
     with pytest.raises(errors.ConversionError, match=r"at obj\[0\]: the container cannot hold the result") as other:
@@ -142,7 +140,7 @@ def test_a_container_that_raises_has_a_path():
 
 
 def test_what_can_be_refused_early_stops_before_any_producer_is_called(np):
-    """An array that its adapter describes, an interface and a capsule are looked at before __dlpack__ is called."""
+    """Described arrays, interfaces and capsules are checked before __dlpack__ is called."""
     calls = []
     used = dlx.convert(bytearray(2), to="dlx").__dlpack__()
     dlx.convert(used, to="dlx")
@@ -155,7 +153,7 @@ def test_what_can_be_refused_early_stops_before_any_producer_is_called(np):
 
 
 def test_generic_producers_are_called_once_in_order_each():
-    """A producer met twice is called once."""
+    """A repeated producer is called once."""
     calls = []
     a, b = Stranger(calls, "a"), Stranger(calls, "b")
     result = dlx.convert([a, {"x": b, "y": a}, (b, a)], to="dlx")
@@ -164,7 +162,7 @@ def test_generic_producers_are_called_once_in_order_each():
 
 
 def test_nothing_is_imported_before_everything_is_exported(np, torch, monkeypatch):
-    """A producer that fails last leaves no import behind, and no consumer was called."""
+    """If the last producer fails, nothing was imported and no consumer was called."""
     from dlx._registry.registry import registry
 
     target = type(registry.target("torch").adapter)
@@ -185,7 +183,7 @@ def test_nothing_is_imported_before_everything_is_exported(np, torch, monkeypatc
 
 
 def test_a_failure_consumes_nothing(np, torch):
-    """A capsule before, or behind, what fails keeps its name and can be used."""
+    """A capsule before or after the failure keeps its name and stays usable."""
     source = dlx.convert(np.ones(3), to="dlx")
     bad = Stranger([], "bad", ValueError("no"))
     for shape in (lambda c: [c, bad], lambda c: [bad, c], lambda c: {"a": (c,), "b": Point(bad, c)}):
@@ -218,7 +216,7 @@ class Failing:
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("collect", [False, True])
 def test_a_consumer_that_fails_gives_the_capsules_back(np, monkeypatch, after, collect):
-    """Results are released and every capsule has its name back, however many imports had worked."""
+    """Results are released and all capsules have their names again, after any number of imports."""
     owner = dlx.convert(np.ones(3), to="dlx")
     capsules = [owner.__dlpack__(max_version=(1, 0)) for _ in range(3)]
     Failing(monkeypatch, "numpy", after)
@@ -240,7 +238,7 @@ def test_a_consumer_that_fails_gives_the_capsules_back(np, monkeypatch, after, c
 
 
 def test_a_container_that_cannot_be_rebuilt_gives_the_capsules_back(np):
-    """The last thing that can fail undoes everything as well."""
+    """A failure in the last phase also undoes everything."""
 
     class Stiff:
         def __init__(self, *children):
@@ -266,7 +264,7 @@ def test_the_input_is_as_before_after_a_failure(np):
 
 
 def test_an_interrupt_undoes_everything(np, monkeypatch):
-    """What is no error of a conversion goes through unchanged, and leaves nothing behind."""
+    """Other exceptions pass through unchanged, and leave nothing behind."""
     from dlx._registry.registry import registry
 
     capsule = dlx.convert(np.ones(3), to="dlx").__dlpack__(max_version=(1, 0))
@@ -290,7 +288,7 @@ def test_an_interrupt_undoes_everything(np, monkeypatch):
 
 
 def test_collect_reports_all_failing_leaves_in_one_group(np):
-    """Refusals of every phase, and of the walk itself, are in one ExceptionGroup, each with its place and cause."""
+    """One ExceptionGroup has the failures of all phases, each with path and cause."""
     own = ValueError("no")
     ring: list = []
     loop = (ring,)
@@ -306,14 +304,14 @@ def test_collect_reports_all_failing_leaves_in_one_group(np):
 
 
 def test_collect_of_one_is_still_a_group_and_of_none_is_the_result(np):
-    """The type of the outcome does not depend on how many leaves fail; a single array has no group."""
+    """The type does not depend on the number of failures; a single array has no group."""
     with pytest.raises(ExceptionGroup, match="1 place in"):
         dlx.convert([np.array(["x"])], to="dlx", errors="collect")
     assert type(dlx.convert([np.ones(1)], to="dlx", errors="collect")[0]) is dlx.Tensor
 
 
 def test_the_plan_of_a_tree_that_collects_holds_the_group(np):
-    """`plan` never raises: its error is what convert would raise."""
+    """`plan` never raises: `plan.error` is the exception of convert."""
     tree = [np.array(["x"]), {"k": np.array(["y"])}, np.ones(2)]
     plan = dlx.plan(tree, to="dlx", errors="collect")
     assert isinstance(plan.error, ExceptionGroup) and len(plan.error.exceptions) == 2
@@ -325,7 +323,7 @@ def test_the_plan_of_a_tree_that_collects_holds_the_group(np):
 
 
 def test_a_plan_of_a_tree_has_a_leaf_for_each_array(np, torch):
-    """Each array once, at its first place, with its outcome; the bytes that will be copied are summed."""
+    """Each array once, at its first path, with its outcome; bytes to copy are summed."""
     a, back = np.ones(4), np.arange(4.0)[::-1]
     plan = dlx.plan({"a": a, "b": [a, back, torch.ones(2)], "c": 3}, to="torch")
     assert {leaf.path: leaf.outcome for leaf in plan.leaves} == {
@@ -339,7 +337,7 @@ def test_a_plan_of_a_tree_has_a_leaf_for_each_array(np, torch):
 
 
 def test_a_plan_and_the_conversion_agree(np, torch):
-    """What a plan says of each leaf is what happens."""
+    """The planned outcome of each leaf is the actual one."""
     tree = [np.ones(4), np.arange(4.0)[::-1], np.broadcast_to(1.0, (2,)), torch.ones(2)]
     plan, result = dlx.plan(tree, to="torch"), dlx.convert(tree, to="torch")
     for leaf, old, new in zip(plan.leaves, tree, result, strict=True):
@@ -347,7 +345,7 @@ def test_a_plan_and_the_conversion_agree(np, torch):
 
 
 def test_a_plan_of_a_view_agrees_with_what_each_element_becomes(np, torch):
-    """With lazy=True, and of a view: the same leaves, outcomes and errors that asking for each element has."""
+    """With lazy=True and for views: the leaves, outcomes and errors of the elements."""
     bad = np.array(["x"])
     tree = {"s": [np.ones(4), np.arange(4.0)[::-1]], "t": (torch.ones(2), np.broadcast_to(1.0, (2,))), "b": [bad]}
     view = dlx.convert(tree, to="torch", lazy=True)
@@ -367,7 +365,7 @@ def test_a_plan_of_a_view_agrees_with_what_each_element_becomes(np, torch):
 
 @pytest.mark.slow
 def test_a_failure_at_the_bottom_of_100_000_levels(python):
-    """Raised or collected, with a place that can be read; the process lives."""
+    """Raised or collected, with a readable path; the process lives."""
     python(
         """
         import dlx
@@ -388,7 +386,7 @@ def test_a_failure_at_the_bottom_of_100_000_levels(python):
 
 
 def test_a_plan_uses_nothing_up(np):
-    """Capsules keep their names, and generic producers are called only where nothing else tells."""
+    """Capsules keep their names, and generic producers are called only if necessary."""
     calls = []
     capsule = dlx.convert(np.ones(3), to="dlx").__dlpack__()
     plan = dlx.plan([capsule, Stranger(calls, "a")], to="dlx", probe=False)
@@ -397,16 +395,16 @@ def test_a_plan_uses_nothing_up(np):
 
 
 def test_a_tree_without_arrays_has_an_empty_plan():
-    """Nothing is to be done, and nothing is wrong."""
+    """It has no steps and no error."""
     plan = dlx.plan({"a": [1, "x"]}, to="dlx")
     assert plan.leaves == () and plan.error is None and "0 arrays" in str(plan)
 
 
 @pytest.mark.parametrize("tree", [[], [1, "a"], {"k": (None, {})}, ()], ids=str)
 def test_a_tree_without_arrays_still_has_its_target_checked(tree):
-    """A target that does not exist is an error, whatever is in the tree."""
+    """An unknown target is an error for any tree."""
     for convert in (dlx.convert, dlx.convert.__wrapped__):
-        with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+        with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
             convert(tree, to="nosuch")
 
 
@@ -414,7 +412,7 @@ def test_a_tree_without_arrays_still_has_its_target_checked(tree):
 
 
 def test_good_and_bad_trees_leave_nothing_behind(np, torch):
-    """Neither a managed tensor nor a reference to a leaf or a container is kept, whatever happened."""
+    """No managed tensor and no reference to a leaf or container is kept."""
     leaf, container = np.ones(3), [1]
     good = {"a": [leaf, (np.ones(2), Point(np.ones(1), container))]}
     odd = {**good, ("t",): collections.OrderedDict(x=np.arange(3.0)[::-1])}
@@ -440,7 +438,7 @@ def test_good_and_bad_trees_leave_nothing_behind(np, torch):
 
 
 def test_an_error_that_is_kept_keeps_no_array_alive(np):
-    """After a failure the results are gone, even while the error is held."""
+    """After a failure the results are freed, even while the error is alive."""
     live = native.live()
     held = []
     for options in ({}, {"errors": "collect"}):
@@ -488,14 +486,14 @@ NO_MEMORY = """
 
 @pytest.mark.gil("a plain PyList_New dies when memory runs out (3.14)")
 def test_memory_that_runs_out_in_the_walk_is_a_memory_error(python):
-    """Each allocation of the walk in C may fail: the process lives and nothing is left behind."""
+    """After each failing allocation in C, the process lives and nothing leaks."""
     pytest.importorskip("_testcapi")
     pytest.importorskip("numpy")
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
 
 
 def test_a_plan_has_the_error_that_convert_would_raise_first(np, torch):
-    """What is refused at sight comes before what an export shows, wherever they stand."""
+    """Early refusals come before those of exports, in any order of leaves."""
     locked = np.zeros(3)
     locked.flags.writeable = False
 

@@ -1,4 +1,4 @@
-"""Random trees, with shared parts and cycles, beside a reference of ten lines; and another walk over the results."""
+"""Random trees with shared parts and cycles, compared to a reference of ten lines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import gc
 import types
 
 import pytest
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
-from examples import examples
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -38,7 +38,7 @@ class Cycle(Exception):
 
 
 def reference(tree, is_array, convert, memo):
-    """Return the same containers around converted arrays: what `dlx.convert` means, in a few lines."""
+    """Return the same containers around converted arrays: a minimal `dlx.convert`."""
     kind, key = type(tree), id(tree)
     if key in memo:
         if memo[key] is Cycle:
@@ -64,7 +64,7 @@ def reference(tree, is_array, convert, memo):
 
 
 def alike(a, b, met, arrays):
-    """Say whether two graphs have the same types, keys, order, sharing and cycles; collect pairs of arrays."""
+    """Return whether two graphs have the same types, keys, order, sharing and cycles; collect pairs of arrays."""
     if type(a) is not type(b):
         return False
     if id(a) in met:
@@ -103,7 +103,7 @@ PLAIN = ["list", "tuple", "dict"]  # what the walk in C takes by itself
 
 @st.composite
 def graphs(draw, kinds):
-    """Draw a container made of earlier objects, some of which are given further children afterwards: cycles."""
+    """Draw a container of earlier objects, some with later children: cycles."""
     nodes = [dlx.convert(bytearray([i]), to="dlx") for i in range(4)] + [None, "text", 7, ()]
     for _ in range(draw(st.integers(1, 12))):
         parts = [nodes[i] for i in draw(st.lists(st.integers(0, len(nodes) - 1), max_size=6))]
@@ -140,7 +140,7 @@ def agrees(tree, **options):
 @hypothesis.given(tree=graphs(PLAIN))
 @hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_random_trees_of_built_in_containers_agree_with_the_reference(tree):
-    """The walk in C and the walk in Python give what the reference gives: types, order, sharing, cycles."""
+    """The walks in C and in Python keep types, order, sharing and cycles."""
     agrees(tree)
     agrees(tree, copy=True)
 
@@ -148,7 +148,7 @@ def test_random_trees_of_built_in_containers_agree_with_the_reference(tree):
 @hypothesis.given(tree=graphs(list(KINDS)))
 @hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_random_trees_of_many_containers_agree_with_the_reference(tree):
-    """So do trees of subclasses, named tuples, records and user containers."""
+    """The same for subclasses, named tuples, records and user containers."""
     agrees([tree])  # as the root a record without an array is refused
     agrees([tree], copy=True)
 
@@ -157,7 +157,7 @@ def test_random_trees_of_many_containers_agree_with_the_reference(tree):
 
 
 def leaves(tree, kind):
-    """Return every object of a type in a tree, found by the references that the collector sees."""
+    """Return all objects of a type in a tree, by the garbage collector's references."""
     found, seen, waiting = [], set(), [tree]
     while waiting:
         each = waiting.pop()
@@ -171,7 +171,7 @@ def leaves(tree, kind):
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_no_array_of_the_source_is_left_in_the_result(np, torch, kind):
-    """All arrays are converted, none is copied, and a way back gives the first memory again."""
+    """All arrays are converted without copies, and converting back returns the first memory."""
     x, y = np.arange(3.0), np.ones((2, 2))
     tree = KINDS[kind]([x, [y, 1], {"k": (x, None)}])
     result = dlx.convert(tree, to="torch")
@@ -184,7 +184,7 @@ def test_no_array_of_the_source_is_left_in_the_result(np, torch, kind):
 
 
 def test_an_objects_own_protocol_comes_first(np):
-    """A list with __dlx_tree__ says what its children are, and is made anew from them; counted children have [i]."""
+    """A list with __dlx_tree__ is flattened and rebuilt by it; its children have paths like [i]."""
 
     class Box(list):
         def __init__(self, inside):
@@ -201,7 +201,7 @@ def test_an_objects_own_protocol_comes_first(np):
 
 
 def test_a_container_that_changes_while_it_is_walked_does_no_harm(np):
-    """Children are taken out of a container at once: what a later producer does to it is not seen."""
+    """Children are read atomically: later changes by a producer have no effect."""
     tree = []
 
     class Clearing:
@@ -215,6 +215,6 @@ def test_a_container_that_changes_while_it_is_walked_does_no_harm(np):
 
 
 def test_types_of_arrays_and_containers_are_objects_that_pass_through(np):
-    """A class is neither an array nor a container, whatever its instances are."""
+    """Classes are neither arrays nor containers."""
     things = [np.ndarray, dlx.Tensor, Point, Record, dict, Rows]
     assert all(a is b for a, b in zip(dlx.convert(things, to="dlx"), things, strict=True))

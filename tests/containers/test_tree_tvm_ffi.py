@@ -1,4 +1,4 @@
-"""Containers of tvm_ffi: taken apart, put together, and looked at lazily, whatever framework they are tagged with."""
+"""Containers of tvm_ffi: flattened, rebuilt and viewed lazily, with any framework tag."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ tvm_ffi = pytest.importorskip("tvm_ffi")
 
 @pytest.fixture
 def echo():
-    """A function that gives its argument back; among tensors of torch, the container is tagged with torch."""
+    """A function that returns its argument; next to torch tensors, the container is tagged with torch."""
     return tvm_ffi.get_global_func("testing.echo")
 
 
 @pytest.fixture(params=["plain", "tagged"])
 def made(request, echo, torch):
-    """A function that makes a container of tvm_ffi out of a Python one, tagged with torch or not."""
+    """Return a function that creates a tvm_ffi container, tagged with torch or not."""
 
     def make(kind, obj):
         new = getattr(tvm_ffi, kind)(obj)
@@ -35,7 +35,7 @@ def made(request, echo, torch):
 
 
 def test_they_become_lists_and_dicts_of_other_frameworks(np, torch, made):
-    """Values, scalars, text and nesting stay; memory is shared; keys are left alone."""
+    """Values, scalars, text and nesting are kept; memory is shared; keys are unchanged."""
     x, y = torch.arange(2.0), torch.arange(3)
     source = made("Dict", {"a": [x, 1, "text"], "b": {"c": y}, 3: None, (1, 2): x})
     result = dlx.convert(source, to="numpy")
@@ -54,7 +54,7 @@ def test_they_become_lists_and_dicts_of_other_frameworks(np, torch, made):
 
 
 def test_inside_tvm_ffi_they_stay_what_they_are(torch, made):
-    """What cannot change comes back itself; the others anew, around the same tensors."""
+    """Immutable containers are returned unchanged; others are new, with the same tensors."""
     x = torch.ones(2)
     for kind, obj in (("Array", [x, "t"]), ("Map", {"k": x, "n": [x]})):
         source = made(kind, obj)
@@ -70,7 +70,7 @@ def test_inside_tvm_ffi_they_stay_what_they_are(torch, made):
 
 
 def test_one_tensor_or_container_is_one_result_however_often_it_is_wrapped(torch, made):
-    """Wrappers are made anew on each access; what they wrap is known by its handle."""
+    """Wrappers are new on each access; their handle identifies the object."""
     x, y = tvm_ffi.from_dlpack(torch.ones(2)), tvm_ffi.from_dlpack(torch.ones(2))
     inner = tvm_ffi.List([x])
     result = dlx.convert(made("Array", [x, y, x, inner, inner]), to="torch")
@@ -78,7 +78,7 @@ def test_one_tensor_or_container_is_one_result_however_often_it_is_wrapped(torch
 
 
 def test_a_list_that_holds_itself_does_so_in_the_result(torch):
-    """tvm_ffi itself dies of one that is tagged; for dlx it is a cycle like any other."""
+    """tvm_ffi crashes for tagged ones; dlx treats it as a cycle."""
     source = tvm_ffi.List([torch.ones(1)])
     source.append(source)
     try:
@@ -99,7 +99,7 @@ def test_a_list_that_holds_itself_does_so_in_the_result(torch):
 
 
 def test_an_error_has_its_path_and_nothing_is_left(np, made):
-    """It reports what tvm_ffi would leave unconverted silently."""
+    """The error reports an element that tvm_ffi would silently leave unconverted."""
     live = native.live()
     source = made("Map", {"a": [1, np.zeros((2, 4), "f4")]})
     wide = tvm_ffi.from_dlpack(dlx.convert(np.zeros(4, "f4"), to="dlx"))
@@ -124,7 +124,7 @@ def _lanes(np):
 
 
 def test_views_of_them_convert_on_every_route(torch, made):
-    """Also by values() and items(), where a tagged container does not; each element is one object."""
+    """Also by values() and items(), unlike tagged containers; each element is one object."""
     x, y = torch.ones(2), torch.zeros(3)
     view = dlx.convert(made("Array", [x, [y], 3]), to="torch", lazy=True)
     assert isinstance(view, Sequence) and not isinstance(view, MutableSequence)
@@ -143,7 +143,7 @@ def test_views_of_them_convert_on_every_route(torch, made):
 
 
 def test_writing_through_a_view_is_seen_by_every_wrapper(np, torch, made):
-    """What is written is stored as tensors of tvm_ffi; the cache follows what moves."""
+    """Values are stored as tvm_ffi tensors; cached results follow moved elements."""
     x, y, z = torch.ones(2), torch.zeros(3), torch.full((1,), 7.0)
     source = made("List", [x, y])
     view = dlx.convert(source, to="numpy", lazy=True)
@@ -168,7 +168,7 @@ def test_writing_through_a_view_is_seen_by_every_wrapper(np, torch, made):
 
 
 def test_a_handle_that_moved_is_not_taken_for_what_took_its_place(torch):
-    """The result of one tensor is never given for another one, whatever was overwritten."""
+    """A tensor's result is never returned for another one after overwrites."""
     x, y = torch.ones(2), torch.zeros(2)
     source = tvm_ffi.List([x])
     kept = source[0]
@@ -181,7 +181,7 @@ def test_a_handle_that_moved_is_not_taken_for_what_took_its_place(torch):
 
 
 def test_a_dict_that_grows_while_it_is_iterated_raises(torch):
-    """As a dict of Python does; tvm_ffi stops silently."""
+    """Like Python's dict; tvm_ffi stops silently."""
     source = tvm_ffi.Dict({"a": torch.ones(1), "b": torch.ones(1)})
     view = dlx.convert(source, to="torch", lazy=True)
     for route in (view, view.keys(), view.values(), view.items()):

@@ -1,4 +1,4 @@
-"""Eager trees: the same containers around converted arrays; identity, cycles, depth; what passes through."""
+"""Eager trees: the same containers around converted arrays; identity, cycles, depth; objects that pass through."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rows(list):
 
 
 class Checked(dict):
-    """Mirrors its items in its attributes, as transformers' ModelOutput does."""
+    """Items are also attributes, like in transformers' ModelOutput."""
 
     def __setitem__(self, key, value):
         super().__setitem__(key, value)
@@ -59,7 +59,7 @@ class Ring(collections.deque):
 
 
 class Encoding(collections.UserDict):
-    """Stands in for transformers' BatchEncoding: a UserDict with more than items."""
+    """Like transformers' BatchEncoding: a UserDict with more than items."""
 
     def __init__(self, data, encodings=None):
         super().__init__(data)
@@ -77,7 +77,7 @@ class Table(collections.UserList):
 
 
 class Wrapper(collections.abc.MutableMapping):
-    """A mapping whose inside nobody knows; a shallow copy would share its storage."""
+    """A mapping with unknown storage, which a shallow copy would share."""
 
     def __init__(self, items, note=None):
         self._items = dict(items)
@@ -110,7 +110,7 @@ class Series(collections.abc.Sequence):
 
 
 class Generated(collections.abc.Mapping):
-    """Makes its values anew on each access, so that a copy cannot hold others."""
+    """Creates its values on each access, so that a copy cannot contain others."""
 
     def __getitem__(self, key):
         if key != "a":
@@ -180,7 +180,7 @@ class Child(Record):
 
 
 class Own:
-    """An object with its own protocol."""
+    """An object with `__dlx_tree__`."""
 
     def __init__(self, left, right):
         self.left, self.right = left, right
@@ -200,7 +200,7 @@ def kept(obj, **options):
 
 
 def with_attribute(obj):
-    """Return an object with an attribute more."""
+    """Return an object with an additional attribute."""
     obj.note = "kept"
     return obj
 
@@ -243,7 +243,7 @@ CONTAINERS = {
 
 
 def arrays_in(obj):
-    """Return the arrays that stand directly in a container."""
+    """Return the arrays directly in a container."""
     if isinstance(obj, collections.ChainMap):
         parts = [value for mapping in obj.maps for value in mapping.values()]
     elif isinstance(obj, collections.abc.Mapping):
@@ -258,13 +258,13 @@ def arrays_in(obj):
 
 
 def attributes(obj):
-    """Return the attributes that must stay."""
+    """Return the attributes that must be kept."""
     return {name: value for name, value in getattr(obj, "__dict__", {}).items() if name in ("note", "scaled", "calls")}
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_the_exact_type_is_kept_and_the_input_is_not_touched(name):
-    """A container comes back as a new one of its type, its arrays converted, its attributes and order kept."""
+    """The result is a new container of the same type, with converted arrays, attributes and order."""
     array = leaf()
     source = CONTAINERS[name](array)
     before = (arrays_in(source), attributes(source), repr(source))
@@ -278,7 +278,7 @@ def test_the_exact_type_is_kept_and_the_input_is_not_touched(name):
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_lists_of_containers_share_what_they_shared(name):
-    """A sub-container, and an array, met twice gives one result twice; equal ones stay apart."""
+    """A repeated container or array has one result; equal ones stay separate."""
     array = leaf()
     one, twin = CONTAINERS[name](array), CONTAINERS[name](array)
     a, b, c, d = kept([one, one, twin, array])
@@ -287,14 +287,14 @@ def test_lists_of_containers_share_what_they_shared(name):
 
 
 def test_order_and_keys_are_kept():
-    """Keys are the same objects in the same order, whatever their type."""
+    """Keys of any type are the same objects in the same order."""
     keys = ["b", 2, ("t", 1), None, 1.5, b"a", frozenset({1})]
     result = kept(dict.fromkeys(keys, leaf()))
     assert all(one is other for one, other in zip(result, keys, strict=True))
 
 
 def test_a_default_factory_and_a_maxlen_go_on_working():
-    """A defaultdict still makes defaults, which reading it did not; a deque still forgets."""
+    """A defaultdict still creates defaults, but not by being read; a deque keeps its maxlen."""
     source = collections.defaultdict(list, x=leaf())
     result = kept(source)
     assert result["missing"] == [] and "missing" not in source
@@ -304,13 +304,13 @@ def test_a_default_factory_and_a_maxlen_go_on_working():
 
 
 def test_a_proxy_keeps_the_type_behind_it():
-    """A mappingproxy over an OrderedDict is one over a new OrderedDict."""
+    """A mappingproxy over an OrderedDict becomes one over a new OrderedDict."""
     source = types.MappingProxyType(collections.OrderedDict(x=leaf()))
     assert "OrderedDict" in repr(kept(source))
 
 
 def test_a_structseq_keeps_its_hidden_fields():
-    """os.stat_result and struct_time have fields that are no elements."""
+    """os.stat_result and struct_time have fields that are not elements."""
     result = kept(CONTAINERS["structseq"](leaf()))
     assert result.tm_zone == "zone" and result.tm_gmtoff == 11
     stat = os.stat_result(range(10), {"st_atime": 5.0})
@@ -318,7 +318,7 @@ def test_a_structseq_keeps_its_hidden_fields():
 
 
 def test_hidden_fields_and_missing_ones_of_dataclasses():
-    """init=False fields that are not set stay unset; __post_init__ does not run again; cached values are dropped."""
+    """Unset init=False fields stay unset; __post_init__ does not run again; cached values are dropped."""
     source = Keywords(x=leaf())
     assert not hasattr(kept(source), "y")
     source.y = leaf()
@@ -330,7 +330,7 @@ def test_hidden_fields_and_missing_ones_of_dataclasses():
 
 
 def test_items_that_are_attributes_too_change_in_both():
-    """A dict that mirrors its items (ModelOutput, self.__dict__ = self) agrees with itself afterwards."""
+    """Items and attributes of ModelOutput or `self.__dict__ = self` stay equal."""
     for source in (Checked(), SelfDict(x=leaf())):
         source["x"] = leaf()
         result = kept(source)
@@ -338,7 +338,7 @@ def test_items_that_are_attributes_too_change_in_both():
 
 
 def test_attrs_classes(np):
-    """Attrs classes of every kind are records: plain, frozen, slotted, with a cached hash."""
+    """All kinds of attrs classes are records: normal, frozen, slotted, with a cached hash."""
     attrs = pytest.importorskip("attrs")
 
     @attrs.define
@@ -371,14 +371,14 @@ def test_attrs_classes(np):
 
 @pytest.mark.parametrize("empty", [[], (), {}, set(), frozenset(), collections.deque(), collections.OrderedDict()])
 def test_empty_containers(empty):
-    """An empty container is an empty container; a mutable one is a new one."""
+    """An empty container stays empty; a mutable one is a new object."""
     result = dlx.convert(empty, to="dlx")
     assert type(result) is type(empty) and result == empty
     assert (result is empty) is isinstance(empty, tuple | frozenset)
 
 
 def test_an_untouched_subtree_is_reused_only_where_it_is_immutable():
-    """Tuples and frozen records without arrays come back as they are; lists and dicts never do."""
+    """Tuples and frozen records without arrays are returned unchanged; lists and dicts never are."""
     fixed, frozen, point = (1, ("a", None)), Frozen(2), Point(1)
     inner: list = [1]
     source = [fixed, frozen, point, inner, (inner,), {"k": 1}]
@@ -389,7 +389,7 @@ def test_an_untouched_subtree_is_reused_only_where_it_is_immutable():
 
 
 def subclass_that_needs(base, fill):
-    """Return an object of a subclass of `base` whose constructor takes something else, and which is filled."""
+    """Return a filled object of a subclass of `base` with a different constructor."""
 
     class Special(base):
         __slots__ = ("mark",) if base.__dictoffset__ else ("mark", "__dict__")
@@ -412,7 +412,7 @@ def subclass_that_needs(base, fill):
      collections.UserList, collections.defaultdict],
 )  # fmt: skip
 def test_a_subclass_whose_constructor_takes_other_arguments_keeps_everything(base):
-    """Attributes, slots, order, factory: the constructor is not called, and __setitem__ gets what changed only."""
+    """Attributes, slots, order and factory are kept without the constructor; __setitem__ gets only changes."""
     array, other = leaf(), leaf()
     many = base in (list, collections.deque, collections.UserList)
 
@@ -471,7 +471,7 @@ def test_subclasses_of_sets_and_of_bounded_deques():
 
 
 def test_a_class_that_says_how_it_is_copied_is_copied_so():
-    """__copy__, __reduce__ and similar methods are obeyed."""
+    """__copy__, __reduce__ and similar methods are used."""
 
     class Counted(dict):
         copies = 0
@@ -486,7 +486,7 @@ def test_a_class_that_says_how_it_is_copied_is_copied_so():
 
 
 def test_sets():
-    """A set of hashable arrays is converted; where the results cannot be in a set, that is said."""
+    """A set of hashable arrays is converted; unhashable results are an error."""
     array = leaf()
     result = kept({array, 1})
     assert type(result) is set and 1 in result and array not in result and len(result) == 2
@@ -497,14 +497,14 @@ def test_sets():
     ) as caught:
         dlx.convert({"s": {array}}, to=np)
     assert isinstance(caught.value.__cause__, TypeError)
-    assert caught.value.fix == "Give its elements in a list: such arrays cannot be hashed."
+    assert caught.value.fix == "Pass its elements in a list: such arrays cannot be hashed."
 
 
 # ---- what passes through ---------------------------------------------------------------------------------------------
 
 
 def test_whatever_is_no_array_passes_through(np):
-    """Data, buffers, scalars and unknown objects are the very same objects afterwards."""
+    """Data, buffers, scalars and unknown objects are the same objects."""
     import datetime
     import enum
 
@@ -516,7 +516,7 @@ def test_whatever_is_no_array_passes_through(np):
 
 
 def test_strict_refuses_what_it_does_not_know(np):
-    """strict=True lets plain data through and names the place of anything else."""
+    """strict=True accepts data and names the path of any other object."""
     import datetime
     import decimal
     import enum
@@ -533,13 +533,13 @@ def test_strict_refuses_what_it_does_not_know(np):
 
 
 def test_strict_is_asked_by_plan_too():
-    """A plan of a strict conversion holds the refusal."""
+    """The plan of a strict conversion contains the refusal."""
     plan = dlx.plan([object()], to="dlx", strict=True)
     assert plan.outcome == "refused" and isinstance(plan.error, errors.AdapterNotFoundError)
 
 
 def test_modules_of_torch_are_not_entered(torch):
-    """A module is changed in place by its owner: it is refused, also where it is a sequence."""
+    """A module is refused, even if it is a sequence, because it cannot be rebuilt."""
     for module in (torch.nn.Linear(2, 2), torch.nn.ModuleList([torch.nn.Linear(1, 1)])):
         with pytest.raises(errors.AdapterNotFoundError, match=r"at obj\[1\]: .*state_dict") as caught:
             dlx.convert([1, module], to="numpy")
@@ -555,7 +555,7 @@ def test_at_the_root_whatever_can_be_a_source_is_one(np):
 
 @pytest.mark.parametrize("root", [1, None, "text", object(), len])
 def test_a_root_that_is_neither_array_nor_container(root):
-    """It is AdapterNotFoundError, in `plan` as well."""
+    """It is an AdapterNotFoundError, in `plan`, too."""
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(root, to="dlx")
     assert isinstance(dlx.plan(root, to="dlx").error, errors.AdapterNotFoundError)
@@ -565,7 +565,7 @@ def test_a_root_that_is_neither_array_nor_container(root):
 
 
 def test_the_same_array_at_three_paths_is_one_result(np):
-    """Identity is kept; equal arrays that are not the same stay apart."""
+    """Identity is kept; equal but distinct arrays stay separate."""
     array, other = np.ones(3), np.ones(3)
     for wrap in (list, tuple, Rows, collections.deque):
         a, b, inner, c = dlx.convert(wrap([array, array, {"x": array}, other]), to="dlx")
@@ -573,7 +573,7 @@ def test_the_same_array_at_three_paths_is_one_result(np):
 
 
 def deep_tree(np, seed, *leaves):
-    """A tree of lists, tuples and dicts of up to 300 children, in which arrays and containers stand repeatedly."""
+    """Return a tree of lists, tuples and dicts of up to 300 children, with repeated arrays and containers."""
     random, met = np.random.default_rng(seed), list(leaves)
 
     def grown(depth):
@@ -589,7 +589,7 @@ def deep_tree(np, seed, *leaves):
 
 
 def pairs_of(source, result):
-    """Every object of a tree with what it became, once for each two, by a walk of its own."""
+    """Yield each object of a tree with its result, once per pair."""
     todo, met = [(source, result)], set()
     while todo:
         one, other = todo.pop()
@@ -607,7 +607,7 @@ def pairs_of(source, result):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_large_trees_in_which_much_stands_repeatedly(np, seed):
-    """The walk in C makes room as it goes, and finds again what it has met."""
+    """The walk in C grows its tables and finds repeated objects."""
     results = {}
     tree = deep_tree(np, seed, "text", None)
     result = dlx.convert(tree, to="dlx")
@@ -619,7 +619,7 @@ def test_large_trees_in_which_much_stands_repeatedly(np, seed):
 
 @pytest.mark.parametrize("last", [(1, 2), 1.5])
 def test_a_dict_that_the_fast_path_leaves_holds_no_more_than_before(np, last):
-    """A key that is no plain one is met after many others; what was copied out of the dict is given back."""
+    """After an unsupported key, references copied from the dict are released."""
     array, key = np.ones(3), "a key of this test alone"
     tree = {key: array, **dict.fromkeys(range(100), array), last: array}
     before = sys.getrefcount(array), sys.getrefcount(key), sys.getrefcount(last)
@@ -630,7 +630,7 @@ def test_a_dict_that_the_fast_path_leaves_holds_no_more_than_before(np, last):
 
 
 def test_many_small_containers_side_by_side_in_memory(np):
-    """More than one of them lies within the bytes by which objects are told apart at first."""
+    """Several objects may have the same address bits in the first hash."""
     arrays = [np.ones(1) for _ in range(10)]
     tree = [(arrays[i % 10],) for i in range(20_000)]
     result = dlx.convert([tree, tree[::-1]], to="dlx")
@@ -639,14 +639,14 @@ def test_many_small_containers_side_by_side_in_memory(np):
 
 
 def test_identity_does_not_outlive_the_call(np):
-    """Addresses that are used again mean nothing to a later call."""
+    """Reused addresses have no effect on later calls."""
     for _ in range(50):
         (result,) = dlx.convert([np.full(3, _)], to="dlx")
         assert np.asarray(result)[0] == _
 
 
 class Fresh(collections.abc.Sequence):
-    """Gives a new array on each access, whose address is soon used again."""
+    """Returns a new array on each access, whose address is soon reused."""
 
     def __init__(self, np, n):
         self.np, self.n = np, n
@@ -661,7 +661,7 @@ class Fresh(collections.abc.Sequence):
 
 
 def test_elements_made_on_access_are_not_mixed_up(np):
-    """An array that only lives as long as it is held is held; the container becomes a list."""
+    """Temporary arrays are kept alive; the container becomes a list."""
     result = dlx.convert([Fresh(np, 100)], to="dlx")[0]
     assert type(result) is list and [int(np.asarray(x)[0]) for x in result] == list(range(100))
     assert type(dlx.convert([Generated()], to="dlx")[0]) is dict
@@ -684,7 +684,7 @@ CYCLIC = {
 @pytest.mark.parametrize("inside", [None, "list", "tuple"])
 @pytest.mark.parametrize("name", CYCLIC)
 def test_mutable_cycles_are_reproduced(name, inside):
-    """A container that holds itself, directly or in another one, gives a new one that holds itself."""
+    """A container that contains itself, directly or indirectly, becomes a new one that does."""
     make, put, get = CYCLIC[name]
     source = make()
     put(source, {"list": [source], "tuple": (source, leaf()), None: source}[inside])
@@ -695,7 +695,7 @@ def test_mutable_cycles_are_reproduced(name, inside):
 
 
 def tuple_cycle():
-    """Return a tuple that holds itself."""
+    """Return a tuple that contains itself."""
     inner: list = []
     outer = (inner,)
     inner.append(outer)
@@ -703,7 +703,7 @@ def tuple_cycle():
 
 
 def frozen_cycle():
-    """Return a frozen record that holds itself."""
+    """Return a frozen record that contains itself."""
     inner: dict = {}
     outer = Frozen(inner)
     inner["k"] = outer
@@ -711,7 +711,7 @@ def frozen_cycle():
 
 
 def own_cycle():
-    """Return an object with its own protocol that holds itself."""
+    """Return an object with `__dlx_tree__` that contains itself."""
     inner: list = []
     outer = Own(inner, 1)
     inner.append(outer)
@@ -729,7 +729,7 @@ def own_cycle():
     ids=["tuple", "tuple in a list", "frozen dataclass", "own protocol"],
 )
 def test_a_cycle_through_what_is_immutable_raises_with_its_path(make, where):
-    """A tuple cannot exist before its elements: the error says where it is met again."""
+    """A tuple cannot exist before its elements: the error has the path of the cycle."""
     with pytest.raises(errors.ConversionError, match="contains itself") as caught:
         dlx.convert(make(), to="dlx")
     assert caught.value.where == where
@@ -789,7 +789,7 @@ def test_100_000_levels_convert_and_the_process_lives(python):
 
 @pytest.mark.parametrize("levels", [0, 1, 31, 32, 63, 64, 65, 97, 300])
 def test_paths_in_plans_are_those_of_errors(levels):
-    """The first and the last steps of a long path are shown, without walking it whole for each leaf and scalar."""
+    """Long paths show the first and last steps, and are not walked for each leaf."""
     tree, way = [1, dlx.convert(bytearray(4), to="dlx")], [1]
     for level in range(levels):
         tree, step = ({"k": tree, "z": 2}, "k") if level % 3 else ((3, tree), 1)
@@ -803,7 +803,7 @@ def test_paths_in_plans_are_those_of_errors(levels):
 
 
 def test_what_never_ends_raises(monkeypatch):
-    """A container that makes a new one inside itself for ever is refused at a depth that nobody needs."""
+    """A container that creates a new one inside itself forever is refused at a maximum depth."""
     from dlx._engine import tree as trees
 
     class Endless(collections.abc.Sequence):
@@ -824,7 +824,7 @@ def test_what_never_ends_raises(monkeypatch):
 
 
 def test_mixed_frameworks_all_go_to_the_target(np, torch):
-    """Whatever an array is, and in whatever order they stand, all become the target's."""
+    """Arrays of all frameworks in any order become the target's."""
     arrays = [np.ones(2), torch.ones(2), dlx.convert(b"ab", to="dlx")]
     for source in (arrays, arrays[::-1], Point(*arrays[:2])):
         assert {type(x) for x in dlx.convert(source, to="torch")} == {torch.Tensor}
@@ -832,7 +832,7 @@ def test_mixed_frameworks_all_go_to_the_target(np, torch):
 
 
 def test_arrays_of_the_target_stay_what_they_are(torch):
-    """In a new container stand the same tensors, graph and all."""
+    """The new container has the same tensors, with their graph."""
     source = [torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(1))]
     result = dlx.convert(source, to="torch")
     assert result is not source and result[0] is source[0] and result[1] is source[1]
@@ -842,7 +842,7 @@ def test_arrays_of_the_target_stay_what_they_are(torch):
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"copy": False}, {"device": "cpu"}, {"detach": True}], ids=str)
 def test_options_hold_for_every_array(np, torch, options):
-    """Each array is treated as it would be alone."""
+    """Options have the same effect as for a single array."""
     array = np.arange(4.0)
     for source in ([array, {"a": array}], Point(array, [array])):
         first = dlx.convert(source, to="torch", **options)[0]
@@ -850,15 +850,15 @@ def test_options_hold_for_every_array(np, torch, options):
 
 
 def test_a_broken_target_is_said_before_the_tree_is_looked_at():
-    """The call itself is checked first."""
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    """The target is checked first."""
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.convert([object()], to="nosuch")
     with pytest.raises(ValueError, match="errors must be"):
         dlx.convert([], to="dlx", errors="ignore")
 
 
 def test_the_python_path_and_the_fast_path_agree_on_a_mixed_tree(np, torch):
-    """What the walk in C leaves to Python has the same result as what it does itself."""
+    """Containers that C leaves to Python have the same results."""
     plain = {"a": [np.arange(3.0), (torch.ones(2), 1)], "b": None}
     odd = {**plain, ("t",): collections.OrderedDict(x=np.arange(4.0)[::-1])}
     for target in ("torch", "numpy", "dlx"):
@@ -870,7 +870,7 @@ def test_the_python_path_and_the_fast_path_agree_on_a_mixed_tree(np, torch):
 
 
 class Shadow(dict):
-    """A dict that keeps its items in an attribute as well."""
+    """A dict that also stores its items in an attribute."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -885,7 +885,7 @@ class Shadow(dict):
 
 
 class Alias(collections.UserDict):
-    """A dict whose copies have the same storage."""
+    """A dict whose copies share its storage."""
 
     def __copy__(self):
         new = type(self)()
@@ -894,7 +894,7 @@ class Alias(collections.UserDict):
 
 
 class Deeper(dict):
-    """A dict that keeps its items in an attribute's attribute, which no copy of it parts with."""
+    """A dict that stores its items in a nested attribute, which copies share."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -909,7 +909,7 @@ class Deeper(dict):
 
 @pytest.mark.parametrize("kind", [Shadow, Alias, Deeper])
 def test_a_container_whose_copy_shares_its_storage_is_not_written_to(np, kind):
-    """Its item assignment writes where the source reads: the source holds what it held, and the result is right."""
+    """The source is unchanged and the result correct, although item assignment writes to shared storage."""
     array, other = np.zeros(2), np.ones(1)
     source = kind({"a": array, "b": other})
     new = dlx.convert(source, to="dlx")
@@ -919,7 +919,7 @@ def test_a_container_whose_copy_shares_its_storage_is_not_written_to(np, kind):
 
 
 def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
-    """The result is a dict then."""
+    """The result is a dict."""
 
     class Same(dict):
         def copy(self):
@@ -932,7 +932,7 @@ def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
 
 
 def changing(base):
-    """Return a subclass whose item assignment stores another object than it is given."""
+    """Return a subclass whose item assignment stores a different object."""
 
     class Changing(base):
         def __setitem__(self, key, value):
@@ -952,7 +952,7 @@ def changing(base):
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_subclass_that_changes_what_is_put_in_becomes_a_plain_container(np, base, nested):
-    """The result holds the converted arrays themselves, not what the class made of them."""
+    """The result contains the converted arrays, not the objects of the class."""
     source = changing(base)
     many = not hasattr(source, "keys")
     new = dlx.convert([source] if nested else source, to="numpy")
@@ -964,7 +964,7 @@ def test_a_subclass_that_changes_what_is_put_in_becomes_a_plain_container(np, ba
 
 
 class Picky(dict):
-    """A dict that takes no new value."""
+    """A dict that refuses new values."""
 
     def __setitem__(self, key, value):
         raise TypeError("only what it was made of")
@@ -973,7 +973,7 @@ class Picky(dict):
 @pytest.mark.parametrize("kind", [dict, Picky])
 @pytest.mark.parametrize("collect", [False, True])
 def test_keys_that_raise_when_they_are_compared(np, collect, kind):
-    """The error has its place and its cause."""
+    """The error has a path and a cause."""
 
     class Key:
         armed = False
@@ -998,7 +998,7 @@ def test_keys_that_raise_when_they_are_compared(np, collect, kind):
 
 
 def _ruled(array):
-    """Return records, named tuples and other containers that the fast path walks, around an array."""
+    """Return records, named tuples and other containers of the fast path, around an array."""
     Named = collections.namedtuple("Named", "a b")
     Record = dataclasses.make_dataclass("Record", ["a", "b"])
     Frozen = dataclasses.make_dataclass("Frozen", ["a", "b"], frozen=True)
@@ -1030,7 +1030,7 @@ def test_what_has_a_rule_is_converted_in_c_as_by_python(np, torch, monkeypatch, 
 
 
 def _shape_of(obj):
-    """Return a tree as text: types, keys in order, and which arrays are the same one."""
+    """Return a tree as text: types, keys in order, and which arrays are the same."""
     numbers = {}
 
     def text(obj):
@@ -1053,13 +1053,13 @@ def _shape_of(obj):
 
 
 def test_a_rule_that_fails_is_said_by_the_python_path(np, torch):
-    """With the path; so are cycles through records, which come out as in Python."""
+    """With the path; cycles through records have the same result as in Python."""
 
     class Refusing(collections.namedtuple("Refusing", "a b")):
         def __iter__(self):
             raise RuntimeError("not to be read")
 
-    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: .*cannot be taken apart: RuntimeError: not to be"):
+    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: .*cannot be flattened: RuntimeError: not to be"):
         dlx.convert([np.ones(1), tuple.__new__(Refusing, (np.ones(1), 2))], to="torch")
     Record = dataclasses.make_dataclass("Record", ["a", "b"])
     record = Record(np.ones(1), [])

@@ -1,4 +1,4 @@
-"""Objects, adapters and environments that misbehave: nothing crashes, nothing escapes, nothing is lost."""
+"""Objects, adapters and environments that misbehave cause neither crashes, nor foreign exceptions, nor leaks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 import weakref
 
 import pytest
-from planted_adapter import MyLib, plugin
-from registries import use
+from support.plugins.mylib import MyLib, plugin
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors
@@ -21,7 +21,7 @@ pytest_plugins: list[str] = []
 
 @pytest.mark.parametrize("copy", [0, 1, "no", 2])
 def test_copy_is_a_bool_or_none(copy):
-    """Something that merely looks like False must not be taken for 'copy if needed'."""
+    """An object that only looks like False does not mean 'copy if needed'."""
     with pytest.raises(ValueError, match="copy must be"):
         dlx.convert(b"abc", to="dlx", copy=copy)
 
@@ -29,7 +29,7 @@ def test_copy_is_a_bool_or_none(copy):
 @pytest.mark.parametrize("value", [0, 1, "no", None, [1, 2]], ids=str)
 @pytest.mark.parametrize("flag", ["detach", "lazy", "strict"])
 def test_flags_are_bools(np, flag, value):
-    """Nor does an array say whether it is true."""
+    """An array has no truth value."""
     value = np.array(value) if isinstance(value, list) else value
     for obj in (np.ones(2), [np.ones(2)], {"a": np.ones(2)}):
         for call in (dlx.convert, dlx.plan):
@@ -39,7 +39,7 @@ def test_flags_are_bools(np, flag, value):
 
 @pytest.mark.parametrize("flag", ["detach", "lazy", "grad"])
 def test_flags_of_a_decorator_are_bools(np, flag):
-    """The decorator says so where it is written, not when the function is called."""
+    """The decorator raises where it is applied, not when the function is called."""
     with pytest.raises(ValueError, match=f"{flag} must be True or False, found"):
         dlx.using("dlx", **{flag: np.array([1, 2])})
 
@@ -55,7 +55,7 @@ def test_an_array_of_two_numbers_is_no_device(np):
 
 
 def test_copy_true_copies_what_an_interface_shares(np):
-    """A buffer behind an array interface is shared memory, even if its wrapper is made anew at every access."""
+    """Memory behind an array interface is shared, even if each access creates a new wrapper."""
 
     class View:
         buffer = bytearray(8)
@@ -71,7 +71,7 @@ def test_copy_true_copies_what_an_interface_shares(np):
 
 
 def test_pixels_are_written_out_once():
-    """An object that encodes its pixels at every access of its interface is asked once."""
+    """An object that encodes its pixels on each access of its interface is accessed once."""
 
     class Image:
         asked = 0
@@ -87,14 +87,14 @@ def test_pixels_are_written_out_once():
 
 
 def test_proxies_are_refused(np):
-    """A weak proxy speaks for memory that it does not keep alive."""
+    """A weak proxy does not keep its memory alive."""
     array = np.arange(3.0)
     with pytest.raises(errors.AdapterNotFoundError, match="Convert the object itself"):
         dlx.convert(weakref.proxy(array), to="dlx")
 
 
 def test_padded_elements_do_not_pass_a_legacy_capsule():
-    """Without the flag a padded tensor would be read as a packed one."""
+    """Without the flag, a padded tensor would be read as a packed one."""
     padded = native.tensor_new(256, (4,), None, (0, 4, 1), (1, 0), dlx._core.types.SUBBYTE_PADDED, None)
     for options in ({}, {"copy": True}):
         with pytest.raises(errors.ProtocolError, match="padded"):
@@ -103,7 +103,7 @@ def test_padded_elements_do_not_pass_a_legacy_capsule():
 
 
 def test_numbers_that_run_python_while_read(python):
-    """A sequence that changes under its reader is read as it was."""
+    """A sequence that changes while it is read is read in its original state."""
     python("""
         from dlx.adapter import DType, Device, over_memory
         class Evil:
@@ -114,7 +114,7 @@ def test_numbers_that_run_python_while_read(python):
 
 
 def test_long_chains_are_released(python, np):
-    """200 000 views over views are let go without eating the stack."""
+    """Releasing 200 000 nested views does not overflow the stack."""
     python(
         """
         import numpy as np, dlx
@@ -128,7 +128,7 @@ def test_long_chains_are_released(python, np):
 
 
 def test_an_unknown_device_is_not_guessed(torch, np):
-    """A tensor on a device without memory is neither moved to the host nor an example to follow."""
+    """A tensor on a device without memory is neither moved to the host, nor used as an example."""
     meta = torch.empty(3, device="meta")
     for call in (
         lambda: dlx.convert(meta, to="torch", device="cpu"),
@@ -141,7 +141,7 @@ def test_an_unknown_device_is_not_guessed(torch, np):
 
 
 def test_the_host_is_one_device(np):
-    """Whatever id it is given, to a framework that knows one; a dlx.Tensor says the id that it was given."""
+    """A framework ignores the id of the host; a dlx.Tensor keeps it."""
     array = np.ones(2)
     assert dlx.convert(array, to="numpy", device="cpu:1") is array
     assert dlx.plan(array, to="dlx", device="cpu:1").outcome == "shared"
@@ -157,7 +157,7 @@ def test_the_host_is_one_device(np):
 
 
 def test_arrays_on_devices_of_the_host_are_stacked(np):
-    """Their memory is one; which of them differs otherwise is still said."""
+    """They share memory; other differences are still reported."""
     far = dlx.convert(np.arange(4.0), to="dlx", device="cpu:1")
     assert dlx.stack([np.ones(4), far], "numpy").tolist() == [[1.0] * 4, [0.0, 1.0, 2.0, 3.0]]
     assert dlx.stack([far, np.ones(4)], "dlx", device="cpu:1").device == (1, 1)
@@ -174,7 +174,7 @@ def test_arrays_on_devices_of_the_host_are_stacked(np):
 
 
 def test_tracing_modes_do_not_hinder(torch):
-    """A plain tensor crosses while torch traces something else."""
+    """A plain tensor is converted while torch traces something else."""
     fake = pytest.importorskip("torch._subclasses.fake_tensor")
     plain = torch.arange(4.0)
     with fake.FakeTensorMode():
@@ -193,7 +193,7 @@ def test_strides_that_are_never_taken_do_not_matter(np):
 
 
 def test_a_type_that_learns_new_keywords_is_asked_anew(counting):
-    """A type whose __dlpack__ is replaced is not called as the old one was."""
+    """Replacing a type's __dlpack__ resets its known keywords."""
 
     class Producer:
         def __dlpack__(self):
@@ -207,7 +207,7 @@ def test_a_type_that_learns_new_keywords_is_asked_anew(counting):
 
 
 def test_device_memory_without_a_word_is_refused(counting):
-    """A producer that hides its device is found out by its capsule."""
+    """A producer that hides its device is detected by its capsule."""
 
     class Hidden:
         def __dlpack__(self, **keywords):
@@ -219,7 +219,7 @@ def test_device_memory_without_a_word_is_refused(counting):
 
 @pytest.mark.parametrize("numbers", [(1.9, 0.5), ("a", 0), (1,), (1, 2, 3)])
 def test_devices_are_whole_numbers(numbers):
-    """Nothing is rounded into a device."""
+    """No number is rounded to a device."""
     with pytest.raises(errors.DeviceError):
         dlx.Device(numbers)
 
@@ -229,7 +229,7 @@ def test_devices_are_whole_numbers(numbers):
 
 @pytest.fixture
 def mylib(monkeypatch):
-    """A framework that a plugin can be made for."""
+    """A framework for which a plugin can be created."""
     import sys
     import types
 
@@ -250,11 +250,11 @@ def mylib(monkeypatch):
     ids=["raises", "too many dtypes", "no device type"],
 )
 def test_an_adapter_that_cannot_say_what_it_accepts(monkeypatch, mylib, stated):
-    """Is a PluginError that names it, not an exception from somewhere inside."""
+    """Raises a PluginError that names the adapter, not a foreign exception."""
     adapter = MyLib()
     adapter.capabilities = stated
     plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
-    with pytest.raises(PluginErrorType, match="the mylib adapter cannot state what it accepts"):
+    with pytest.raises(PluginErrorType, match="the mylib adapter cannot return its capabilities"):
         Registry({"mylib": "dlx_mylib"}).target("mylib")
 
 
@@ -262,7 +262,7 @@ PluginErrorType = errors.PluginError
 
 
 def test_one_module_may_answer_to_several_names(monkeypatch, mylib):
-    """Two entry points with one value are one plugin, and each of its adapters can be a target by its own name."""
+    """Two entry points with one value are one plugin; each of its adapters is a target by its name."""
 
     class Second(MyLib):
         name = "second"
@@ -284,7 +284,7 @@ def test_one_module_may_answer_to_several_names(monkeypatch, mylib):
 
 
 def test_broken_metadata_of_others_breaks_nothing(monkeypatch):
-    """Entry points that cannot be read are remembered; unknown types are still told as such."""
+    """Unreadable entry points are recorded; the error for an unknown type stays the same."""
 
     def entry_points(group):
         raise TypeError("malformed")
@@ -296,7 +296,7 @@ def test_broken_metadata_of_others_breaks_nothing(monkeypatch):
 
 
 def test_threads_load_a_plugin_once(monkeypatch, mylib):
-    """Many first users at a time get the same adapter."""
+    """Concurrent first uses get the same adapter."""
     for _ in range(50):
         plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()])
         registry, found, barrier = Registry({"mylib": "dlx_mylib"}), [], threading.Barrier(4)
@@ -312,7 +312,7 @@ def test_threads_load_a_plugin_once(monkeypatch, mylib):
 
 
 def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
-    """Whatever `consume` did, `restore` is told of it."""
+    """`restore` is called after any failure of `consume`."""
     from dlx._registry import generic as strangers
     from dlx._registry.registry import registry
     from dlx.adapter import Arrays
@@ -336,13 +336,13 @@ def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
     ids=["no module", "raising metaclass"],
 )
 def test_odd_types_are_no_arrays(kind):
-    """A type that cannot even be looked at is told as any other."""
+    """A type that raises on inspection is reported like any other type."""
     with pytest.raises(errors.DlxError):
         dlx.convert(kind()(), to="dlx")
 
 
 def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, mylib):
-    """Where only a conversion could tell, a plan says unknown and no more."""
+    """If only a conversion can decide, a plan says 'unknown'."""
     from dlx.adapter import Blocker
 
     class Opaque(MyLib):
@@ -360,7 +360,7 @@ def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, m
 
 
 def test_base_adapter_refuses_by_default():
-    """An adapter that states nothing can do nothing by accident."""
+    """An adapter without declarations supports nothing."""
     assert Adapter().capabilities() is None
     assert Adapter().describe(object()) == Description()
     for call in (MyLib.__base__.copy, MyLib.__base__.load):

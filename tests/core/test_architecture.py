@@ -1,4 +1,4 @@
-"""The layers: imports go down the layers only; importing dlx costs nothing; adapters use public names."""
+"""Imports go down the layers only; importing dlx is cheap; adapters use public names only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tomllib
 import calls as calls_of
 import pytest
 import structure
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 import dlx.testing
@@ -36,7 +36,7 @@ C_PURE = sorted(path for folder in ("core", "cuda") for path in (ROOT / "c_src" 
 
 
 def imported(path):
-    """Give every module that a file imports, wherever it stands; what only type checkers read is left out."""
+    """Yield every module that a file imports, except imports for type checkers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -50,43 +50,43 @@ def imported(path):
 
 
 def test_every_module_has_a_layer():
-    """Public modules and private packages stand beside each other in dlx/, and nothing else does."""
+    """dlx/ contains only the public modules and private packages that have a layer."""
     here = {path.stem for path in (ROOT / "dlx").glob("*.py*")}
     folders = {path.name for path in (ROOT / "dlx").iterdir() if (path / "__init__.py").exists()}
     assert here | folders <= PUBLIC | PACKAGES
     assert folders == PACKAGES | {"cli", "testing"}
-    assert {structure.layer(module) for module in structure.graph()} <= structure.RANK.keys()
+    assert {structure.find_layer(module) for module in structure.build_graph()} <= structure.RANK.keys()
 
 
 def test_no_import_goes_up_a_layer():
     """A module imports from its own package and from lower layers, imports for type checkers included."""
-    assert structure.upward(structure.graph()) == []
+    assert structure.find_upward(structure.build_graph()) == []
 
 
 def test_no_import_goes_in_a_circle():
-    """Files of dlx never import each other in a circle, imports for type checkers included."""
-    assert structure.cycle(structure.graph()) == []
+    """Files of dlx never import each other in a cycle, including imports for type checkers."""
+    assert structure.find_cycle(structure.build_graph()) == []
 
 
 def test_chains_of_imports_are_short():
-    """No file stands on more than 15 others in a row; the compiled extension is none of them."""
-    chain = structure.longest_chain(structure.graph())
+    """No chain of imports has more than 15 files, without the compiled extension."""
+    chain = structure.find_longest_chain(structure.build_graph())
     assert len(chain) <= 16, " -> ".join(chain)
 
 
 @pytest.mark.parametrize("package", ["cli", "testing"])
 def test_the_command_and_the_kit_are_flat(package):
-    """At most three of their files import each other in a row before one imports dlx itself."""
-    edges = structure.graph()
-    chain, files = {"dlx"}, {module for module in edges if structure.layer(module) == package}
+    """At most three of their files import each other in a row before one imports dlx."""
+    edges = structure.build_graph()
+    chain, files = {"dlx"}, {module for module in edges if structure.find_layer(module) == package}
     for _ in range(4):
         chain = {module for module in files if edges[module] & chain}
     assert not chain
 
 
 def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
-    """The engine's object gets its Python functions from two other modules, which must be there when it is used."""
-    edges = structure.graph()
+    """The engine's object calls Python functions of two other modules, which must be loaded when it is used."""
+    edges = structure.build_graph()
 
     def reached(module):
         return {module}.union(*map(reached, edges[module]))
@@ -94,16 +94,16 @@ def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
     users = {module for module, others in edges.items() if "dlx._engine.seam" in others}
     assert users
     for module in users:
-        if structure.layer(module) == "_api":
+        if structure.find_layer(module) == "_api":
             assert "dlx._engine.fast_path" in reached(module), module
-        if structure.layer(module) == "_using":  # by the decorator, without which nothing of it is loaded
+        if structure.find_layer(module) == "_using":  # the decorator loads this layer
             assert "dlx._api.convert" in reached("dlx._using.decorator")
-    assert "dlx._api.convert" in reached("dlx._api.open")  # for the views of a file
+    assert "dlx._api.convert" in reached("dlx._api.open")  # a file's views need it
 
 
 @pytest.mark.parametrize("folder", ["dlx/testing", "benchmarks"])
 def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
-    """A library does not depend on a command; what both need is in `dlx._support`."""
+    """A library does not depend on a command; shared code is in `dlx._support`."""
     files = [*(ROOT / folder).rglob("*.py")]
     assert files
     users = {path.name for path in files for module in imported(path) if module and module.startswith("dlx.cli")}
@@ -111,12 +111,12 @@ def test_the_kit_and_the_benchmarks_do_not_use_the_command(folder):
 
 
 def test_only_one_module_knows_the_extension():
-    """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
-    users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
+    """Only `dlx._core.extension` imports the compiled extension; the doctor inspects its file."""
+    users = {module for module, others in structure.build_graph().items() if "dlx._ffi" in others}
     assert users == {"dlx._core.extension", "dlx.cli.commands.doctor"}
 
 
-# Folders of c_src, from the lowest; those of one rank may call each other, but no two files in a circle.
+# Folders of c_src, lowest first; folders of one rank may call each other, but files must not form a cycle.
 C_RANKS = {
     "include": 0,
     "core": 1,
@@ -124,11 +124,11 @@ C_RANKS = {
     "base": 3,
     **dict.fromkeys(("object", "interop", "view", "convert", "call"), 4),
 }
-BRIDGE = "c_src/base/module.c"  # which adds everything to the module
+BRIDGE = "c_src/base/module.c"  # adds everything to the module
 
 
 def test_c_files_include_downwards_only():
-    """interop/ and its like use base/, cuda/ and core/; cuda/ uses core/; all use include/."""
+    """interop/ and similar folders use base/, cuda/ and core/; cuda/ uses core/; all use include/."""
     places = {path.name: path.parent.name for path in (ROOT / "c_src").rglob("*.h")}
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         for name in re.findall(r'#include "(?:\w+/)?([\w.]+)"', path.read_text()):
@@ -137,37 +137,37 @@ def test_c_files_include_downwards_only():
 
 
 def test_c_headers_include_each_other_in_no_circle():
-    """A header's guard would hide it."""
-    assert structure.cycle(structure.c_includes()) == []
-    assert "c_src/base/error.h" in structure.c_includes()["c_src/object/tensor.h"]
+    """A header guard would hide a cycle."""
+    assert structure.find_cycle(structure.find_c_includes()) == []
+    assert "c_src/base/error.h" in structure.find_c_includes()["c_src/object/tensor.h"]
 
 
 def test_c_files_call_downwards_only():
-    """No circle between C files by what they call, and none from core/ to cuda/, or from these to what knows Python."""
-    calls = structure.c_graph()
-    assert structure.cycle(calls) == []
+    """Calls between C files have no cycle, and go neither from core/ to cuda/, nor from these to Python's API."""
+    calls = structure.build_c_graph()
+    assert structure.find_cycle(calls) == []
     for file, others in calls.items():
         for other in others:
             assert file == BRIDGE or C_RANKS[other.split("/")[1]] <= C_RANKS[file.split("/")[1]], (
                 f"{file} calls {other}"
             )
-    assert "c_src/core/copy.c" in calls["c_src/interop/builtins.c"]
+    assert "c_src/core/copy.c" in calls["c_src/interop/tensors.c"]
     assert "c_src/object/tensor.c" in calls["c_src/interop/tables.c"]
     assert "c_src/object/dlpack.c" in calls["c_src/object/type.c"]  # py_tensor_table, a variable
 
 
 def test_c_files_and_structs_are_small():
     """No C file has more than 600 lines, no struct more than 24 members."""
-    larger = {"cu_table"}  # a function of the CUDA driver each: one macro lists them
+    larger = {"cu_table"}  # one member per function of the CUDA driver
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         text = path.read_text(encoding="utf-8")
         assert text.count("\n") <= 600, path.name
-        for name, n in structure.c_structs(text).items():
+        for name, n in structure.count_members(text).items():
             assert n <= 24 or name in larger, f"{name} of {path.name} has {n} members"
 
 
 def test_members_of_structs_are_counted():
-    """Declarators count, whatever they are; functions' parameters, comments and what is inside of a union do not."""
+    """Counts all declarators, except in function parameters, comments and unions."""
     text = """
         typedef struct { /* int x; */
           PyObject_HEAD PyObject *a, *b;
@@ -176,13 +176,13 @@ def test_members_of_structs_are_counted():
         } counted;
         struct named { ROWS(ROW) int i; };
     """
-    assert structure.c_structs(text) == {"counted": 6, "named": 1}
+    assert structure.count_members(text) == {"counted": 6, "named": 1}
     rows = "#define ROWS(ROW) \\\n  ROW(a, (int x)) \\\n  ROW(b, (int y))\n#define ROW(n, p) int(*n) p;\n"
-    assert structure.c_structs(rows + "struct s { ROWS(ROW) int c; };") == {"s": 3}
+    assert structure.count_members(rows + "struct s { ROWS(ROW) int c; };") == {"s": 3}
 
 
 def test_circles_of_calls_in_c_are_found(tmp_path):
-    """Definitions count, whatever is static; names in comments, texts and prototypes do not."""
+    """Counts definitions, including static ones, but not names in comments, strings and prototypes."""
     sources = {
         "a.c": "/* b() */\nint a(void) {\n  return c[0];\n}\nstatic int b(void) {\n  return 1;\n}\n",
         "b.c": '#include "a.h"\nint a(void);\nconst char* b(int n,\n              int m) {\n  return "c";\n}\n',
@@ -191,22 +191,22 @@ def test_circles_of_calls_in_c_are_found(tmp_path):
     (tmp_path / "c_src").mkdir()
     for name, text in sources.items():
         (tmp_path / "c_src" / name).write_text(text)
-    assert structure.c_graph(tmp_path) == {
+    assert structure.build_c_graph(tmp_path) == {
         "c_src/a.c": {"c_src/b.c", "c_src/c.c"},
         "c_src/b.c": {"c_src/a.c"},
         "c_src/c.c": {"c_src/b.c"},
     }
-    assert structure.cycle(structure.c_graph(tmp_path))
+    assert structure.find_cycle(structure.build_c_graph(tmp_path))
 
 
 def test_c_imports_no_python_module_of_dlx_by_name():
-    """What C needs of Python is registered with it."""
+    """C gets Python objects of dlx by registration."""
     for path in (ROOT / "c_src").rglob("*.c"):
         assert not re.search(r'PyImport_\w+\("dlx', path.read_text()), path.name
 
 
 def test_public_names_say_their_public_module():
-    """Names, pickles and messages show `dlx.Device`, not where its code happens to be."""
+    """Names, pickles and messages show `dlx.Device`, not the private module."""
     for name in set(dlx.__all__) - {"__version__", "ffi", "exchange_api", "hookimpl", "ctypes", "adapter", "errors"}:
         assert getattr(dlx, name).__module__ in ("dlx", "dlx.typing"), name
     for module in (dlx.adapter, dlx.errors, dlx.testing):
@@ -219,7 +219,7 @@ def test_public_names_say_their_public_module():
 
 
 def test_the_kit_needs_neither_pytest_nor_a_framework(python):
-    """`import dlx.testing` loads no framework, and pytest only where pytest loads it."""
+    """`import dlx.testing` loads no framework, and pytest only for pytest itself."""
     loaded = python("import dlx.testing, sys; print(*sys.modules)", args=()).split()
     for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "pytest", "rich"):
         assert name not in loaded
@@ -227,7 +227,7 @@ def test_the_kit_needs_neither_pytest_nor_a_framework(python):
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_use_the_public_names(adapter):
-    """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
+    """Dlx's adapters use only names that third parties can use, and import no framework at module level."""
     path = ROOT / "adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
     assert all(name == "dlx" or name.startswith(("dlx.adapter", "dlx.errors")) for name in found), found
@@ -239,20 +239,20 @@ def test_adapters_use_the_public_names(adapter):
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
-    # Its compiled part, and its gradients where they are much.
+    # The compiled part, and large gradients.
     assert top <= {"dlx", f"_{adapter}", f"{adapter}_gradients", *sys.stdlib_module_names}
 
 
 def test_the_core_names_no_framework_in_code():
-    """C and the modules of dlx know frameworks from adapters' data only (comments and texts may name them)."""
+    """C and dlx's modules know frameworks only from adapters' data (comments and strings may name them)."""
     frameworks = {"numpy", "torch", "cupy", "jax"}
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"])*"', "", path.read_text(), flags=re.DOTALL)
         assert not [name for name in frameworks if name in code], path.name
-    for name, path in structure.modules().items():
-        if structure.layer(name) in ("cli", "testing") or path.suffix == ".pyi":
+    for name, path in structure.list_modules().items():
+        if structure.find_layer(name) in ("cli", "testing") or path.suffix == ".pyi":
             continue
-        if name == "dlx._registry.plugin":  # the table of our own adapters
+        if name == "dlx._registry.plugin":  # the table of built-in adapters
             continue
         tree = ast.parse(path.read_text())
         words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -261,7 +261,7 @@ def test_the_core_names_no_framework_in_code():
 
 
 def test_only_legacy_c_looks_inside_the_legacy_struct():
-    """Elsewhere a DLManagedTensor is a pointer that is passed on."""
+    """Other files only pass pointers to a DLManagedTensor."""
     for path in (ROOT / "c_src").rglob("*.c"):
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
         if path.name != "legacy.c":
@@ -270,12 +270,12 @@ def test_only_legacy_c_looks_inside_the_legacy_struct():
 
 @pytest.mark.parametrize("path", C_PURE, ids=lambda path: path.name)
 def test_the_pure_core_knows_no_python(path):
-    """Neither the core nor what calls the CUDA driver includes Python.h."""
+    """Neither core/ nor cuda/ includes Python.h."""
     assert "Python.h" not in path.read_text()
 
 
 def test_importing_dlx_imports_no_framework_and_scans_nothing(python):
-    """Neither a framework, nor pluggy, nor importlib.metadata, nor the compiled core is loaded by `import dlx`."""
+    """`import dlx` loads neither a framework, nor pluggy, nor importlib.metadata, nor the compiled core."""
     loaded = python("import dlx, sys; print(*sys.modules)").split()
     frameworks = ("numpy", "torch", "jax", "jaxlib", "tvm_ffi", "pyarrow", "ml_dtypes")
     for name in (*frameworks, "pluggy", "importlib.metadata", "dataclasses", "cffi", "rich"):
@@ -283,7 +283,7 @@ def test_importing_dlx_imports_no_framework_and_scans_nothing(python):
 
 
 def test_host_only_work_imports_no_other_framework(python):
-    """Converting bytes to dlx, listing nothing and planning load no framework."""
+    """Converting bytes to dlx, listing and planning load no framework."""
     code = """
         import sys, dlx
         dlx.convert(b"abc", to="dlx"); dlx.plan(bytearray(3), to="dlx"); dlx.describe(b"abc")
@@ -300,7 +300,7 @@ def test_a_source_does_not_load_other_frameworks(python, np):
 
 
 def test_public_names_are_all_there():
-    """Everything in __all__ can be had, has a docstring, and dir() lists it."""
+    """Every name in __all__ exists, has a docstring, and is in dir()."""
     for name in dlx.__all__:
         value = getattr(dlx, name)
         assert value is not None
@@ -320,38 +320,38 @@ def test_convert_and_plan_take_the_same_options():
 
 
 def test_one_conversion_by_the_python_path_is_short(np, torch):
-    """A numpy array on its way to torch, outside of the fast path."""
-    calls, files = calls_of.conversion()
+    """Convert a numpy array to torch outside the fast path."""
+    calls, files = calls_of.count_conversion()
     assert len(calls) <= 23, calls
     assert len(files) <= 9, files
 
 
 def test_one_conversion_of_an_unknown_producer_is_short(np, torch):
-    """An object that only has ``__dlpack__``: what is called in Python is its own."""
-    calls, files = calls_of.conversion(calls_of.Producer, by_python=False)
+    """Convert an object that only has ``__dlpack__``: only its methods are called in Python."""
+    calls, files = calls_of.count_conversion(calls_of.Producer, by_python=False)
     assert len(calls) <= 2, calls
     assert not files, files
 
 
 def test_one_conversion_of_an_unknown_producer_by_the_python_path(np, torch):
-    """The same with an option that the fast path leaves to Python; two of the calls are its own, one is torch's."""
-    calls, files = calls_of.conversion(calls_of.Producer)
+    """The same with an option that the fast path does not support; two calls are the object's, one is torch's."""
+    calls, files = calls_of.count_conversion(calls_of.Producer)
     assert len(calls) <= 30, calls
     assert len(files) <= 10, files
 
 
 def test_tests_share_helpers_in_support_only():
-    """No test imports another one, nor the fixtures' file; what several need is in tests/support."""
+    """Tests import neither other tests nor conftest.py; shared helpers are in tests/support."""
     names = {path.stem for path in (ROOT / "tests").glob("*/test_*.py")} | {"conftest"}
     for path in (ROOT / "tests").rglob("*.py"):
         found = re.findall(r"^ *(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert not names & {*found}, path.name
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    assert settings["pythonpath"] == ["tests/support", "docs/tools"]
+    assert settings["pythonpath"] == ["tests", "docs/tools"]
 
 
 def test_no_machine_path_or_registry_host_in_the_project():
-    """Nothing that is committed names a machine's folders or a package registry's host."""
+    """No committed file names a machine's folders or the host of a package registry."""
     pattern = re.compile(r"/(?:work|farm|root|home/\w+)/|pypi\.org|files\.pythonhosted")
     for folder in ("dlx", "adapters", "c_src", "tests", "docs", "examples", "benchmarks"):
         for path in (ROOT / folder).rglob("*"):

@@ -1,4 +1,4 @@
-"""Another cffi project includes dlx's: from the checkout, and from an installed wheel without a source tree."""
+"""Another cffi project includes dlx's headers, from the checkout and from an installed wheel."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cffi
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 from dlx._core import headers
@@ -54,7 +54,7 @@ print("include:", dlx.get_include())
 
 
 def run(*command, cwd, env=None):
-    """Run a command that must succeed; return what it printed."""
+    """Run a command that must succeed; return its output."""
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
     )
@@ -63,7 +63,7 @@ def run(*command, cwd, env=None):
 
 
 def built_and_run(python, folder, env, *frameworks):
-    """Copy the example, build it by its own script, run it as its README says, use it; return where headers were."""
+    """Copy, build and run the example as its README says; return the folder of the headers."""
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("_scale*", "__pycache__", "*.o"))
     run(python, "build_scale.py", cwd=folder, env=env)
     assert run(python, "scaling.py", cwd=folder, env=env) == "[10.0, 20.0, 30.0]\n"
@@ -71,7 +71,7 @@ def built_and_run(python, folder, env, *frameworks):
 
 
 def there(*names):
-    """Return those frameworks that are installed."""
+    """Return the installed ones of some frameworks."""
     from importlib.util import find_spec
 
     return [name for name in names if find_spec(name)]
@@ -86,12 +86,12 @@ def test_the_example_works_in_the_checkout(tmp_path):
 
 
 def test_the_example_works_with_an_installed_wheel(wheel, tmp_path):
-    """In a fresh environment with the wheel, the headers come from the wheel, and the example builds and runs."""
+    """In a new environment with the wheel, the example uses the wheel's headers, builds and runs."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     zipfile.ZipFile(wheel).extractall(site)
-    # Everything else is this environment's own; its .pth files, hence editable installs, are not read there.
+    # Otherwise this environment; its .pth files, including editable installs, are not read.
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n" + sysconfig.get_path("platlib") + "\n")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     include = built_and_run(python, tmp_path / "kernel", env, *there("numpy", "torch"))
@@ -99,28 +99,28 @@ def test_the_example_works_with_an_installed_wheel(wheel, tmp_path):
 
 
 def test_the_builder_gives_the_compiled_types():
-    """Sizes that cffi works out from the header are those of the compiler."""
+    """Cffi computes the same sizes from the header as the compiler."""
     builder = dlx.cffi_builder()
     for name in ("DLTensor", "DLManagedTensor", "DLManagedTensorVersioned", "DLPackExchangeAPI"):
         assert builder.sizeof(name) == ffi.sizeof(name)
 
 
 def test_the_builder_is_anew_each_time():
-    """What one project adds to its builder is not in the next one's."""
+    """Additions to one project's builder are not in the next builder."""
     dlx.cffi_builder().cdef("typedef struct { int x; } mine;")
     with pytest.raises(cffi.CDefError):
         dlx.cffi_builder().typeof("mine")
 
 
 def test_the_builder_knows_no_function_of_the_core():
-    """Functions that a C author could not link against are not declared to him."""
+    """The builder declares no functions that a C author cannot link."""
     assert "dlx_" not in headers.declarations(headers.ABI)
     with pytest.raises(cffi.CDefError):
         dlx.cffi_builder().typeof("dlx_capabilities")
 
 
 def test_the_header_compiles_alone(tmp_path):
-    """A C author includes dlpack_abi.h alone, in C and in C++."""
+    """A C or C++ file can include dlpack_abi.h alone."""
     source = '#include "dlpack_abi.h"\nint rank(const DLTensor* t) { return t->ndim + kDLCPU; }\n'
     (tmp_path / "alone.c").write_text(source)
     flags = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{dlx.get_include()}", "alone.c")

@@ -1,7 +1,7 @@
-"""Every incompatibility bit: one tensor that has it, and one that narrowly has not."""
+"""Every incompatibility bit, with a tensor that has it, and a similar one that does not."""
 
 import pytest
-from reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor
+from support.arrays.reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor
 
 from dlx._core import native
 from dlx._core.native import ffi, lib
@@ -10,7 +10,7 @@ ALL_LAYOUTS = 15
 
 
 def code(dtype):
-    """Return a dtype as dlx_capabilities writes it."""
+    """Return a dtype in the format of dlx_capabilities."""
     return dtype[0] | dtype[1] << 8 | dtype[2] << 16
 
 
@@ -27,7 +27,7 @@ def consumer(
     least=0,
     extents=0,
 ):
-    """Return capabilities, generous unless told otherwise."""
+    """Return capabilities that accept everything by default."""
     caps = ffi.new("dlx_capabilities*")
     caps.device_types = 2**32 - 1 if devices is None else sum(1 << d for d in devices)
     caps.layouts, caps.min_alignment, caps.max_ndim, caps.keeps_readonly = layouts, alignment, ndim, readonly
@@ -42,7 +42,7 @@ def consumer(
 LEADING, BYTES = lib.DLX_EXTENTS_LEADING, lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES
 N, Z, G, P = lib.DLX_LAYOUT_NEGATIVE, lib.DLX_LAYOUT_ZERO, lib.DLX_LAYOUT_GAPS, lib.DLX_LAYOUT_PERMUTED
 
-# incompatibility, what the consumer takes, a tensor that meets the incompatibility, its narrow neighbour that does not
+# incompatibility, capabilities, a tensor with the incompatibility, a similar tensor without it
 CASES = [
     ("DEVICE", {}, {"device": (2, 0)}, {"device": (1, 7)}),
     ("DEVICE", {"devices": (1, 3)}, {"device": (11, 0)}, {"device": (3, 0)}),
@@ -95,7 +95,7 @@ CASES = [
 
 @pytest.mark.parametrize(("bit", "takes", "meets", "misses"), CASES)
 def test_each_obstacle_and_its_neighbour(bit, takes, meets, misses):
-    """A tensor has exactly the incompatibility that it should have, and its narrow neighbour has none."""
+    """A tensor has exactly the expected incompatibility; the similar one has no incompatibility."""
 
     def found(flags=0, **parts):
         return lib.dlx_check(dltensor(**{"shape": (2,), **parts}), flags, consumer(**takes))
@@ -106,7 +106,7 @@ def test_each_obstacle_and_its_neighbour(bit, takes, meets, misses):
 
 @pytest.mark.parametrize("bit", [n for n in dir(lib) if n.startswith("DLX_INCOMPATIBLE_")])
 def test_every_obstacle_has_a_case(bit):
-    """No incompatibility is left out above, and none shares its bit."""
+    """Every incompatibility has a case above and a unique bit."""
     assert bit.removeprefix("DLX_INCOMPATIBLE_") in {case[0] for case in CASES}
     values = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_INCOMPATIBLE_")]
     assert values.count(getattr(lib, bit)) == 1
@@ -134,7 +134,7 @@ def test_every_obstacle_has_a_case(bit):
     ],
 )
 def test_natural_alignment(dtype, bytes_):
-    """An element wants the alignment of its machine word: of one part where it is complex, of one lane."""
+    """Elements are aligned like a machine word: one part of a complex number, one lane of a vector."""
     assert lib.dlx_natural_alignment(dltensor((), None, dtype).dtype) == bytes_
     takes = consumer(alignment=0)
     assert lib.dlx_check(dltensor((2,), None, dtype, address=0x10000 + bytes_), 0, takes) == 0
@@ -152,42 +152,42 @@ def test_any_alignment(address):
 @pytest.mark.parametrize("strides", [(-1, 7, 0), (0, 0, 0), (1, 5, -9)])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (0, 5, 5), (5, 5, 0)])
 def test_extents_of_zero_and_one_have_no_layout(shape, strides):
-    """Strides over no or one element are no incompatibility, nor is the address of nothing."""
+    """Strides of extents 0 and 1, and the address of an empty tensor, are never incompatible."""
     strict = consumer(layouts=0, alignment=64)
     assert lib.dlx_check(dltensor(shape, strides), 0, strict) == 0
 
 
 def test_address_of_nothing_is_aligned():
-    """Where there is no element there is nothing to align."""
+    """An empty tensor needs no alignment."""
     assert lib.dlx_check(dltensor((0,), address=1), 0, consumer(alignment=64)) == 0
 
 
 @pytest.mark.parametrize("kind", [4, 7, 8, 12])
 def test_handles_have_no_alignment(kind):
-    """The data of an opaque device is a handle, not an address that could be aligned."""
+    """The data of an opaque device is a handle and needs no alignment."""
     tensor = dltensor((2,), device=(kind, 0), address=3, byte_offset=1)
     assert lib.dlx_check(tensor, 0, consumer(devices=(kind,), alignment=64)) == 0
 
 
 @pytest.mark.parametrize("kind", [1, 18, 31, 32, 33, 1 << 20, -1])
 def test_any_device(kind):
-    """All 32 bits stand for any device, also those that have no bit."""
+    """All 32 bits mean any device, including devices without a bit."""
     assert lib.dlx_check(dltensor((2,), device=(kind, 0)), 0, consumer(devices=None)) == 0
 
 
 @pytest.mark.parametrize(("dtype", "flags"), [(INT4, PADDED), ((200, 77, 9), 0), (FLOAT32, PADDED)])
 def test_any_dtype(dtype, flags):
-    """A consumer of any dtype takes unknown codes and padded elements."""
+    """A consumer of any dtype accepts unknown codes and padded elements."""
     assert lib.dlx_check(dltensor((2,), None, dtype), flags, consumer(subbyte="both")) == 0
 
 
 def test_padded_whole_bytes_are_plain():
-    """The padded flag says nothing about elements of whole bytes."""
+    """The padded flag has no meaning for elements of whole bytes."""
     assert lib.dlx_check(dltensor((2,)), PADDED, consumer(dtypes=[FLOAT32])) == 0
 
 
 def test_the_last_of_64_dtypes_is_seen():
-    """The whole list of dtypes is looked through, and nothing behind it."""
+    """The list of dtypes is searched to its end, and not beyond."""
     many = consumer(dtypes=[(0, bits, 1) for bits in range(1, 64)] + [FLOAT32])
     assert lib.dlx_check(dltensor((2,)), 0, many) == 0
     many.n_dtypes = 63
@@ -195,7 +195,7 @@ def test_the_last_of_64_dtypes_is_seen():
 
 
 def test_obstacles_add_up():
-    """All incompatibilities of a tensor are found in one call."""
+    """One call finds all incompatibilities of a tensor."""
     strict = consumer(layouts=0, alignment=64, ndim=1, readonly=False, dtypes=[INT8])
     tensor = dltensor((2, 3, 4, 2), (1, -64, 0, 99), INT4, device=(2, 0), address=0x10001)
     every = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_INCOMPATIBLE_")]
@@ -204,7 +204,7 @@ def test_obstacles_add_up():
 
 
 def test_check_of_a_tensor_object():
-    """native.tensor_check asks the same of a dlx.Tensor."""
+    """native.tensor_check returns the same for a dlx.Tensor."""
     owner = bytearray(64)
     at = native.buffer_address(memoryview(owner))
     tensor = native.tensor_new(at, (2, 3), (1, 2), INT8, (1, 0), READ_ONLY, owner)
@@ -217,13 +217,13 @@ def test_check_of_a_tensor_object():
     ("arguments", "error"), [((None, 1), TypeError), ((), TypeError), ((1,), TypeError), ((1, 2, 3), TypeError)]
 )
 def test_check_wants_a_tensor_and_an_address(arguments, error):
-    """A wrong call is a TypeError."""
+    """A wrong call raises TypeError."""
     with pytest.raises(error):
         native.tensor_check(*arguments)
 
 
 def test_what_a_plain_copy_resolves_is_what_the_table_says():
-    """The fast path's set of incompatibilities that it copies for is the table's, less what is repacked."""
+    """The incompatibilities that the fast path resolves by a copy are those of the table, except repacking."""
     from dlx._engine.incompatibility import REPACKED, RULES
 
     cured = sum(rule.bit for rule in RULES if rule.copy_resolves)

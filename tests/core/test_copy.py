@@ -1,4 +1,4 @@
-"""Strided copies on the host, against numpy; what cannot be copied is refused."""
+"""Strided copies on the host agree with numpy; unsupported copies are rejected."""
 
 import itertools
 import sys
@@ -8,21 +8,21 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import FLOAT4, FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY, dltensor, row_major
+from support.arrays.examples import examples, product, shapes
+from support.arrays.reference import FLOAT4, FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY, dltensor, row_major
 
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi, lib
-from examples import examples, product, shapes
 
-# bytes of an element -> a dtype that has as many
+# itemsize -> dtype
 DTYPES = {1: INT8, 2: (2, 16, 1), 4: FLOAT32, 8: (2, 64, 1), 16: (5, 128, 1)}
 DTYPES |= {3: (1, 8, 3), 12: (2, 32, 3), 24: (2, 64, 3)}
 thorough = settings(deadline=None, max_examples=examples(250))
 
 
 def pattern(nbytes, skip=0):
-    """Return a buffer in which neighbouring elements differ; its first `skip` bytes are to be left out."""
+    """Return a buffer in which adjacent elements differ; ignore its first `skip` bytes."""
     return bytearray((i * 167 + i // 251) % 256 for i in range(nbytes + skip))
 
 
@@ -78,7 +78,7 @@ def views(draw, *, broadcast=True, item=None, shape=None):
 @thorough
 @given(views(), st.booleans())
 def test_copies_hold_the_same_elements(case, keep_order):
-    """Every element is at its index in the copy, whatever the layout it came from."""
+    """A copy of any layout has each element at its index."""
     np = pytest.importorskip("numpy")
     item, view = case
     copy = native.tensor_copy(tensor_of(view, item), keep_order)
@@ -99,7 +99,7 @@ def test_copies_are_row_major(case):
 @thorough
 @given(views(broadcast=False))
 def test_copies_keep_the_order(case):
-    """With keep_order the copy has the order of dimensions that numpy's order 'K' has."""
+    """With keep_order, the copy has the dimension order of numpy's order 'K'."""
     np = pytest.importorskip("numpy")
     item, view = case
     copy = native.tensor_copy(tensor_of(view, item), True)
@@ -112,7 +112,7 @@ def test_copies_keep_the_order(case):
 @thorough
 @given(st.data())
 def test_copies_between_two_layouts(data):
-    """Elements find their index in a strided destination too, and the gaps there stay as they were."""
+    """A copy to a strided destination has each element at its index, and leaves the gaps unchanged."""
     np = pytest.importorskip("numpy")
     item, source = data.draw(views())
     _, target = data.draw(views(broadcast=False, item=item, shape=source.shape))
@@ -120,7 +120,7 @@ def test_copies_between_two_layouts(data):
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
     expected = whole.copy()
-    if target.size:  # the same view, of the expectation instead of the memory itself
+    if target.size:  # the same view of the expected memory
         offset = address_of(target) - address_of(whole)
         np.ndarray(target.shape, target.dtype, expected, offset, target.strides)[...] = source
     described = [
@@ -133,7 +133,7 @@ def test_copies_between_two_layouts(data):
 @pytest.mark.parametrize("item", sorted(DTYPES))
 @pytest.mark.parametrize("shape", [(100, 70), (33, 31), (32, 64), (2, 200), (200, 2), (65, 1)])
 def test_transposes_beyond_a_tile(np, shape, item):
-    """A transpose of more than one tile, with whole and cut tiles, is exact."""
+    """A transpose of several tiles, including partial ones, is exact."""
     size = shape[0] * shape[1] * item
     view = np.frombuffer(pattern(size), f"V{item}").reshape(shape).T
     assert content(np, native.tensor_copy(tensor_of(view, item), False), item) == view.tobytes()
@@ -143,21 +143,21 @@ def test_transposes_beyond_a_tile(np, shape, item):
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 @pytest.mark.parametrize("turn", [slice(None), slice(None, None, -1), slice(1, None, 2)], ids=["all", "back", "odd"])
 def test_permutations_beyond_a_tile(np, order, turn, item):
-    """Three dimensions of more than a tile are exact in every order, backwards and with steps."""
+    """Three dimensions larger than a tile are exact in every order, with negative and other steps."""
     view = np.frombuffer(pattern(40 * 33 * 35 * item), f"V{item}").reshape(40, 33, 35).transpose(order)[turn, :, turn]
     assert content(np, native.tensor_copy(tensor_of(view, item), False), item) == view.tobytes()
 
 
 @pytest.mark.parametrize("ndim", [7, 30, pytest.param(64, marks=pytest.mark.numpy("2.0"))])
 def test_many_dimensions(np, ndim):
-    """Dimensions beyond those that are worth a loop of their own are walked all the same."""
+    """Dimensions outside the two inner loops are visited, too."""
     shape = [2] * 6 + [1] * (ndim - 6)
     view = np.frombuffer(pattern(64 * 4), "V4").reshape(shape).transpose(range(ndim)[::-1])
     assert content(np, native.tensor_copy(tensor_of(view, 4), False), 4) == view.tobytes()
 
 
 def over(nbytes, shape, strides, dtype, *, device=(1, 0), flags=0, at=0):
-    """Return (a dlx.Tensor over fresh pattern memory, that memory)."""
+    """Return (a dlx.Tensor over new pattern memory, that memory)."""
     memory = pattern(nbytes)
     address = native.buffer_address(memoryview(memory)) + at
     return native.tensor_new(address, shape, strides, dtype, device, flags, memory), memory
@@ -171,7 +171,7 @@ def read(tensor):
 @pytest.mark.parametrize("keep_order", [False, True])
 @pytest.mark.parametrize(("shape", "nbytes"), [((4, 2), 4), ((3,), 2), ((), 1), ((5, 1), 3), ((1, 1), 1)])
 def test_packed_contiguous_elements_are_copied(shape, nbytes, keep_order):
-    """Packed elements below a byte are copied as they lie, the last half byte too."""
+    """Contiguous packed elements below a byte are copied, including a partial last byte."""
     tensor, memory = over(64, shape, None, INT4)
     copy = native.tensor_copy(tensor, keep_order)
     assert copy.nbytes == nbytes
@@ -183,14 +183,14 @@ def test_packed_contiguous_elements_are_copied(shape, nbytes, keep_order):
     ("shape", "strides"), [((4, 2), (1, 4)), ((4,), (2,)), ((4,), (-1,)), ((4,), (0,)), ((2, 2), (3, 1))]
 )
 def test_packed_elements_are_refused_otherwise(shape, strides, keep_order):
-    """Packed elements cannot be moved one by one."""
+    """Other packed elements cannot be copied."""
     tensor, _ = over(64, shape, strides, FLOAT4, at=32)
     with pytest.raises(errors.LayoutError):
         native.tensor_copy(tensor, keep_order)
 
 
 def test_padded_elements_are_copied_one_by_one():
-    """Padded elements below a byte are bytes, and stay padded."""
+    """Padded elements below a byte have a byte each, and stay padded."""
     tensor, memory = over(64, (3, 2), (1, 3), INT4, flags=PADDED)
     copy = native.tensor_copy(tensor, False)
     assert copy.flags == PADDED
@@ -199,7 +199,7 @@ def test_padded_elements_are_copied_one_by_one():
 
 @pytest.mark.parametrize("flags", [READ_ONLY, IS_COPIED, READ_ONLY | IS_COPIED])
 def test_copies_are_writable(flags):
-    """A copy at rest is neither read-only nor marked as made for a request."""
+    """A copy is writable and not marked as copied."""
     tensor, _ = over(64, (4,), None, FLOAT32, flags=flags)
     assert native.tensor_copy(tensor, True).flags == 0
 
@@ -207,7 +207,7 @@ def test_copies_are_writable(flags):
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0, 2**40), (0, 2**62, 2**62)])
 @pytest.mark.parametrize("keep_order", [False, True])
 def test_copies_of_nothing(shape, keep_order):
-    """An empty tensor has an empty copy, without memory behind it."""
+    """A copy of an empty tensor is empty and has no memory."""
     tensor = native.tensor_new(0, shape, None, FLOAT32, (1, 0), 0, None)
     copy = native.tensor_copy(tensor, keep_order)
     assert (copy.shape, copy.nbytes) == (shape, 0)
@@ -224,7 +224,7 @@ def test_copies_are_plain_host_memory(kind):
 
 @pytest.mark.parametrize("kind", [2, 4, 8, 10, 13, 99])
 def test_device_memory_is_not_touched(kind):
-    """Memory that the host may not read is refused, whatever its address."""
+    """Memory that the host cannot read is rejected at any address."""
     tensor = native.tensor_new(8, (4,), None, FLOAT32, (kind, 0), 0, None)
     with pytest.raises(errors.DeviceError):
         native.tensor_copy(tensor, False)
@@ -247,20 +247,20 @@ def test_device_memory_is_not_touched(kind):
     ids=str,
 )
 def test_mismatches_are_refused(other):
-    """Nothing is written where shapes or dtypes differ."""
+    """Nothing is written if shapes or dtypes differ."""
     tensor = dltensor((2, 3))
     assert lib.dlx_copy(tensor, dltensor(**{"shape": (2, 3), **other}), 0) == lib.DLX_E_MISMATCH
 
 
 def test_too_much_is_a_memory_error():
-    """Broadcast elements that no memory could hold are a MemoryError, and nothing leaks."""
+    """A copy of a broadcast tensor that is too large raises MemoryError, without a leak."""
     tensor, _ = over(64, (2**52,), (0,), FLOAT32)
     with pytest.raises(MemoryError):
         native.tensor_copy(tensor, False)
 
 
 def test_other_threads_run_during_a_copy():
-    """The GIL is released while bytes move: this thread goes on in the midst of a copy."""
+    """The GIL is released during a copy: this thread continues."""
     side = 4096
     memory = bytearray(side * side)
     address = native.buffer_address(memoryview(memory))
@@ -269,7 +269,7 @@ def test_other_threads_run_during_a_copy():
 
     def copy():
         nonlocal is_copying
-        for _ in range(200):  # on a busy machine this thread may sleep through the first ones
+        for _ in range(200):  # a busy machine may not schedule this thread at first
             is_copying = True
             native.tensor_copy(tensor, False)
             is_copying = False
@@ -278,7 +278,7 @@ def test_other_threads_run_during_a_copy():
 
     worker = threading.Thread(target=copy)
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # the worker keeps the GIL unless the copy itself gives it away
+    sys.setswitchinterval(1000)  # the worker keeps the GIL unless the copy releases it
     try:
         worker.start()
         while worker.is_alive() and not is_seen:
@@ -292,6 +292,6 @@ def test_other_threads_run_during_a_copy():
 
 @pytest.mark.parametrize("arguments", [(), (None, True), (1,), ("x", False, 1)])
 def test_copy_wants_a_tensor_and_a_bool(arguments):
-    """A wrong call is a TypeError."""
+    """A wrong call raises TypeError."""
     with pytest.raises(TypeError):
         native.tensor_copy(*arguments)

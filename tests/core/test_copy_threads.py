@@ -1,4 +1,4 @@
-"""Large copies in host memory: by several threads where there are several cores, and the same bytes as by one."""
+"""Large copies on the host use several threads if there are several cores, with the same result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from project import compiled
+from support.project import compiled
 
 import dlx
 from dlx._core import native
@@ -22,12 +22,12 @@ LAYOUTS = {
     "turned": lambda np: np.arange(3 * MB, dtype="f4").reshape(1500, 2000).T,
     "two of many": lambda np: np.arange(6 * MB, dtype="f4").reshape(2, -1, 2)[:, ::-1, 1],
 }
-"""Arrays that are more than a second thread wants, see `c_src/core/parallel.c`."""
+"""Arrays large enough for a second thread, see `c_src/core/parallel.c`."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_large_copies_are_right_and_leave_no_thread(np, layout):
-    """Every element is copied, and the threads are gone when the copy is there."""
+    """Every element is copied, and the threads have ended when the copy returns."""
     array, keep_order = LAYOUTS[layout](np), layout != "turned"
     tensor, tasks = dlx.convert(array, to="dlx"), len(os.listdir("/proc/self/task"))
     assert np.array_equal(np.from_dlpack(native.tensor_copy(tensor, keep_order)), array)
@@ -37,7 +37,7 @@ def test_large_copies_are_right_and_leave_no_thread(np, layout):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread copies")
 @pytest.mark.usefixtures("np")
 def test_large_copies_start_a_thread_for_each_further_core(python):
-    """Up to four in all. A small copy starts none: below some megabytes one thread is faster. Nor does one core."""
+    """Up to four threads. Small copies, and one core, start no threads."""
     program = """
 import ctypes, os
 import numpy as np
@@ -58,7 +58,7 @@ print(copy(large))
 
 
 def test_signals_come_to_the_threads_of_the_program(np):
-    """A handler runs in the main thread, whatever copies meanwhile."""
+    """A signal handler runs in the main thread, even during a copy in other threads."""
     array, came = LAYOUTS["a run"](np), []
     before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(threading.current_thread()))
     try:
@@ -70,9 +70,9 @@ def test_signals_come_to_the_threads_of_the_program(np):
     assert came == [threading.main_thread()]
 
 
-@pytest.mark.unsanitized("a fault is told of by them, not by faulthandler")
+@pytest.mark.unsanitized("sanitizers report a fault, not faulthandler")
 def test_a_fault_while_copying_says_what_it_was(tmp_path):
-    """Also in a thread of dlx's own: half of a file that is cut off, which the thread that asked does not copy."""
+    """Also in dlx's own thread, which copies a part of a file that was truncated."""
     program = """
 import faulthandler, mmap, os, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""The C++ example: it is built as its README says, and takes arrays of any framework."""
+"""The C++ example builds as its README says, and accepts arrays of any framework."""
 
 import os
 import shutil
@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import warm
-from project import ROOT
+from support.processes import warm
+from support.project import ROOT
 
 EXAMPLE = ROOT / "examples" / "cpp_dot"
 USE = """
@@ -38,12 +38,12 @@ if "jax" in sys.argv:
 """
 
 
-pytestmark = pytest.mark.slow  # it is built
+pytestmark = pytest.mark.slow  # compiles
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with the example, built by its own Makefile, and the environment for it."""
+    """Return a folder with the example, built by its Makefile, and the environment for it."""
     if not (shutil.which("make") and shutil.which("c++")):
         pytest.skip("no make, or no C++ compiler")
     folder = tmp_path_factory.mktemp("cpp") / "dot"
@@ -54,7 +54,7 @@ def built(tmp_path_factory):
 
 
 def run(folder, env, *command):
-    """Run a command that must succeed; return what it printed."""
+    """Run a command that must succeed; return its output."""
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -62,7 +62,7 @@ def run(folder, env, *command):
 
 
 def test_its_readme(built):
-    """The command of the README prints what it shows."""
+    """The README's command prints the README's output."""
     text = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     code = next(line for line in text.splitlines() if line.startswith("python -c ")).split('"')[1]
     assert run(*built, sys.executable, "-c", code) == "14.0\n"
@@ -71,7 +71,7 @@ def test_its_readme(built):
 
 @pytest.mark.parametrize("framework", ["", "numpy", "torch", "jax"])
 def test_it_takes_any_array(built, framework):
-    """Strided, read-only, lazily negated, converted or plain: the product is right; what is no vector is refused."""
+    """The product is correct for strided, read-only, lazily negated and converted arrays; other ranks are rejected."""
     if framework:
         pytest.importorskip(framework)
     folder, env = built

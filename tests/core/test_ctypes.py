@@ -17,14 +17,14 @@ def field_of(struct, name):
 
 
 def test_every_struct_is_mirrored():
-    """The module has every struct of the header, and no other."""
+    """The module has exactly the header's structs."""
     assert sorted(dlx.ctypes.__all__) == sorted(STRUCTS)
     assert len(STRUCTS) == 8
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
 def test_struct_sizes_agree(struct):
-    """Every struct has the size, the alignment and the fields, in order, that the compiled header gives it."""
+    """Every struct has the size, alignment and order of fields of the compiled header."""
     mirror = getattr(dlx.ctypes, struct)
     assert ctypes.sizeof(mirror) == ffi.sizeof(struct)
     assert ctypes.alignment(mirror) == ffi.alignof(struct)
@@ -33,7 +33,7 @@ def test_struct_sizes_agree(struct):
 
 @pytest.mark.parametrize(("struct", "field"), FIELDS, ids=".".join)
 def test_fields_agree(struct, field):
-    """Every field starts where the compiled header puts it, is as wide, and reads numbers with the same sign."""
+    """Every field has the offset, width and signedness of the compiled header."""
     mirror = getattr(getattr(dlx.ctypes, struct), field)
     kind = dict(ffi.typeof(struct).fields)[field].type
     assert mirror.offset == ffi.offsetof(struct, field)
@@ -47,7 +47,7 @@ def test_fields_agree(struct, field):
 
 
 def test_a_field_written_by_ctypes_is_read_by_cffi():
-    """The two see the same memory."""
+    """Both access the same memory."""
     struct = dlx.ctypes.DLManagedTensorVersioned()
     struct.version.major, struct.flags, struct.dl_tensor.ndim = 1, 5, 7
     struct.dl_tensor.dtype.bits = 16
@@ -57,7 +57,7 @@ def test_a_field_written_by_ctypes_is_read_by_cffi():
 
 @pytest.mark.parametrize("name", ["DLManagedTensor", "DLManagedTensorVersioned"])
 def test_a_deleter_written_in_python_is_called_once(name):
-    """A struct filled by ctypes, with a Python function as its deleter, is taken and given back to it."""
+    """A struct filled by ctypes, with a deleter in Python, is imported and released."""
     kind = getattr(dlx.ctypes, name)
     memory, shape, deleted = (ctypes.c_int16 * 4)(1, 2, 3, 4), (ctypes.c_int64 * 1)(4), []
     deleter = kind.Deleter(lambda self: deleted.append(self.contents.manager_ctx))
@@ -74,7 +74,7 @@ def test_a_deleter_written_in_python_is_called_once(name):
 
 
 def test_a_foreign_exchange_table_is_read(torch):
-    """The table that torch.Tensor carries has the header's version, and its slot gives a managed tensor."""
+    """The exchange table of torch.Tensor has the header's version, and its slot returns a managed tensor."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         pytest.skip("this torch has no exchange table")
@@ -89,6 +89,6 @@ def test_a_foreign_exchange_table_is_read(torch):
 
 
 def test_the_standard_module_is_not_hidden():
-    """`import ctypes` is the standard library's, also for the module that has its name."""
+    """`import ctypes` imports the standard library's module, also inside the module of the same name."""
     assert dlx.ctypes.ctypes is ctypes
     assert dlx.ctypes is not ctypes

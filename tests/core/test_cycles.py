@@ -1,4 +1,4 @@
-"""Reference cycles through dlx.Tensor: the collector sees them where the tensor alone keeps its owner alive."""
+"""Reference cycles through dlx.Tensor are collected if the tensor alone keeps its owner alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = (1, 0)
 
 
 class Owner:
-    """Keeps memory alive, and whatever is put on it."""
+    """Keeps memory alive, and all its attributes."""
 
     def __init__(self):
         self.memory = bytearray(64)
@@ -64,7 +64,7 @@ def _buffer(owner):
 
 @pytest.mark.parametrize("tie", [_plain, _by_pointer, _two, _through_another, _used_before, _buffer])
 def test_an_owner_that_keeps_its_own_tensor_is_collected(tie):
-    """Nobody else reaches the two: both go, and the memory with them; often, since shells are used again."""
+    """An unreachable cycle and its memory are collected; repeated, since tensor structs are reused."""
     gc.collect()
     live = native.live()
     for _ in range(40):
@@ -77,7 +77,7 @@ def test_an_owner_that_keeps_its_own_tensor_is_collected(tie):
 
 
 def test_what_is_reached_is_kept():
-    """A tensor in somebody's hands keeps its owner, and a result that others hold keeps it without the tensor."""
+    """A reachable tensor keeps its owner alive; a result keeps the owner alive without the tensor."""
     owner = Owner()
     owner.tensor = over(owner)
     gone, tensor = weakref.ref(owner), owner.tensor
@@ -94,7 +94,7 @@ def test_what_is_reached_is_kept():
 
 
 def test_a_capsule_keeps_a_cycle_until_it_is_dropped():
-    """The collector cannot see what shares the memory, and leaves it alone."""
+    """The collector cannot see other holders of the memory, and keeps the cycle."""
     owner = Owner()
     owner.tensor = over(owner)
     capsule, gone = owner.tensor.__dlpack__(), weakref.ref(owner)
@@ -108,7 +108,7 @@ def test_a_capsule_keeps_a_cycle_until_it_is_dropped():
 
 
 def test_a_finalizer_may_bring_a_tensor_back():
-    """The collector asks finalizers first: what they bring back is whole, and goes when it is dropped again."""
+    """A finalizer may resurrect the tensor, which stays valid, and is collected when it is dropped again."""
     kept = []
 
     class Back(Owner):
@@ -126,7 +126,7 @@ def test_a_finalizer_may_bring_a_tensor_back():
 
 
 def test_only_owners_that_the_collector_knows_cost_it_anything(np):
-    """A tensor over memory that can be in no cycle is not tracked."""
+    """The collector does not track a tensor over memory that cannot be in a cycle."""
     assert not gc.is_tracked(dlx.convert(np.ones(3), to="dlx"))
     assert not gc.is_tracked(dlx.empty((3,), "float32", "cpu"))
     assert gc.is_tracked(over(Owner()))

@@ -1,4 +1,4 @@
-"""The error family: classes that callers already catch, one message, parts that programs can read."""
+"""The exception classes: builtin bases, one message format, attributes for programs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
-from dlx.cli.targets import on_the_command_line
+from dlx.cli.targets import command_option
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FAMILY = {  # class: direct base in the family, builtin that it also is
+FAMILY = {  # class: base class in dlx, builtin base class
     "DlxError": (Exception, Exception),
     "ConversionError": (errors.DlxError, BufferError),
     "CopyRequiredError": (errors.ConversionError, ValueError),
@@ -50,7 +50,7 @@ every = pytest.mark.parametrize("name", FAMILY)
 
 
 def test_the_family_is_complete():
-    """Every public error of dlx.errors is listed here, and no other; the rest are kinds of steps in paths."""
+    """Every public error of dlx.errors is listed here; the other names are the path steps."""
     assert sorted(errors.__all__) == sorted([*FAMILY, "Attribute", "Member"])
     defined = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
     assert defined == set(FAMILY)
@@ -58,21 +58,21 @@ def test_the_family_is_complete():
 
 @every
 def test_bases(name):
-    """Each class has its place in the family and is also the builtin that callers already catch."""
+    """Each class has the listed bases, including the builtin that callers catch."""
     kind, (base, builtin) = getattr(errors, name), FAMILY[name]
     assert kind.__bases__[0] is base and issubclass(kind, builtin) and issubclass(kind, errors.DlxError)
 
 
 @every
 def test_conversion_errors_are_buffer_errors(name):
-    """What says that data cannot cross is a BufferError, the array API standard's word; nothing else is."""
+    """Errors of a conversion are BufferErrors, as in the array API standard; others are not."""
     kind = getattr(errors, name)
     assert issubclass(kind, BufferError) == issubclass(kind, errors.ConversionError)
 
 
 @every
 def test_documented(name):
-    """Each class says in one line when it is raised."""
+    """Each class has a one-line docstring that says when it is raised."""
     assert inspect.getdoc(getattr(errors, name)).splitlines()[0].endswith(".")
 
 
@@ -104,16 +104,18 @@ TEXTS = [
 @pytest.mark.parametrize(("parts", "text"), TEXTS, ids=lambda value: value if isinstance(value, str) else "")
 @every
 def test_the_message(name, parts, text):
-    """The message has one template: what was called, what was found and asked, where, why, and the fix."""
+    """The message has one format: the call, the object, the target, the path, the reason and the fix."""
     kind = getattr(errors, name)
     text = text.replace("cannot convert", f"cannot {kind.action}")
-    if kind.action == "read":  # which has no target
+    if kind.action == "read":  # has no target
         text = text.replace(" to 'torch'", "")
+    if not (parts.get("fix") or parts.get("option")):
+        text = errors.sentences(text, kind.usual_fix)
     assert str(kind("because", **parts)) == text
 
 
 def test_the_message_of_a_conversion(np, torch):
-    """A real refusal reads exactly as designed."""
+    """The message of a real error has exactly the documented format."""
     with pytest.raises(errors.CopyRequiredError) as caught:
         dlx.convert(np.arange(4, dtype="float32")[::-1], to="torch", copy=False)
     assert re.fullmatch(
@@ -139,7 +141,7 @@ def test_the_message_of_a_conversion(np, torch):
     ids=str,
 )
 def test_every_refusal_says_what_and_how(np, source, options):
-    """A refusal names the type that was found and the target that was asked for, and has a fix; nothing is doubled."""
+    """An error names the object's type and the target, and has a fix; nothing is repeated."""
     with pytest.raises(errors.DlxError) as caught:
         dlx.convert(source, **options)
     text = str(caught.value)
@@ -150,7 +152,7 @@ def test_every_refusal_says_what_and_how(np, source, options):
 
 @every
 def test_attributes(name):
-    """The parts of the message are attributes, empty where nothing is known, and so is what is said of them."""
+    """The parts of the message are attributes, empty if unknown."""
     kind = getattr(errors, name)
     error = kind("because", **PARTS)
     assert {part: getattr(error, part) for part in PARTS} == PARTS
@@ -187,7 +189,7 @@ def test_notes_survive_pickling():
 
 
 def test_subclasses_pickle():
-    """An adapter's own subclass of ours pickles as itself."""
+    """An adapter's subclass pickles as itself."""
     back = pickle.loads(pickle.dumps(Special("because", fix="Do it.", path=(errors.Attribute("x"),))))
     assert type(back) is Special and back.fix == "Do it." and back.where == "obj.x"
 
@@ -197,14 +199,20 @@ class Special(errors.LayoutError):
 
 
 def test_complete_fills_only_what_is_empty():
-    """An outer layer adds what it knows, and overwrites nothing."""
+    """An outer layer fills in missing parts and overwrites nothing."""
     error = errors.LayoutError("because", source="inner")
     assert error.complete(source="outer", target="torch") is error
     assert (error.source, error.target) == ("inner", "torch")
 
 
+def test_complete_replaces_the_usual_fix():
+    """An outer layer's fix is more precise; an option is one, too."""
+    assert errors.FileError("because").complete(fix="Do it.").fix == "Do it."
+    assert errors.FileError("because", option=(("copy", None),)).complete(fix="Do it.").fix == "Drop copy=False."
+
+
 def test_a_path_and_its_root_are_completed_together():
-    """What names its place already, as an error of a conversion inside a producer does, is left as it is."""
+    """An error that already has a path, e.g. of a conversion inside a producer, keeps it."""
     error = errors.LayoutError("because", path=("k",))
     assert error.complete(path=(1,), root="arrays").where == "obj['k']"
     assert errors.LayoutError("because", root="x").complete(path=(1,)).where == "x"
@@ -215,7 +223,7 @@ def test_a_path_and_its_root_are_completed_together():
 
 
 class Odd:
-    """A key that says nothing, and does not pickle."""
+    """A key without a useful repr that does not pickle."""
 
     def __repr__(self):
         raise ValueError
@@ -225,7 +233,7 @@ class Odd:
 
 
 class Named(str):
-    """A key of a class of its own."""
+    """A key of a custom class."""
 
 
 PATHS = [
@@ -238,7 +246,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("path", "text"), PATHS, ids=["kinds", "data", "quotes", "long"])
 def test_a_path_is_data_and_reads_as_python(path, text):
-    """Keys are what they are in the container; the text is made of them, and long keys are cut in it alone."""
+    """Keys keep their values; the text is created from them, and only the text truncates long keys."""
     error = errors.LayoutError("because", path=path)
     assert (error.path, error.where) == (path, text)
     back = pickle.loads(pickle.dumps(error))
@@ -258,7 +266,7 @@ def test_a_path_is_data_and_reads_as_python(path, text):
     ids=["no repr", "subclass", "object", "very long", "huge", "tuple"],
 )
 def test_a_key_that_is_more_than_plain_data_is_kept_as_its_text(key, text):
-    """So that an error always pickles, and keeps nothing alive."""
+    """An error always pickles, and keeps no key alive."""
     error = errors.LayoutError("because", path=("a", key))
     back = pickle.loads(pickle.dumps(error))
     assert error.path[1] is not key and isinstance(error.path[1], str) and len(error.path[1]) < 1100
@@ -268,7 +276,7 @@ def test_a_key_that_is_more_than_plain_data_is_kept_as_its_text(key, text):
 
 
 def test_a_long_path_is_read_without_its_middle():
-    """The data has all of it."""
+    """The data is complete."""
     error = errors.LayoutError("because", path=range(1000))
     assert len(error.path) == 1000
     assert error.where.count("[") == 64 and error.where.startswith("obj[0][1]") and "[31] ... [968]" in error.where
@@ -304,13 +312,13 @@ OPTIONS = [
     ("option", "python", "command"), OPTIONS, ids=lambda value: value if value and isinstance(value, str) else ""
 )
 def test_options_are_said_as_who_speaks_has_them(option, python, command):
-    """One sentence for the alternatives, with the words of Python or of the command line."""
+    """One sentence lists the alternatives, in Python or command-line syntax."""
     error = errors.ConversionError("because", option=option)
-    assert (error.fix, error.advice(on_the_command_line)) == (python, command)
+    assert (error.fix, error.advice(command_option)) == (python, command)
 
 
 def test_a_call_without_the_option_says_which_call_has_it():
-    """Only what is to be passed somewhere needs to be told where."""
+    """Only options for another function name that function."""
     error = errors.ConversionError("because", option=(("detach", True),), via="to dlx.convert(obj)", fix="Or not.")
     assert error.fix == "Pass detach=True to dlx.convert(obj). Or not."
     assert (
@@ -323,7 +331,7 @@ EDITS = {"startswith", "removeprefix", "removesuffix", "replace", "partition", "
 
 
 def is_said(node, names=()):
-    """Whether an expression is a text of an error: one of its attributes, its message, or a name for one of these."""
+    """Return whether an expression is an error's text: an attribute, the message, or a name for one."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         errs = {each.id for each in node.args if isinstance(each, ast.Name)}
         said = node.func.id in ("message_of", "exception_text")
@@ -334,7 +342,7 @@ def is_said(node, names=()):
 
 
 def edits(function):
-    """Give what a function does to texts of errors."""
+    """Yield the edits of error texts in a function."""
     every = list(ast.walk(function))
     names = {
         target.id
@@ -358,7 +366,7 @@ def edits(function):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "dlx").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nobody_edits_the_text_of_an_error(path):
-    """No prefix, no slice, no regular expression: what is to be said otherwise is data."""
+    """No code edits error texts by prefixes, slices or regular expressions: use attributes."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and node.name != "find_in":  # for errors of other libraries
             assert list(edits(node)) == [], f"{path.name}: {node.name}"
@@ -376,13 +384,13 @@ def test_nobody_edits_the_text_of_an_error(path):
     ],
 )
 def test_edits_of_error_texts_are_found(code):
-    """The test above sees what stood in dlx before."""
+    """The test above detects earlier code of dlx."""
     assert list(edits(ast.parse(f"def function(): {code}")))
 
 
 @pytest.mark.parametrize("name", ["DlxError", "ConversionError"])
 def test_catching_the_family(name):
-    """One except clause catches every refusal of a conversion."""
+    """One except clause catches every failed conversion."""
     with pytest.raises(getattr(errors, name)):
         dlx.convert(b"abc", to="dlx", device="cuda")
 
@@ -394,7 +402,7 @@ STATUSES = dict(re.findall(r"\b(DLX_E_\w+) = (-\d+)", HEADER.read_text()))
 
 
 def test_every_status_has_a_class():
-    """Every status of the C core but MEMORY is raised as a class of dlx.errors, and no class is for a status of old."""
+    """Every status of the C core except MEMORY has a class in dlx.errors, and every class has a current status."""
     assert len(STATUSES) > 10
     assert set(native._CLASSES) == STATUSES.keys() - {"DLX_E_MEMORY"}
     assert all(issubclass(kind, errors.ConversionError) for kind in native._CLASSES.values())
@@ -402,7 +410,7 @@ def test_every_status_has_a_class():
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_every_status_has_a_sentence(status):
-    """Every status has a number of its own and a sentence that can be a reason."""
+    """Every status has a unique number and a text that can be a reason."""
     number = getattr(native.lib, status)
     text = native.ffi.string(native.lib.dlx_status_text(number)).decode()
     assert number == int(STATUSES[status]) and list(STATUSES.values()).count(STATUSES[status]) == 1
@@ -410,7 +418,7 @@ def test_every_status_has_a_sentence(status):
 
 
 def test_a_status_raises_its_class(counting):
-    """The class registered for a status is what the C core raises."""
+    """The C core raises the class that is registered for a status."""
     with pytest.raises(errors.LayoutError) as caught:
         native.capsule_peek(counting.capsule((3,), null_data=True))
     assert caught.value.reason == native.ffi.string(native.lib.dlx_status_text(native.lib.DLX_E_NULL)).decode()

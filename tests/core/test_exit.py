@@ -1,9 +1,9 @@
-"""The end of the interpreter, with memory of ours still in other hands: exit status 0, and nothing on stderr."""
+"""The interpreter exits while dlx's memory is still in use: exit status 0, nothing on stderr."""
 
 import pytest
-from project import SUPPORT
+from support.project import TESTS
 
-# Every script starts with a class whose objects own memory, and a tensor over such an object.
+# Each script starts with a class whose objects own memory, and a tensor over such an object.
 PREAMBLE = """
 import sys
 from dlx._core import native
@@ -50,7 +50,7 @@ HOLDERS = {
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.numpy("2.2.5")
 def test_exit_with_results_alive(request, python, peer, holder):
-    """Whoever holds whose memory when the interpreter goes, it goes quietly."""
+    """The interpreter exits silently, no matter which object holds which memory."""
     for name, fixture in (("numpy", "np"), ("torch", "torch")):
         if name in peer:
             request.getfixturevalue(fixture)
@@ -59,8 +59,8 @@ def test_exit_with_results_alive(request, python, peer, holder):
 
 
 FOREIGN = """
-sys.path.insert(0, {support!r})
-from counting import Counting
+sys.path.insert(0, {tests!r})
+from support.foreign.counting import Counting
 counting = Counting({path!r})
 def consumed(tensor):
     return counting.consume(tensor.__dlpack__(max_version=(1, 0)))
@@ -69,21 +69,21 @@ def consumed(tensor):
 
 @pytest.fixture
 def foreign_python(python, counting):
-    """Run code with the tensors of the preamble and with counting.c at hand; `first` before dlx is imported."""
-    preamble = PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path)
+    """Run code with the preamble's tensors and counting.c; `first` runs before dlx is imported."""
+    preamble = PREAMBLE + FOREIGN.format(tests=str(TESTS), path=counting.path)
     return lambda code, first="": python(first + preamble + code)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_deleters_after_the_interpreter(foreign_python, where):
-    """Deleters called from C atexit, on the main thread or a fresh one, leak a Python owner rather than crash."""
+    """Deleters called from C atexit, on the main or another thread, leak a Python owner instead of crashing."""
     out = foreign_python(f"counting.delete_at_exit({where}=consumed(over()))")
     assert out == "at exit: interpreter 0, deleted 0\n"
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_foreign_memory_after_the_interpreter(foreign_python, where):
-    """Where no Python object owns the memory, a deleter after finalisation still runs the foreign one."""
+    """Memory without a Python owner is released by its foreign deleter, even after finalisation."""
     out = foreign_python(f"""
 tensor = native.capsule_claim(counting.capsule())
 counting.delete_at_exit({where}=consumed(tensor))
@@ -96,13 +96,13 @@ assert counting.deleted == 0
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
 @pytest.mark.parametrize("holder", ["globals", "builtins", "cycle"])
 def test_deleters_during_finalisation(foreign_python, thread, holder):
-    """A deleter called while modules are torn down, even by a thread that is waited for, neither hangs nor crashes."""
+    """A deleter called during module teardown neither hangs nor crashes, even on a thread that is joined."""
     hold = {
         "globals": "late = Late()",
         "builtins": "import builtins; builtins.late = Late()",
         "cycle": "late = Late(); late.itself = late; del late",
     }[holder]
-    # The owner is of no class of this script: it would keep the script's globals alive, out of the collector's sight.
+    # The owner is not of a class of this script: it would keep the script's globals alive, hidden from the collector.
     code = f"""
 import os
 class Late:
@@ -117,7 +117,7 @@ class Late:
 
 
 def test_a_thread_that_deletes_on_and_on(foreign_python):
-    """A daemon thread in the midst of making and releasing tensors does not disturb the exit."""
+    """A daemon thread that creates and releases tensors does not disturb the exit."""
     code = """
 import threading
 started = threading.Event()
@@ -136,7 +136,7 @@ print('done')
 
 @pytest.mark.parametrize("registered", ["before dlx", "after dlx"])
 def test_deleters_on_other_threads_at_pythons_atexit(foreign_python, registered):
-    """Whoever came after dlx still releases a Python object there; who came earlier runs later, and leaks it."""
+    """At atexit, handlers registered after dlx still release Python objects; earlier ones run later and leak them."""
     register = "import atexit\nlast = []\natexit.register(lambda: counting.delete(last.pop(), thread=True))\n"
     code = """
 class Told(Owner):
@@ -151,7 +151,7 @@ last.append(consumed(over(Told())))
 
 
 def test_results_leave_before_the_interpreter(python):
-    """Owners in module globals are released, not leaked, where the interpreter is still whole: at Python's atexit."""
+    """Owners in module globals are released at Python's atexit, while the interpreter is still complete."""
     code = """
 import atexit
 class Told(Owner):
@@ -164,7 +164,7 @@ atexit.register(held.clear)
 
 
 def test_an_error_at_the_end_says_so(python, np):
-    """A framework that Python has let go of already is not said to be missing."""
+    """A framework that Python has already unloaded is not reported as missing."""
     code = """
 import builtins, dlx, numpy
 class Bytes(bytearray):  # not on the fast path
@@ -178,13 +178,13 @@ class Late:
 builtins.late = Late()
 dlx.convert(bytearray(3), to="numpy")
 """
-    assert "not installed" not in (said := python(code)) and "while Python ends" in said
+    assert "not installed" not in (said := python(code)) and "Python is exiting" in said
 
 
 @pytest.mark.parametrize("passed", ["np.ones(3)", "np.ones(3)[::-1]"], ids=["shared", "copied"])
 @pytest.mark.parametrize("keep", ["np", "__main__"])
 def test_generators_of_using_that_outlive_the_program(request, python, keep, passed):
-    """They are closed when dlx's modules are empty already."""
+    """They are closed after dlx's modules are cleared."""
     request.getfixturevalue("torch")
     code = (
         "import __main__, numpy as np, dlx\n"

@@ -1,4 +1,4 @@
-"""Others' exceptions, values and classes: however they behave when they are looked at, what happened is told."""
+"""Foreign exceptions, values and classes that misbehave on inspection never hide the error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from distributions import Site, adapter
+from support.plugins.distributions import Site, adapter
 
 import dlx
 from dlx._support.reflect import MAX_MESSAGE, TypeCache, exception_text, is_key, safe_repr, type_name
@@ -28,7 +28,7 @@ class Unsayable(Exception):
 
 class Wordless(type):
     def __getattribute__(cls, name):
-        if name == "__subclasses__":  # tblib and pint look at all classes when they are imported
+        if name == "__subclasses__":  # tblib and pint inspect all classes on import
             return type.__getattribute__(cls, name)
         raise RuntimeError(f"no {name}")
 
@@ -66,7 +66,7 @@ ERRORS = {
 
 @dataclasses.dataclass
 class Lying:
-    """An array that raises where it is asked to."""
+    """An array that raises in a selected method."""
 
     error: BaseException
     at: str
@@ -119,7 +119,7 @@ class Failing:
     ],
 )
 def test_an_error_of_others_never_hides_what_happened(made, case):
-    """Its class and what it says, or that it says nothing; the error itself is the cause; `plan` tells the same."""
+    """The error has the foreign class and message, or says that there is no message; it is the cause; `plan` agrees."""
     make, text = ERRORS[case]
     error = make()
     with pytest.raises(ConversionError) as caught:
@@ -134,13 +134,13 @@ def test_an_error_of_others_never_hides_what_happened(made, case):
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_an_exception_as_text(case):
-    """Its class and its message, cut to a stated length."""
+    """The class and the message, truncated to a stated length."""
     make, text = ERRORS[case]
     assert exception_text(make()) == text
 
 
 def test_interrupts_and_memory_errors_go_on():
-    """Also where they come from a message that is asked for."""
+    """Also if the exception's message raises them."""
     for kind in (KeyboardInterrupt, MemoryError):
 
         class Interrupting(Exception):
@@ -152,7 +152,7 @@ def test_interrupts_and_memory_errors_go_on():
 
 
 def test_a_value_that_has_no_repr_is_named_by_its_class():
-    """And a long one is cut."""
+    """A long repr is truncated."""
     assert safe_repr(Unsayable()) == "<Unsayable>"
     assert safe_repr(LONG) == f"'{'x' * 59}... (99,942 more characters)"
 
@@ -166,7 +166,7 @@ A.{hook}
 
 
 def test_adapters_that_raise_what_cannot_be_shown(tmp_path, np):
-    """Every hook that `convert` calls: the error names the framework and the class of what was raised."""
+    """For every hook that `convert` calls, the error names the framework and the exception's class."""
     site = Site(tmp_path)
     plain = ("capabilities", "load", "describe", "export")
     hooks = {method: f"{method} = boom" for method in plain}
@@ -199,12 +199,12 @@ def test_adapters_that_raise_what_cannot_be_shown(tmp_path, np):
     said = json.loads(site.run(f"METHODS = {methods}\n" + textwrap.dedent(code)))
     assert {key.partition(" ")[0] for key in said} == set(methods)
     for key, text in said.items():
-        if key != "classes out":  # types that cannot be looked up are none
+        if key != "classes out":  # such types are skipped
             assert "Bad: its message cannot be shown (ValueError)" in text or key == "classes in", (key, text)
 
 
 def test_the_command_tells_them_too(tmp_path, python):
-    """`dlx inspect mod:x`: one line, exit status 2, whatever raises; what is long is cut, and how much is said."""
+    """`dlx inspect mod:x` prints one line and exits with 2; long text is truncated with its length."""
     (tmp_path / "shop.py").write_text(
         textwrap.dedent("""
             class Bad(Exception):
@@ -285,7 +285,7 @@ def _unbound(self, *arguments):
 
 
 class Proxy:
-    """What werkzeug's LocalProxy is while it is not bound."""
+    """Like werkzeug's unbound LocalProxy."""
 
     __slots__ = ("_held",)
     __getattribute__ = __len__ = __iter__ = __getitem__ = __bool__ = __eq__ = __hash__ = __repr__ = __str__ = _unbound
@@ -299,7 +299,7 @@ FOREIGN = {"no module": NoModule, "unhashable": Unhashable, "unreadable class": 
 @pytest.mark.parametrize("to", ["dlx", "numpy"])
 @pytest.mark.parametrize("case", FOREIGN)
 def test_what_merely_stands_in_a_tree_passes_through(case, to, np):
-    """Whatever its class is like: as it is, also where errors are collected; the plan counts the arrays only."""
+    """Objects of any class are passed through, also if errors are collected; the plan counts only arrays."""
     obj, array = FOREIGN[case](), dlx.empty((2,), "int8")
     assert dlx.convert([obj], to=to)[0] is obj
     assert dlx.convert({"a": array, "o": [obj]}, to=to)["o"][0] is obj
@@ -312,10 +312,10 @@ def test_what_merely_stands_in_a_tree_passes_through(case, to, np):
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_strict_refuses_it_and_names_its_class(case):
-    """One error, or one for each place."""
+    """One error, or one for each path."""
     kind = FOREIGN[case]
     obj, array = kind(), dlx.empty((2,), "int8")
-    with pytest.raises(AdapterNotFoundError, match=r"neither array, container nor plain data") as caught:
+    with pytest.raises(AdapterNotFoundError, match=r"not an array, a container or plain data") as caught:
         dlx.convert([array, obj], to="dlx", strict=True)
     assert caught.value.source == type_name(kind)
     assert caught.value.where == "obj[1]"
@@ -327,7 +327,7 @@ def test_strict_refuses_it_and_names_its_class(case):
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_at_the_root_it_is_no_array(case, np):
-    """Every way in says so, in an error that can be shown."""
+    """Every function raises an error that can be printed."""
     obj = FOREIGN[case]()
     for call in (
         lambda: dlx.convert(obj, to="numpy"),
@@ -348,7 +348,7 @@ def test_at_the_root_it_is_no_array(case, np):
 
 @pytest.mark.numpy("2.1")
 def test_containers_and_arrays_of_a_class_that_is_no_key(np):
-    """A metaclass without a hash changes nothing else about a class."""
+    """A metaclass without a hash does not affect its classes."""
 
     class Items(list, metaclass=Unhashing):
         pass
@@ -386,7 +386,7 @@ def test_containers_and_arrays_of_a_class_that_is_no_key(np):
 
 
 def test_what_is_remembered_of_a_class():
-    """No code of a metaclass runs, and a class that is no key is not remembered."""
+    """No code of a metaclass runs, and unhashable classes are not cached."""
     known = TypeCache()
     for kind in (int, NoModule, Unhashable, Unreadable):
         assert known.keep(kind, kind) is kind
@@ -400,7 +400,7 @@ def test_what_is_remembered_of_a_class():
 
 
 def test_what_is_remembered_of_a_class_goes_with_it():
-    """The class is not kept alive, and its answer is dropped with it."""
+    """The class is not kept alive, and its cache entry is dropped with it."""
     known = TypeCache()
     kind = type("Short", (), {})
     known.keep(kind, 1)
@@ -411,7 +411,7 @@ def test_what_is_remembered_of_a_class_goes_with_it():
 
 
 def test_an_error_keeps_no_array_alive(np):
-    """A MemoryError of a producer, and a refusal of `stack`, hold no frame in a circle: no collector is needed."""
+    """A producer's MemoryError and a failed `stack` create no reference cycle with frames."""
 
     class Failing:
         def __dlpack__(self, **keywords):

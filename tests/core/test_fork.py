@@ -1,13 +1,13 @@
-"""A forked child never waits for what a thread of its parent held."""
+"""A forked child never waits for a lock of another thread of its parent."""
 
 from __future__ import annotations
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 FORKED = """
     import os, signal, threading, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads is what this is about
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads, the subject here
     signal.alarm(60)
     held, done = threading.Event(), threading.Event()
 
@@ -30,7 +30,7 @@ FORKED = """
         return os.read(read, 1000).decode()
 
     def slow(value):
-        "Return a value; in the first thread that asks, when it is told to."
+        "Return a value; in the first thread that asks, when told to."
         if not held.is_set():
             held.set()
             assert done.wait(30)
@@ -41,7 +41,7 @@ FORKED = """
 
 
 def test_a_child_converts_what_a_thread_of_its_parent_was_converting(python):
-    """A data loader's worker beside a prefetching thread; the source is no array of a known framework."""
+    """A data loader's worker and a prefetching thread; the source is an unregistered type."""
     out = python(
         FORKED
         + """
@@ -63,7 +63,7 @@ def test_a_child_converts_what_a_thread_of_its_parent_was_converting(python):
 
 
 def test_a_child_forked_inside_a_conversion_goes_on(python):
-    """The thread that forks keeps its own locks, and releases them in the child as well."""
+    """The forking thread keeps its locks, and releases them in the child, too."""
     out = python(
         FORKED
         + """
@@ -78,6 +78,7 @@ def test_a_child_forked_inside_a_conversion_goes_on(python):
     view = dlx.convert([source, [source]], to="dlx", lazy=True)
     assert view[0].shape == (3,) and view[1][0] is view[0]
     from dlx._support.locks import lock_of
+
     lock = lock_of(view._scope)
     thread = threading.Thread(target=lambda: lock.acquire(timeout=5) and lock.release() or held.set())
     thread.start()
@@ -94,7 +95,7 @@ def test_a_child_forked_inside_a_conversion_goes_on(python):
 
 
 def test_a_child_finds_the_registry_free(python):
-    """Entry points are read by a thread of the parent; the child reads them itself."""
+    """Another thread reads entry points during the fork; the child reads them again."""
     out = python(
         FORKED
         + """
@@ -109,7 +110,7 @@ def test_a_child_finds_the_registry_free(python):
 
 
 def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
-    """Also in a thread of its own, which may have the same number."""
+    """Also in a thread of the child, which may have the same id."""
     out = python(
         FORKED
         + """
@@ -127,7 +128,7 @@ def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
 
     def child():
         numbers = {me[1] if isinstance(me, tuple) else me for me in plugin.loading}
-        assert numbers, "nobody loads it"
+        assert numbers, "not loaded"
         threading.get_ident = lambda: numbers.copy().pop()
         return [adapter.name for adapter in registry._loader.load("mine").adapters]
 
@@ -138,7 +139,7 @@ def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
 
 
 def test_a_child_asks_adapters_for_what_they_remember(python):
-    """What an adapter computes once is computed without a lock, also by a third party's."""
+    """Cached values of adapters, including third parties', are computed without a lock."""
     out = python(
         FORKED
         + """
@@ -166,7 +167,7 @@ def test_a_child_asks_adapters_for_what_they_remember(python):
 
 
 def test_locks_are_not_kept_alive(np):
-    """What a lock belongs to goes as if nobody had looked for it."""
+    """A lock does not keep its object alive."""
     import gc
     import weakref
 
@@ -183,11 +184,11 @@ def test_locks_are_not_kept_alive(np):
 
 
 def test_every_lock_of_dlx_is_renewed():
-    """No module makes a lock but the one that knows about forks."""
+    """Only the fork-safe module creates locks."""
     for folder in ("dlx", "adapters"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            if path.stem != "locks" and "testing" not in path.parts:  # the kit's are local to a check
+            if path.stem != "locks" and "testing" not in path.parts:  # the kit's locks are local to a check
                 assert not any(f"{name}(" in text for name in ("Lock", "Condition", "Semaphore", "Event")), path
 
 

@@ -1,4 +1,4 @@
-"""dlx's headers and other declarations of DLPack in one file: any order, C and C++, older and newer ones."""
+"""dlx's headers together with other DLPack headers: in any order, in C and C++, older and newer ones."""
 
 import importlib.util
 import itertools
@@ -22,7 +22,7 @@ WHEELS = {
 COMPILERS = {"c": ("cc", "-std=c11"), "cpp": ("c++", "-std=c++17")}
 OURS = ["dlpack_abi.h", "dlx.h", "dlx_cuda.h"]
 
-# What dlpack.h 1.3 declares, used as its users do. Both languages; each wheel's own header is a witness.
+# The declarations of dlpack.h 1.3, used in both languages; each wheel's header is a reference.
 USE_13 = r"""
 #if DLPACK_MAJOR_VERSION != 1 || DLPACK_MINOR_VERSION != 3
 #error "another version"
@@ -82,7 +82,7 @@ constexpr auto number = static_cast<uint8_t>(DLDataTypeCode::kDLFloat8_e4m3fn);
 template <DLDeviceType type> struct by_device { static constexpr int32_t value = type; };
 static_assert(by_device<kDLMAIA>::value == 17, "");
 """
-# What is dlx's own, wherever its header stands.
+# dlx's additional declarations, with the header in any position.
 USE_DLX = r"""
 int rank(const DLManagedTensorVersioned* tensor);
 int rank(const DLManagedTensorVersioned* tensor) {
@@ -98,7 +98,7 @@ USE_CORE = "int valid(const DLManagedTensorVersioned* t) { return dlx_validate(&
 
 
 def folder(package, where):
-    """Return a folder of an installed package without importing the package, or None."""
+    """Return the folder of an installed package without importing it, or None."""
     try:
         spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:
@@ -108,7 +108,7 @@ def folder(package, where):
 
 
 def found():
-    """Return {package: path} of every dlpack.h of a wheel that is here."""
+    """Return {package: path} of each installed wheel's dlpack.h."""
     places = {package: (folder(package, where), header) for package, (where, header) in WHEELS.items()}
     paths = {package: root / header for package, (root, header) in places.items() if root}
     return {package: path for package, path in paths.items() if path.exists()}
@@ -118,14 +118,14 @@ THEIRS = found()
 
 
 def refused(tmp_path, language, text, *options):
-    """Compile a text; return what the compiler says against it, or "" where it is content."""
+    """Compile a text; return the compiler's messages, or ""."""
     compiler, standard = COMPILERS[language]
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} here")
     source = tmp_path / f"probe.{language}"
     source.write_text(text)
     flags = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{dlx.get_include()}", *options]
-    # Functions without a caller, system paths of others: not what is looked at here.
+    # Unused functions and foreign system headers are not tested here.
     flags += ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
     done = subprocess.run([compiler, standard, *flags, str(source)], capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
@@ -147,7 +147,7 @@ both_languages = pytest.mark.parametrize("language", COMPILERS)
 @both_languages
 @pytest.mark.parametrize("package", WHEELS)
 def test_the_witness_is_right(package, language, tmp_path):
-    """What these tests use of DLPack 1.3 is what a wheel's own header has."""
+    """A wheel's header has everything of DLPack 1.3 that these tests use."""
     if package not in THEIRS:
         pytest.skip(f"no {package} wheel with a dlpack.h")
     assert refused(tmp_path, language, including(THEIRS[package]) + used(language)) == ""
@@ -156,7 +156,7 @@ def test_the_witness_is_right(package, language, tmp_path):
 @both_languages
 @pytest.mark.parametrize("ours", OURS)
 def test_ours_alone_is_a_whole_dlpack_h(ours, language, tmp_path):
-    """Everything that dlpack.h 1.3 declares is in dlx's headers, under the same names and of the same types."""
+    """Dlx's headers declare everything of dlpack.h 1.3, with the same names and types."""
     assert refused(tmp_path, language, including(ours, ours) + used(language) + USE_DLX) == ""
 
 
@@ -164,7 +164,7 @@ def test_ours_alone_is_a_whole_dlpack_h(ours, language, tmp_path):
 @pytest.mark.parametrize("package", WHEELS)
 @pytest.mark.parametrize("ours", OURS)
 def test_before_and_after_another_dlpack_h(ours, package, language, tmp_path):
-    """Our header and another's in one file, in both orders: all of DLPack 1.3 is there, and dlx's functions."""
+    """Dlx's header and another one in one file, in both orders: DLPack 1.3 and dlx's functions are complete."""
     if package not in THEIRS:
         pytest.skip(f"no {package} wheel with a dlpack.h")
     rest = used(language) + USE_DLX + (USE_CORE if ours != "dlpack_abi.h" and language == "cpp" else "")
@@ -174,7 +174,7 @@ def test_before_and_after_another_dlpack_h(ours, package, language, tmp_path):
 
 @both_languages
 def test_among_two_others(language, tmp_path):
-    """Two other headers, and ours before, between and after them."""
+    """Two other headers, and dlx's before, between and after them."""
     if len(THEIRS) < 2:
         pytest.skip("fewer than two wheels with a dlpack.h")
     for first, second in itertools.permutations(THEIRS.values(), 2):
@@ -184,7 +184,7 @@ def test_among_two_others(language, tmp_path):
             assert refused(tmp_path, language, including(*order) + used(language)) == "", order
 
 
-# The C++ interfaces themselves: (package, its include folder, header).
+# The C++ interfaces: (package, its include folder, header).
 INTERFACES = [
     ("tvm_ffi", "include", "tvm/ffi/container/tensor.h"),
     ("pyarrow", "include", "arrow/c/dlpack.h"),
@@ -196,7 +196,7 @@ INTERFACES = [
 @pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
 @pytest.mark.slow
 def test_with_cpp_interfaces(first, tmp_path):
-    """The C++ headers of libraries that use DLPack are content with dlx's declarations, and the other way round."""
+    """The C++ headers of libraries that use DLPack compile with dlx's declarations, in both orders."""
     here = [(folder(package, where), header) for package, where, header in INTERFACES if folder(package, where)]
     if not here:
         pytest.skip("no library with a C++ interface")
@@ -220,7 +220,7 @@ def names(text):
 
 @pytest.mark.parametrize("package", WHEELS)
 def test_no_name_is_missing(package):
-    """Each macro, type and enumerator of a wheel's header is in ours, so that its users miss nothing."""
+    """Dlx's header has each macro, type and enumerator of a wheel's header."""
     if package not in THEIRS:
         pytest.skip(f"no {package} wheel with a dlpack.h")
     theirs = names(THEIRS[package].read_text(encoding="utf-8"))
@@ -232,7 +232,7 @@ def test_no_name_is_missing(package):
 
 
 def another(version):
-    """Return a dlpack.h of another version: what that one declares, in short."""
+    """Return a short dlpack.h with the declarations of another version."""
     at_least = version.__ge__
     major, minor = version
     if at_least((1, 0)):
@@ -277,7 +277,7 @@ def another(version):
 @both_languages
 @pytest.mark.parametrize("version", [(0, 5), (0, 6), (0, 8), (1, 0), (1, 1), (1, 2), (1, 4)], ids=str)
 def test_after_another_version(version, language, tmp_path):
-    """After an older dlpack.h, what it lacks is declared beside it; after a newer one, nothing is."""
+    """After an older dlpack.h, dlx declares the missing parts; after a newer one, nothing."""
     (tmp_path / "theirs.h").write_text(another(version))
     for text in (including("theirs.h", "dlx.h"), including("theirs.h", "dlpack_abi.h", "theirs.h")):
         assert refused(tmp_path, language, text + USE_DLX) == ""
@@ -286,14 +286,14 @@ def test_after_another_version(version, language, tmp_path):
 @both_languages
 @pytest.mark.parametrize("version", [(0, 3), (0, 8), (1, 0), (1, 3)], ids=str)
 def test_before_an_older_version(version, language, tmp_path):
-    """A dlpack.h that comes after ours finds its guard, and all of 1.3 is there."""
+    """A dlpack.h after dlx's header is skipped by its guard, and DLPack 1.3 is complete."""
     (tmp_path / "theirs.h").write_text(another(version))
     assert refused(tmp_path, language, including("dlx.h", "theirs.h") + used(language) + USE_DLX) == ""
 
 
 @pytest.mark.parametrize("version", [(0, 3), (0, 4), (2, 0)], ids=str)
 def test_what_cannot_be_joined_says_so(version, tmp_path):
-    """A header with another layout, or of other names, is refused in one sentence that says what to do."""
+    """A header with another layout or other names is rejected with one sentence that says what to do."""
     (tmp_path / "theirs.h").write_text(another(version))
     said = refused(tmp_path, "c", including("theirs.h", "dlpack_abi.h"))
     assert "include dlpack_abi.h first" in said or "another major version" in said
@@ -304,7 +304,7 @@ def test_what_cannot_be_joined_says_so(version, tmp_path):
 
 @pytest.mark.parametrize("name", OURS)
 def test_cffi_reads_what_a_compiler_sees(name, tmp_path):
-    """The text for cffi is the preprocessor's for C, with the integer macros, which cffi takes as constants."""
+    """Cffi's text is the preprocessor's output for C, plus the integer macros, which cffi takes as constants."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler here")
     text = Path(dlx.get_include(), name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`native.register`: what C needs of dlx's Python code, by name; and how builtins count their arguments."""
+"""`native.register` registers Python objects for C, by name; builtins check their number of arguments."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dlx._core import native
 @pytest.mark.parametrize(
     ("hooks", "said"),
     [
-        ({"keeper": print}, "there is no hook 'keeper'"),
-        ({"stream_keeper": 3}, "the hook stream_keeper cannot be a int"),
-        ({"errors": []}, "the hook errors cannot be a list"),
-        ({"device": (1, 0)}, "the hook device cannot be a tuple"),
+        ({"keeper": print}, "unknown hook 'keeper'"),
+        ({"stream_keeper": 3}, "hook stream_keeper cannot be of type int"),
+        ({"errors": []}, "hook errors cannot be of type list"),
+        ({"device": (1, 0)}, "hook device cannot be of type tuple"),
     ],
 )
 def test_what_is_no_hook_is_refused(hooks, said):
-    """A wrong name, or what C could not call or look into, is said at once."""
+    """Registering a wrong name or an object of the wrong type raises TypeError."""
     with pytest.raises(TypeError, match=said):
         native.register(**hooks)
 
 
 def test_hooks_are_named():
-    """There is no order among them."""
+    """Hooks are registered by keyword."""
     with pytest.raises(TypeError, match="register takes 0 to 0 arguments, found 1"):
         native.register(print)
 
@@ -36,8 +36,8 @@ def test_hooks_are_named():
         (native.tensor_stack, ()),
         (native.capsule_claim, ()),
         (native.capsule_restore, (1,)),
-        (native.tensors_within, (1,) * 4),
-        (native.arrays_within, (1,) * 8),
+        (native.tensors_unpack, (1,) * 4),
+        (native.arrays_unpack, (1,) * 8),
         (native.tensor_when, (1,)),
         (native.arrow_open, (1,)),
         (native.arrow_column, (1,)),
@@ -47,6 +47,6 @@ def test_hooks_are_named():
     ],
 )
 def test_builtins_count_their_arguments(function, arguments):
-    """Too few or too many are a TypeError that names the function, before any is looked at."""
+    """Too few or too many arguments raise a TypeError that names the function, before any is used."""
     with pytest.raises(TypeError, match=rf"{function.__name__} takes \d to \d arguments, found {len(arguments)}"):
         function(*arguments)

@@ -1,4 +1,4 @@
-"""Interpreters that dlx may meet: a second one in the process, one without the GIL; and what it asks of the loader."""
+"""Other interpreters: a second one in the process, one without the GIL; and static thread-local storage."""
 
 import os
 import struct
@@ -9,7 +9,7 @@ import pytest
 
 from dlx import _ffi
 
-# A second interpreter, as any library may make one: from then on PyGILState_Check() answers 1 for every thread.
+# A second interpreter, which any library may create: afterwards PyGILState_Check() returns 1 on every thread.
 PREAMBLE = """
 import ctypes, sys
 try:
@@ -39,7 +39,7 @@ for function in free.counting_delete_on_thread, free.counting_delete, held.count
 
 @pytest.mark.parametrize("alive", [False, True], ids=["gone", "alive"])
 def test_foreign_threads_release_after_a_second_interpreter_was_made(python, counting, alive):
-    """Memory is released once, with the GIL taken, whoever releases it last: also once there were interpreters."""
+    """Any thread releases memory once, with the GIL, also after a second interpreter existed."""
     made = "other = interpreters.create()\n" + ("" if alive else "interpreters.destroy(other)\n")
     out = python(
         PREAMBLE
@@ -56,7 +56,7 @@ def test_foreign_threads_release_after_a_second_interpreter_was_made(python, cou
 
 
 def test_releases_inside_another_interpreter(python, counting):
-    """A thread that runs another interpreter holds the GIL too, and must not wait for it."""
+    """A thread that runs another interpreter holds the GIL, too, and must not wait for it."""
     python(
         PREAMBLE
         + FOREIGN.replace("sys.argv[1]", repr(counting.path))
@@ -81,7 +81,7 @@ assert Owner.gone == 1 and native.live() == 0
 
 
 def test_a_second_interpreter_is_refused(python):
-    """Types and tables of dlx exist once a process: a second interpreter is told so, and the first goes on."""
+    """Dlx's types exist once per process: importing it in a second interpreter fails, and the first one continues."""
     out = python(
         PREAMBLE
         + """
@@ -116,7 +116,7 @@ except dlx.errors.ProtocolError:
     assert last == "well"
     assert len(refusals) == 3
     for text in refusals:
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):  # such a Python refuses by itself, before dlx can
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):  # such a Python refuses the import itself
             assert "subinterpreters" in text, text
             continue
         assert "interpreter 0" in text and "interpreter 1" in text and "multiprocessing" in text, text
@@ -124,7 +124,7 @@ except dlx.errors.ProtocolError:
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has the GIL")
 def test_the_gil_stays_off(python):
-    """Neither dlx nor an adapter of ours, nor what they compile, switches it on; where the user does, it is on."""
+    """Neither dlx nor its adapters and extensions enable the GIL; if the user enables it, it stays on."""
     check = """
         import importlib, sys
         from dlx._registry.plugin import BUILT_IN
@@ -141,7 +141,7 @@ def test_the_gil_stays_off(python):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
 def test_static_tls_is_a_few_words():
-    """A library that is loaded late finds little static thread-local storage: dlx asks for five words at most."""
+    """A library that is loaded late gets little static thread-local storage: dlx uses at most five words."""
     with open(_ffi.__file__, "rb") as file:
         binary = file.read()
     assert binary[:5] == b"\x7fELF\x02"

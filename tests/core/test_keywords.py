@@ -1,4 +1,4 @@
-"""Keywords that were misspelt: a TypeError that says which one was meant."""
+"""A misspelt keyword raises a TypeError that suggests the right one."""
 
 import pytest
 
@@ -21,14 +21,14 @@ import dlx
     ids=["convert", "from_dlpack", "plan", "open", "stack", "empty", "from_pointer", "to_capsule", "using"],
 )
 def test_the_nearest_keyword_is_said(call, words):
-    """Python says so itself from 3.13 on, of functions in Python."""
+    """From Python 3.13 on, Python suggests keywords for its own functions."""
     with pytest.raises(TypeError, match=words) as caught:
         call()
     assert caught.value.__cause__ is None
 
 
 def test_other_type_errors_stay():
-    """What an object raises while it is converted is not taken for a wrong call; nor is a keyword like no other."""
+    """An object's TypeError is not taken for a wrong call; an unknown keyword gets no suggestion."""
 
     class Fails:
         def __dlpack__(self, **options):

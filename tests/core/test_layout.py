@@ -1,11 +1,12 @@
-"""The arithmetic on one tensor, against brute force over its indices and at the edges of 63 bits."""
+"""The arithmetic on one tensor agrees with brute force over its indices, and at the limits of 63 bits."""
 
 from math import prod
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import (
+from support.arrays.examples import examples, product, shapes
+from support.arrays.reference import (
     ADDRESS,
     FLOAT32,
     INT4,
@@ -22,14 +23,13 @@ from reference import (
 )
 
 from dlx._core.native import ffi, lib
-from examples import examples, product, shapes
 
 KINDS = [INT8, FLOAT32, (5, 128, 1), INT4, (17, 4, 2), (15, 6, 1), (1, 1, 3), (2, 32, 3)]
 DTYPES = st.sampled_from(KINDS)
 quick = settings(deadline=None, max_examples=examples(300))
 
 SHAPES = shapes(range(5), 4)
-# Each stride is a small number, or the compact one of a dimension, forwards (0 to 3) or backwards (-4 to -1).
+# Each stride is a small number, or the compact stride of a dimension, forwards (0 to 3) or backwards (-4 to -1).
 STRIDES = [
     st.tuples(*[st.sampled_from([*range(-9, 10), *((n,) for n in range(-ndim, ndim))])] * ndim) for ndim in range(5)
 ]
@@ -51,7 +51,7 @@ def described(draw):
 @quick
 @given(described())
 def test_small_tensors_are_valid(case):
-    """Nothing is refused because of strides, dtype or known flags while it is small."""
+    """A small tensor is valid with any strides, dtype and known flags."""
     shape, strides, dtype, flags = case
     assert lib.dlx_validate(dltensor(shape, strides, dtype), flags) == lib.DLX_OK
 
@@ -66,7 +66,7 @@ LAST = product(DEVICES, (0, 0, 0, 8), [None] * 6 + [-1, 129], [*KINDS, (2, 0, 1)
 
 @st.composite
 def anything(draw):
-    """Draw a DLTensor, sensible or not, that is compact more often than chance would have it."""
+    """Draw a valid or invalid DLTensor that is compact more often than by chance."""
     ndim, strides, address = draw(FIRST)
     shape = draw(ANY_SHAPES[ndim])
     if strides == "compact":
@@ -80,7 +80,7 @@ def anything(draw):
 @settings(deadline=None, max_examples=examples(2000))
 @given(anything(), st.sampled_from([1, 2, 8, 64]))
 def test_what_is_plain_is_valid_and_accepted(tensor, alignment):
-    """Where one look says plain, neither validation nor the pickiest consumer's check finds anything."""
+    """A tensor that dlx_is_plain accepts passes validation and the strictest consumer's check."""
     if lib.dlx_is_plain(tensor, alignment):
         picky = ffi.new("dlx_capabilities*", {"device_types": 2, "min_alignment": alignment, "max_ndim": 128})
         picky.n_dtypes = -1
@@ -90,7 +90,7 @@ def test_what_is_plain_is_valid_and_accepted(tensor, alignment):
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (4, 1, 5), (1, 1)])
 def test_compact_tensors_are_plain(shape):
-    """The common case is plain; one step beside it is not."""
+    """The common case is plain; a small change makes it not plain."""
     strides = row_major(shape)
     assert lib.dlx_is_plain(dltensor(shape, strides), 64)
     assert not lib.dlx_is_plain(dltensor(shape, strides, address=ADDRESS + 32), 64)
@@ -102,7 +102,7 @@ def test_compact_tensors_are_plain(shape):
 @quick
 @given(described())
 def test_sizes_agree_with_counting(case):
-    """Elements, item size and bytes are what counting says."""
+    """Number of elements, itemsize and bytes agree with counting."""
     shape, strides, dtype, flags = case
     tensor = dltensor(shape, strides, dtype)
     count, bits = len(offsets(shape, strides)), item_bits(dtype, flags)
@@ -114,7 +114,7 @@ def test_sizes_agree_with_counting(case):
 @quick
 @given(described())
 def test_extent_is_what_the_elements_touch(case):
-    """No element lies outside the extent, and the extent ends where elements do."""
+    """The extent contains all elements, and ends with them."""
     shape, strides, dtype, flags = case
     low, high = ffi.new("int64_t*"), ffi.new("int64_t*")
     lib.dlx_extent(dltensor(shape, strides, dtype), flags, low, high)
@@ -124,7 +124,7 @@ def test_extent_is_what_the_elements_touch(case):
 @pytest.mark.parametrize("dtype", [INT4, (1, 1, 1), (15, 6, 1), (1, 1, 3), (0, 7, 1)])
 @pytest.mark.parametrize(("shape", "strides"), [((2,), (-1,)), ((4,), (-3,)), ((3, 2), (-2, 1)), ((9,), (1,))])
 def test_extent_of_packed_elements(shape, strides, dtype):
-    """A byte that a packed element only begins or ends in belongs to the extent, before the first element too."""
+    """The extent contains the bytes that packed elements only partly use, also before the first element."""
     low, high = ffi.new("int64_t*"), ffi.new("int64_t*")
     lib.dlx_extent(dltensor(shape, strides, dtype), 0, low, high)
     assert (low[0], high[0]) == extent(shape, strides, dtype)
@@ -133,7 +133,7 @@ def test_extent_of_packed_elements(shape, strides, dtype):
 @quick
 @given(described())
 def test_layout_features_agree_with_brute_force(case):
-    """Negative, zero, gaps and permuted are found exactly where the index sets say so."""
+    """Negative, zero, gaps and permuted are found exactly if the index sets show them."""
     shape, strides, _, _ = case
     assert lib.dlx_layout(dltensor(shape, strides)) == layout(shape, strides)
 
@@ -141,7 +141,7 @@ def test_layout_features_agree_with_brute_force(case):
 @quick
 @given(st.lists(st.integers(1, 5), max_size=5))
 def test_compact_strides_are_row_major(shape):
-    """Compact strides visit memory in order, without a gap."""
+    """Compact strides visit memory in order, without gaps."""
     strides = ffi.new("int64_t[]", max(len(shape), 1))
     lib.dlx_compact_strides(len(shape), ffi.new("int64_t[]", shape), strides)
     assert tuple(strides[i] for i in range(len(shape))) == row_major(shape)
@@ -156,7 +156,7 @@ DIMENSIONS = product(EXTENTS, STEPS)
 @quick
 @given(st.lists(DIMENSIONS, max_size=4), st.booleans(), DTYPES)
 def test_overflow_is_found_and_only_overflow(dims, strided, dtype):
-    """Whatever does not fit 63 bits is refused; whatever clearly does is not."""
+    """Every size that exceeds 63 bits is rejected; clearly smaller ones are not."""
     shape = [e for e, _ in dims]
     strides = [s for _, s in dims] if strided else row_major(shape)
     bits, reach = item_bits(dtype), [(e - 1) * s for e, s in zip(shape, strides, strict=True)]
@@ -223,7 +223,7 @@ def test_overflow_is_found_and_only_overflow(dims, strided, dtype):
     ],
 )
 def test_validate_at_the_edges(status, parts):
-    """What could not be handled safely is refused under its own status, its narrow neighbour is not."""
+    """An unsafe tensor is rejected with its status; a similar safe one is valid."""
     assert lib.dlx_validate(dltensor(**parts), 0) == getattr(lib, status)
 
 
@@ -233,7 +233,7 @@ def test_validate_at_the_edges(status, parts):
     [(INT4, "DLX_E_FLAGS"), ((15, 6, 3), "DLX_E_FLAGS"), (INT8, "DLX_OK"), ((17, 4, 2), "DLX_OK"), (FLOAT32, "DLX_OK")],
 )
 def test_unknown_flags_matter_below_a_byte_only(flags, dtype, status):
-    """A flag from the future may redefine packing, and nothing else that we rely on."""
+    """An unknown flag may change the packing, but nothing else."""
     assert lib.dlx_validate(dltensor((2,), None, dtype), flags) == getattr(lib, status)
 
 
@@ -252,20 +252,20 @@ def test_unknown_flags_matter_below_a_byte_only(flags, dtype, status):
     ],
 )
 def test_sub_byte_sizes(dtype, flags, itemsize, nbytes):
-    """Five elements below a byte are packed, or one byte each where they are padded."""
+    """Five elements below a byte are packed, or have one byte each if they are padded."""
     tensor = dltensor((5,), None, dtype)
     assert (lib.dlx_itemsize(tensor.dtype, flags), lib.dlx_nbytes(tensor, flags)) == (itemsize, nbytes)
 
 
 def test_size_of_an_empty_tensor_never_overflows():
-    """A zero extent wins over extents whose product does not fit."""
+    """A zero extent makes the size 0, even if the other extents overflow."""
     tensor = dltensor((2**62, 2**62, 0), (1, 1, 1))
     assert (lib.dlx_size(tensor), lib.dlx_nbytes(tensor, 0), lib.dlx_layout(tensor)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("shape", [(2**62, 0, 2**62, 2**62), (0, INT64_MAX, INT64_MAX)])
 def test_compact_strides_of_an_empty_tensor_are_harmless(shape):
-    """Strides beyond an empty dimension mean nothing, but are never negative or zero."""
+    """Strides outside an empty dimension have no meaning, but are never negative or zero."""
     strides = ffi.new("int64_t[]", len(shape))
     lib.dlx_compact_strides(len(shape), ffi.new("int64_t[]", shape), strides)
     assert min(strides[i] for i in range(len(shape))) > 0
@@ -273,21 +273,21 @@ def test_compact_strides_of_an_empty_tensor_are_harmless(shape):
 
 @pytest.mark.parametrize("kind", [0, 4, 7, 8, 9, 12, 14, 15, 16, 17, 18, 20, 32, -1, 1 << 30])
 def test_opaque_devices_are_not_addresses(kind):
-    """Arithmetic never touches a handle, nor the data of a device that is not known."""
+    """Arithmetic never accesses a handle, nor data on an unknown device."""
     assert not lib.dlx_data_is_address(kind)
     assert not lib.dlx_host_readable(kind)
 
 
 @pytest.mark.parametrize(("kind", "readable"), [(1, 1), (3, 1), (11, 1), (2, 0), (10, 0), (13, 0)])
 def test_address_devices(kind, readable):
-    """Host memory may be read at once; device memory, managed or not, may not, but its data are addresses."""
+    """The host can read host memory directly, but not device memory, managed or not; both have addresses."""
     assert lib.dlx_data_is_address(kind)
     assert lib.dlx_host_readable(kind) == readable
 
 
 @pytest.mark.parametrize("name", sorted(n for n in dir(lib) if n.startswith("DLX_E_")))
 def test_every_status_has_a_text(name):
-    """Every status has a sentence of its own."""
+    """Every status has a unique text."""
     text = ffi.string(lib.dlx_status_text(getattr(lib, name))).decode()
     others = {ffi.string(lib.dlx_status_text(n)).decode() for n in range(-40, 1) if n != getattr(lib, name)}
     assert text not in others

@@ -1,4 +1,4 @@
-"""Layouts and dtypes of numpy that a consumer cannot hold: copied where values survive, refused by name where not."""
+"""numpy layouts and dtypes that a consumer does not support: copied if the values survive, otherwise rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = [steps for ndim in (1, 2, 3) for steps in itertools.product((1, -1, -2),
 
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 def test_negative_strides_are_copied_for_torch(np, torch, steps):
-    """A negative stride on any axis is copied for torch, exactly; copy=False says what was found."""
+    """A negative stride on any axis is copied for torch, exactly; with copy=False the error names it."""
     whole = np.arange(4 ** len(steps), dtype="int16").reshape((4,) * len(steps))
     array = whole[tuple(slice(None, None, step) for step in steps)]
     assert dlx.convert(array, to="torch").tolist() == array.tolist()
@@ -28,7 +28,7 @@ def test_negative_strides_are_copied_for_torch(np, torch, steps):
 
 
 def test_negative_strides_are_shared_with_numpy_and_dlx(np):
-    """What numpy and dlx.Tensor hold is shared: negative strides stay."""
+    """Numpy and dlx.Tensor support negative strides: they are shared."""
     array = np.arange(12).reshape(3, 4)[::-1, ::-2]
     tensor = dlx.convert(array, to="dlx", copy=False)
     assert tensor.strides == (-4, -2) and tensor.data_ptr == array.__array_interface__["data"][0]
@@ -36,7 +36,7 @@ def test_negative_strides_are_shared_with_numpy_and_dlx(np):
 
 
 def test_negative_strides_never_abort(python, np, torch):
-    """What makes torch itself abort the process is found before torch sees it, by every way in."""
+    """Strides that make torch abort the process are detected before torch sees them, in every function."""
     out = python(
         """
         import array
@@ -80,7 +80,7 @@ SWAPPED = [">i2", ">u4", ">i8", ">f2", ">f4", ">f8", ">c8", ">c16"]
 @pytest.mark.parametrize("target", ["torch", "dlx"])
 @pytest.mark.parametrize("dtype", SWAPPED)
 def test_other_byte_order_is_copied(np, torch, dtype, target):
-    """Elements in the other byte order are copied into this one, values exact."""
+    """Elements in the other byte order are copied to the native one, with exact values."""
     array = np.array([[1, 2, 3], [250, 251, 252]], dtype)
     result = dlx.convert(dlx.convert(array, to=target), to="numpy")
     assert result.dtype == array.dtype.newbyteorder("=") and result.dtype.isnative
@@ -93,13 +93,13 @@ def test_other_byte_order_is_copied(np, torch, dtype, target):
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0)], ids=str)
 def test_other_byte_order_of_every_rank(np, torch, shape):
-    """Also 0-d and empty arrays in the other byte order cross with their shape."""
+    """0-d and empty arrays in the other byte order keep their shape."""
     tensor = dlx.convert(np.ones(shape, ">f4"), to="torch")
     assert tuple(tensor.shape) == shape and tensor.dtype is torch.float32 and tensor.sum() == tensor.numel()
 
 
 def test_other_byte_order_keeps_the_order_of_dimensions(np, torch):
-    """The copy into this byte order keeps the order in which dimensions lie."""
+    """The copy to the native byte order keeps the order of dimensions."""
     array = np.asfortranarray(np.arange(6, dtype=">f8").reshape(2, 3))
     assert dlx.convert(array, to="torch").stride() == (1, 2)
 
@@ -109,7 +109,7 @@ def test_other_byte_order_keeps_the_order_of_dimensions(np, torch):
 
 @pytest.mark.parametrize("target", ["torch", "dlx"])
 def test_fields_with_odd_strides_are_copied(np, torch, target):
-    """A field of a packed structure, whose byte stride is no multiple of its size, is copied."""
+    """A field of a packed structure is copied if its byte stride is not a multiple of its size."""
     records = np.zeros(3, [("tag", "u1"), ("value", "f4")])
     records["value"] = [1, 2, 3]
     result = dlx.convert(records["value"], to=target)
@@ -119,7 +119,7 @@ def test_fields_with_odd_strides_are_copied(np, torch, target):
 
 
 def test_fields_with_whole_strides_are_shared(np, torch):
-    """A field that lies on whole elements is shared, gaps and all."""
+    """A field with strides of whole elements is shared, including gaps."""
     records = np.zeros(3, [("key", "i4"), ("value", "f4")])
     dlx.convert(records["value"], to="torch", copy=False)[:] = 5
     assert records["value"].tolist() == [5, 5, 5] and records["key"].tolist() == [0, 0, 0]
@@ -138,7 +138,7 @@ def misaligned(np, dtype, off):
 @pytest.mark.parametrize("off", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", ["bool", "u1", "i2", "f4", "i8", "f8", "c8", "c16"])
 def test_alignment(np, torch, dtype, off):
-    """Data not aligned to its item is copied for torch, and shared with numpy and dlx.Tensor."""
+    """Data without natural alignment is copied for torch, and shared with numpy and dlx.Tensor."""
     array = misaligned(np, dtype, off)
     natural = array.dtype.itemsize // (2 if array.dtype.kind == "c" else 1)
     tensor = dlx.convert(array, to="torch")
@@ -157,7 +157,7 @@ def test_alignment(np, torch, dtype, off):
 @pytest.mark.parametrize("mask", [[False, True, False], False, True])
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"copy": False}])
 def test_masked_arrays_are_refused(np, torch, mask, options):
-    """A mask cannot be converted, so a masked array is refused whatever its mask, and the fix is named."""
+    """A masked array is rejected with any mask, because masks cannot be converted; the error has a fix."""
     array = np.ma.array([1.0, 2.0, 3.0], mask=mask)
     for target in ("torch", "dlx"):
         with pytest.raises(errors.LayoutError, match="mask") as caught:
@@ -167,7 +167,7 @@ def test_masked_arrays_are_refused(np, torch, mask, options):
 
 
 def test_the_masked_constant_is_refused(np, torch):
-    """numpy.ma.masked is a masked array too."""
+    """numpy.ma.masked is a masked array, too."""
     with pytest.raises(errors.LayoutError, match="mask"):
         dlx.convert(np.ma.masked, to="torch")
 
@@ -200,7 +200,7 @@ def numpy_unique(array):
 @pytest.mark.parametrize("target", ["torch", "dlx"])
 @pytest.mark.parametrize("dtype", REFUSED)
 def test_dtypes_without_counterpart_are_refused(np, torch, dtype, target):
-    """The error is a DTypeError that says why and what to call; doing so helps."""
+    """The DTypeError names the reason and a fix; the fix works."""
     array = np.zeros(3, dtype)
     because, fix, resolution = REFUSED[dtype]
     for options in ({}, {"copy": True}, {"copy": False}):
@@ -212,7 +212,7 @@ def test_dtypes_without_counterpart_are_refused(np, torch, dtype, target):
 
 
 def test_variable_width_strings_are_refused(np, torch):
-    """The StringDType of numpy 2 is refused as a dtype, and stays itself inside numpy."""
+    """Numpy 2's StringDType is rejected as a dtype, and stays unchanged for numpy."""
     if not hasattr(np.dtypes, "StringDType"):
         pytest.skip("needs numpy 2")
     array = np.array(["a"], np.dtypes.StringDType())
@@ -232,7 +232,7 @@ SCALARS = [
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 @pytest.mark.parametrize("kind", SCALARS)
 def test_scalars_become_0d(np, torch, kind, target):
-    """A numpy scalar becomes a 0-d array of its own, exact in value and dtype."""
+    """A numpy scalar becomes a new 0-d array, with exact value and dtype."""
     scalar = getattr(np, kind)(1)
     result = dlx.convert(scalar, to=target)
     array = dlx.convert(result, to="numpy")
@@ -241,13 +241,13 @@ def test_scalars_become_0d(np, torch, kind, target):
 
 
 def test_scalars_cannot_be_shared(np, torch):
-    """copy=False refuses a scalar, which is a value and not memory."""
+    """copy=False rejects a scalar, which has no shareable memory."""
     with pytest.raises(errors.CopyRequiredError, match="scalar"):
         dlx.convert(np.float32(1), to="torch", copy=False)
 
 
 def test_scalars_give_fresh_writable_memory(np, torch):
-    """Each conversion of a scalar makes memory of its own."""
+    """Each conversion of a scalar allocates new memory."""
     scalar = np.int64(5)
     first, second = dlx.convert(scalar, to="torch"), dlx.convert(scalar, to="torch")
     first.fill_(9)
@@ -270,6 +270,6 @@ def test_scalars_give_fresh_writable_memory(np, torch):
 )
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 def test_scalars_without_counterpart_are_refused(np, torch, make, because, target):
-    """A scalar of a dtype that DLPack does not know is a DTypeError, in every target."""
+    """A scalar of an unsupported dtype raises DTypeError for every target."""
     with pytest.raises(errors.DTypeError, match=because):
         dlx.convert(make(np), to=target)

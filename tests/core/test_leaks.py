@@ -1,4 +1,4 @@
-"""Nothing is left behind: managed tensors, memory, references; also by failures, also from many threads."""
+"""Nothing leaks: managed tensors, memory, references; also after failures and in many threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import dlx
 from dlx import errors
 from dlx._core import native
 
-ROUNDS = int(os.environ.get("DLX_ROUNDS", "300"))  # of each thread; `make test-deep` sets more
+ROUNDS = int(os.environ.get("DLX_ROUNDS", "300"))  # per thread; `nox -s deep` sets more
 
 # ---- 20 000 conversions ----------------------------------------------------------------------------------------------
 
@@ -122,9 +122,9 @@ print(native.live() - live, live, memory() - before, sys.getallocatedblocks() - 
 @pytest.mark.parametrize("frameworks", ["none", "numpy and torch"])
 @pytest.mark.slow
 def test_20_000_conversions(python, frameworks):
-    """After 20 000 conversions, many of which fail, no managed tensor is alive and no memory was lost.
+    """After 20 000 conversions, many of which fail, no managed tensor is alive and no memory is lost.
 
-    What malloc gave is counted to the byte, so that a leak of 64 bytes in one kind of call is seen.
+    malloc's memory is counted to the byte, so that a leak of 64 bytes in one kind of call is detected.
     """
     code = MANY
     if frameworks != "none":
@@ -155,7 +155,7 @@ def resident():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
 @pytest.mark.parametrize("form", ["list", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dict", "nested"))])
 def test_wide_trees(np, torch, python, form):
-    """A thousand conversions of a tree of 1,000 arrays leave no bytes behind, nor a managed tensor."""
+    """A thousand conversions of a tree of 1,000 arrays leak neither bytes nor managed tensors."""
     out = python(
         IN_USE
         + f"""
@@ -183,7 +183,7 @@ print(native.live() - live, resident() - before)
 
 
 def test_threads_that_end_leave_no_counter(python):
-    """The counter of managed tensors of a thread that has ended is used by the next one: 1,000 leave none behind."""
+    """A thread reuses the counter of a thread that has ended: 1,000 threads leave none behind."""
     out = python(
         IN_USE
         + """
@@ -214,7 +214,7 @@ rounds(1000)
 print(library.mallinfo2().uordblks - before)
 """,
         args=(),
-        timeout=280,  # without the GIL a thread that does nothing takes up to 0.1 s to start and end on a busy machine
+        timeout=280,  # without the GIL an idle thread takes up to 0.1 s to start and end on a busy machine
     )
     assert int(out) < 1000 * 16, f"{out.strip()} bytes more"
 
@@ -232,7 +232,7 @@ class Raising:
         raise ValueError("no")
 
 
-CASES = {  # make, options
+CASES = {  # create, options
     "numpy": (lambda np, torch: np.zeros(4), {"to": "torch"}),
     "copied": (lambda np, torch: np.zeros(4)[::-1], {"to": "torch"}),
     "torch": (lambda np, torch: torch.zeros(4), {"to": "numpy"}),
@@ -252,14 +252,14 @@ CASES = {  # make, options
 
 
 def attempt(verb, obj, options):
-    """Call, and let go of whatever comes of it."""
+    """Call, and release the result."""
     with contextlib.suppress(errors.DlxError):
         verb(obj, **options)
 
 
 @pytest.fixture
 def without_collector():
-    """References must go by themselves: a cycle would keep memory until the collector comes by."""
+    """Disable the collector: references must be released without it, not be held by a cycle."""
     gc.disable()
     yield
     gc.enable()
@@ -268,7 +268,7 @@ def without_collector():
 @pytest.mark.parametrize("verb", [dlx.convert, dlx.plan])
 @pytest.mark.parametrize("case", CASES)
 def test_sources_are_let_go(np, torch, without_collector, case, verb):
-    """A conversion or plan, also one that fails, takes no reference to its source, without help from the collector."""
+    """A conversion or plan, even a failing one, keeps no reference to its source without the collector."""
     make, options = CASES[case]
     obj = make(np, torch)
     before = sys.getrefcount(obj)
@@ -279,7 +279,7 @@ def test_sources_are_let_go(np, torch, without_collector, case, verb):
 
 @pytest.mark.parametrize("case", ["numpy", "torch", "to dlx", "buffer", "generic_adapter", "detached", "subclass"])
 def test_results_are_let_go(np, torch, without_collector, case):
-    """A result that is dropped is gone at once, and so is its managed tensor."""
+    """Dropping a result releases it and its managed tensor immediately."""
     make, options = CASES[case]
     live = native.live()
     result = dlx.convert(make(np, torch), **options)
@@ -290,7 +290,7 @@ def test_results_are_let_go(np, torch, without_collector, case):
 
 
 def test_the_source_lives_as_long_as_the_result(np, torch):
-    """The result, or a view of it, keeps the source's memory, and nothing keeps it for longer."""
+    """The result, or a view of it, keeps the source's memory alive, and nothing else does."""
     base = np.arange(1000.0)
     alive = weakref.ref(base)
     view = dlx.convert(base, to="torch")[5:].view(5, 199)
@@ -302,7 +302,7 @@ def test_the_source_lives_as_long_as_the_result(np, torch):
 
 
 def test_chains_are_let_go(np, torch, without_collector):
-    """A hundred conversions in a row keep the memory, and let go of it together."""
+    """A hundred conversions in a row keep the memory alive, and release it together."""
     live = native.live()
     array = base = np.arange(10.0)
     for _ in range(50):
@@ -314,9 +314,9 @@ def test_chains_are_let_go(np, torch, without_collector):
 
 
 def test_singletons_keep_their_references(without_collector):
-    """None, True and classes that every conversion touches keep their counts."""
+    """The reference counts of None, True and commonly used classes do not change."""
     source = bytearray(8)
-    dlx.convert(source, to="dlx")  # the first call leaves its route behind, which holds the types
+    dlx.convert(source, to="dlx")  # the first call caches its route, which holds the types
     watched = [dlx.Device, dlx.DType, dlx.Tensor, errors.DeviceError, type(source)]
     before = [sys.getrefcount(each) for each in watched]
     for _ in range(200):
@@ -326,7 +326,7 @@ def test_singletons_keep_their_references(without_collector):
         del tensor
     gc.collect()
     after = [sys.getrefcount(each) for each in watched]
-    # Without the GIL each thread counts references to classes for itself, and adds them up now and then.
+    # Without the GIL each thread has its own reference counts for classes, which are merged now and then.
     few = 50 if sysconfig.get_config_var("Py_GIL_DISABLED") else 0
     assert all(abs(b - a) <= few for a, b in zip(before, after, strict=True)), (before, after)
 
@@ -335,7 +335,7 @@ def test_singletons_keep_their_references(without_collector):
 
 
 def together(work, threads=10):
-    """Run work(number) `ROUNDS` times in each of many threads; raise what any raised."""
+    """Run work(number) `ROUNDS` times in each of many threads; raise any exception."""
     failures = []
 
     def loop(number):
@@ -344,7 +344,7 @@ def together(work, threads=10):
                 work(number)
                 if failures:
                     break
-        except BaseException as error:  # told to the test below
+        except BaseException as error:  # raised by the test below
             failures.append(error)
 
     running = [threading.Thread(target=loop, args=(number,)) for number in range(threads)]
@@ -362,7 +362,7 @@ def together(work, threads=10):
 
 
 def test_threads_with_shared_and_private_arrays(np, torch):
-    """Ten threads convert the same and their own arrays: right values, right errors, nothing left."""
+    """Ten threads convert shared and private arrays: correct values, correct errors, no leaks."""
     live = native.live()
     shared, shared_tensor = np.arange(1000.0), torch.arange(1000.0)
     leaf = torch.ones(2, requires_grad=True)
@@ -384,7 +384,7 @@ def test_threads_with_shared_and_private_arrays(np, torch):
 
 
 def test_threads_with_one_capsule_each_use_it_once():
-    """When many threads convert the same capsule exactly one gets it; the others get ConsumedError."""
+    """If many threads convert the same capsule, one gets it; the others get ConsumedError."""
     live, source = native.live(), dlx.convert(bytearray(8), to="dlx")
     for _ in range(200):
         capsule, got, barrier = source.__dlpack__(), [], threading.Barrier(4)

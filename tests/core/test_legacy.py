@@ -1,9 +1,9 @@
-"""The one door to the struct from before DLPack 1.0, in and out."""
+"""Import and export of the struct from before DLPack 1.0."""
 
 import ctypes
 
 import pytest
-from reference import FLOAT32, INT4, INT8, IS_COPIED, READ_ONLY, row_major
+from support.arrays.reference import FLOAT32, INT4, INT8, IS_COPIED, READ_ONLY, row_major
 
 from dlx import errors
 from dlx._core import native
@@ -22,7 +22,7 @@ def values(tensor):
 
 
 def described(tensor):
-    """Return everything a tensor says that both generations can say."""
+    """Return all attributes that both generations have."""
     return tensor.shape, tensor.strides, tensor.dtype, tensor.device, tensor.data_ptr, tensor.nbytes
 
 
@@ -31,7 +31,7 @@ LAYOUTS = [((), None), ((6,), None), ((6,), (-1,)), ((3,), (2,)), ((2, 3), (1, 2
 
 @pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
 def test_legacy_in_says_what_it_said(counting, shape, strides):
-    """Shape, strides and dtype of a legacy capsule arrive; what it cannot say is writable, not copied."""
+    """A legacy capsule keeps shape, strides and dtype; the tensor is writable and not marked as copied."""
     tensor = native.capsule_claim(counting.capsule(shape, strides, (1, 16, 1), legacy=True, byte_offset=64))
     wanted = strides if strides is not None else row_major(shape)
     assert (tensor.shape, tensor.dtype, tensor.flags) == (shape, (1, 16, 1), 0)
@@ -40,7 +40,7 @@ def test_legacy_in_says_what_it_said(counting, shape, strides):
 
 @pytest.mark.parametrize(("shape", "strides"), LAYOUTS)
 def test_legacy_out_says_the_same(shape, strides):
-    """A tensor that goes out through a legacy capsule comes back as it was, at the same address."""
+    """A tensor exported in a legacy capsule is imported unchanged, at the same address."""
     tensor = over(bytearray(64), shape, strides, at=16)
     capsule = tensor.__dlpack__()
     assert native.capsule_state(capsule) == "legacy"
@@ -48,13 +48,13 @@ def test_legacy_out_says_the_same(shape, strides):
 
 
 def test_legacy_in_without_shape(counting):
-    """At no dimensions a NULL shape and NULL strides are a scalar."""
+    """With no dimensions, a NULL shape and NULL strides mean a scalar."""
     tensor = native.capsule_claim(counting.capsule((), None, legacy=True))
     assert (tensor.shape, tensor.strides, tensor.nbytes) == ((), (), 4)
 
 
 def test_legacy_in_with_offset(counting):
-    """The byte offset is folded into the address."""
+    """The byte offset is added to the address."""
     at = [native.capsule_claim(counting.capsule(legacy=True)).data_ptr]
     capsule = counting.capsule(legacy=True, byte_offset=12)
     seen = native.capsule_peek(capsule)
@@ -67,7 +67,7 @@ def test_legacy_in_with_offset(counting):
 
 @pytest.mark.parametrize("null_data", [False, True])
 def test_legacy_in_of_nothing(counting, null_data):
-    """An empty tensor is taken with and without memory."""
+    """An empty tensor is imported with or without memory."""
     before = counting.deleted
     tensor = native.capsule_claim(counting.capsule((3, 0), None, legacy=True, null_data=null_data))
     assert (tensor.shape, tensor.nbytes, bool(tensor.data_ptr)) == ((3, 0), 0, not null_data)
@@ -76,7 +76,7 @@ def test_legacy_in_of_nothing(counting, null_data):
 
 
 def test_legacy_in_without_deleter(counting):
-    """A NULL deleter owes nothing."""
+    """A NULL deleter is not called."""
     before = counting.deleted
     tensor = native.capsule_claim(counting.capsule(legacy=True, null_deleter=True))
     assert tensor.shape == (2, 3)
@@ -86,7 +86,7 @@ def test_legacy_in_without_deleter(counting):
 
 @pytest.mark.parametrize("version", [None, (0, 8), (0, 0)])
 def test_read_only_does_not_go_out_as_legacy(version):
-    """A legacy capsule cannot say read-only: it is refused, unless a copy is asked for."""
+    """A legacy capsule has no read-only flag: read-only memory is rejected, unless a copy is requested."""
     memory = bytearray(range(8))
     tensor = over(memory, (8,), flags=READ_ONLY)
     with pytest.raises(errors.ReadOnlyError):
@@ -97,13 +97,13 @@ def test_read_only_does_not_go_out_as_legacy(version):
 
 
 def test_read_only_without_elements_goes_out_as_legacy():
-    """Nobody can write to it."""
+    """It cannot be written."""
     tensor = over(bytearray(8), (2, 0), flags=READ_ONLY)
     assert native.capsule_claim(tensor.__dlpack__()).shape == (2, 0)
 
 
 def test_read_only_goes_out_versioned():
-    """Through a versioned capsule the flag travels."""
+    """A versioned capsule keeps the flag."""
     tensor = over(bytearray(8), (8,), flags=READ_ONLY)
     assert native.capsule_claim(tensor.__dlpack__(max_version=(1, 0))).readonly
 
@@ -113,7 +113,7 @@ def test_read_only_goes_out_versioned():
     "path", [(None, (1, 0)), ((1, 0), None), (None, (1, 0), None), ((1, 0), None, (1, 0)), (None,) * 5], ids=str
 )
 def test_round_trips_through_both(counting, path, shape, strides):
-    """Legacy and versioned, in any order, the tensor stays what it was, and is deleted once at the end."""
+    """After legacy and versioned exports in any order, the tensor is unchanged, and deleted once."""
     before = counting.deleted
     tensor = native.capsule_claim(counting.capsule(shape, strides, legacy=path[0] is None, byte_offset=64))
     first = described(tensor)
@@ -126,7 +126,7 @@ def test_round_trips_through_both(counting, path, shape, strides):
 
 
 def test_values_cross_both_ways():
-    """The bytes behind a legacy round trip are the source's own."""
+    """A legacy round trip shares the source's bytes."""
     memory = bytearray(range(16))
     tensor = native.capsule_claim(over(memory, (4,), (-3,), at=12).__dlpack__())
     memory[9] = 99
@@ -134,13 +134,13 @@ def test_values_cross_both_ways():
 
 
 def test_dtypes_cross_both_ways():
-    """Code, bits and lanes travel in the legacy struct too."""
+    """The legacy struct keeps code, bits and lanes."""
     for dtype in (FLOAT32, (2, 32, 4), (17, 4, 2), (99, 24, 1), INT4):
         assert native.capsule_claim(over(bytearray(64), (2,), None, dtype).__dlpack__()).dtype == dtype
 
 
 def test_a_copied_legacy_capsule_is_free_of_its_source(counting):
-    """A legacy copy holds nothing of the source, which goes before it."""
+    """A legacy copy holds no reference to its source."""
     before = counting.deleted
     tensor = native.capsule_claim(counting.capsule((4,), legacy=True))
     capsule = tensor.__dlpack__(copy=True)

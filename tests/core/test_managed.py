@@ -1,18 +1,18 @@
-"""Managed tensors: an owner released exactly once, metadata that is our own, memory that is aligned."""
+"""Managed tensors: an owner that is released exactly once, copied metadata, aligned memory."""
 
 import itertools
 import threading
 from pathlib import Path
 
 import pytest
-from reference import ADDRESS, FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor, row_major
+from support.arrays.reference import ADDRESS, FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor, row_major
 
 from dlx._core import native
 from dlx._core.native import ffi, lib
 
 
 class Owner:
-    """Memory that counts how often it was released."""
+    """Memory that counts its releases."""
 
     def __init__(self):
         self.released = 0
@@ -25,7 +25,7 @@ class Owner:
 
 
 def make(function, *args):
-    """Call a function that writes a managed tensor; return it."""
+    """Call a function that creates a managed tensor; return it."""
     out = ffi.new("DLManagedTensorVersioned**")
     assert function(*args, out) == lib.DLX_OK
     return out[0]
@@ -38,7 +38,7 @@ def foreign(counting, *args, legacy=False, **kwargs):
 
 
 def adopter(legacy):
-    """Return the function that adopts a generation."""
+    """Return the function that imports a generation."""
     return lib.dlx_legacy_adopt if legacy else lib.dlx_managed_adopt
 
 
@@ -51,7 +51,7 @@ generations = pytest.mark.parametrize("legacy", [False, True], ids=["versioned",
 
 
 def test_new_releases_its_owner_once():
-    """The owner is released when the tensor is, not before, and the tensor counts as live in between."""
+    """The owner is released with the tensor; until then the tensor counts as live."""
     owner, before = Owner(), native.live()
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     assert (native.live(), owner.released) == (before + 1, 0)
@@ -66,7 +66,7 @@ def test_new_without_release():
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
 def test_sharers_hold_the_owner(order):
-    """Whoever goes last of a tensor, those that share it and those that share these, releases the owner."""
+    """The owner is released with its last tensor: the first one, or any that shares it directly or indirectly."""
     owner, like = Owner(), dltensor((2,))
     made = [make(lib.dlx_managed_new, like, 0, owner.handle, owner.release)]
     made.append(make(lib.dlx_managed_share, made[0], like, 0))
@@ -79,7 +79,7 @@ def test_sharers_hold_the_owner(order):
 
 
 def test_concurrent_releases_release_once(counting):
-    """Sharers released by four threads at once release the owner once, with the last of them."""
+    """Four threads release sharing tensors: the last release releases the owner, once."""
     like = dltensor((2,))
     for _ in range(2):
         owner = Owner()
@@ -103,7 +103,7 @@ def test_concurrent_releases_release_once(counting):
     ],
 )
 def test_failures_take_nothing(status, parts):
-    """Where nothing is made the owner stays the caller's, and nobody's count changes."""
+    """On failure, the caller keeps the owner, and no count changes."""
     owner, before, out = Owner(), native.live(), ffi.new("DLManagedTensorVersioned**")
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     bad = dltensor(**parts)
@@ -116,7 +116,7 @@ def test_failures_take_nothing(status, parts):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 1, 3), (0, 3), (1,) * 128])
 def test_metadata_is_copied(shape):
-    """Shape and strides are our own, never NULL strides, and survive what happens to those they came from."""
+    """Shape and strides are copied, strides are never NULL, and changes to the originals have no effect."""
     like = dltensor(shape, None)
     made = make(lib.dlx_managed_new, like, 0, ffi.NULL, ffi.NULL)
     for axis in range(len(shape)):
@@ -131,7 +131,7 @@ def test_metadata_is_copied(shape):
 
 
 def test_strides_are_kept():
-    """Given strides are copied as they are."""
+    """Existing strides are copied unchanged."""
     like = dltensor((2, 3, 1), (-1, 2, 77))
     made = make(lib.dlx_managed_new, like, READ_ONLY, ffi.NULL, ffi.NULL)
     like.strides[0] = 5
@@ -143,7 +143,7 @@ def test_strides_are_kept():
 
 @generations
 def test_live_metadata_of_a_producer_is_never_read(counting, legacy):
-    """A producer that changes its struct after the claim changes nothing for us."""
+    """Changes of a producer to its struct after the import have no effect."""
     peer = foreign(counting, (2, 3), (3, 1), legacy=legacy)
     made = make(adopter(legacy), peer)
     peer.dl_tensor.shape[0], peer.dl_tensor.strides[0], peer.dl_tensor.ndim = 99, -99, 1
@@ -156,7 +156,7 @@ def test_live_metadata_of_a_producer_is_never_read(counting, legacy):
 
 @generations
 def test_sharers_outlive_the_producer_struct(counting, legacy):
-    """A shared tensor's metadata is its own: it survives the tensor that it was made from."""
+    """A tensor that shares memory has its own metadata, which survives the original tensor."""
     before = counting.deleted
     made = make(adopter(legacy), foreign(counting, (2, 3), legacy=legacy))
     shared = make(lib.dlx_managed_share, made, ffi.addressof(made.dl_tensor), 0)
@@ -169,7 +169,7 @@ def test_sharers_outlive_the_producer_struct(counting, legacy):
 
 @generations
 def test_adopted_tensors_are_deleted_once(counting, legacy):
-    """Adopting owes the foreign deleter one call, at the release."""
+    """An imported tensor calls the foreign deleter once, at its release."""
     before = counting.deleted
     made = make(adopter(legacy), foreign(counting, legacy=legacy))
     assert counting.deleted == before
@@ -179,7 +179,7 @@ def test_adopted_tensors_are_deleted_once(counting, legacy):
 
 @generations
 def test_a_missing_deleter_is_no_deleter(counting, legacy):
-    """A NULL deleter, legal in both generations, is not called."""
+    """A NULL deleter, valid in both generations, is not called."""
     peer = foreign(counting, legacy=legacy, null_deleter=True)
     lib.dlx_managed_release(make(adopter(legacy), peer))
     assert numbers(peer.dl_tensor.shape, 2) == (2, 3)
@@ -188,7 +188,7 @@ def test_a_missing_deleter_is_no_deleter(counting, legacy):
 
 @pytest.mark.parametrize("version", [(0, 9), (2, 0), (2**31 - 1, 3)])
 def test_other_major_versions_are_not_adopted(counting, version):
-    """Another major version is refused, and its tensor is left to its owner."""
+    """Another major version is rejected, and its tensor stays the caller's."""
     before, out = counting.deleted, ffi.new("DLManagedTensorVersioned**")
     peer = foreign(counting, version=version)
     assert lib.dlx_managed_adopt(peer, out) == lib.DLX_E_VERSION
@@ -198,7 +198,7 @@ def test_other_major_versions_are_not_adopted(counting, version):
 
 @pytest.mark.parametrize("minor", [0, 2, 3, 4, 99])
 def test_other_minor_versions_are_adopted(counting, minor):
-    """A newer or older minor version is readable; what we hand on says our own."""
+    """Newer and older minor versions are readable; exports have dlx's version."""
     made = make(lib.dlx_managed_adopt, foreign(counting, version=(1, minor)))
     assert (made.version.major, made.version.minor) == (1, 3)
     lib.dlx_managed_release(made)
@@ -207,7 +207,7 @@ def test_other_minor_versions_are_adopted(counting, minor):
 @generations
 @pytest.mark.parametrize("kind", [1, 2, 3, 10, 11, 13])
 def test_byte_offset_is_folded_into_addresses(counting, kind, legacy):
-    """Where data is an address the offset is added to it, so that no consumer can overlook it."""
+    """If data is an address, the offset is added to it, so that no consumer can ignore it."""
     peer = foreign(counting, device=(kind, 1), byte_offset=24, legacy=legacy)
     made = make(adopter(legacy), peer)
     assert (made.dl_tensor.data - peer.dl_tensor.data, made.dl_tensor.byte_offset) == (24, 0)
@@ -217,7 +217,7 @@ def test_byte_offset_is_folded_into_addresses(counting, kind, legacy):
 @generations
 @pytest.mark.parametrize("kind", [4, 7, 8, 12, 15])
 def test_byte_offset_is_kept_beside_handles(counting, kind, legacy):
-    """A handle is not an address: Metal's and OpenCL's offsets stay where they are."""
+    """Offsets of handles, such as Metal's and OpenCL's, are kept."""
     peer = foreign(counting, device=(kind, 0), byte_offset=24, legacy=legacy)
     made = make(adopter(legacy), peer)
     assert (made.dl_tensor.data, made.dl_tensor.byte_offset) == (peer.dl_tensor.data, 24)
@@ -225,7 +225,7 @@ def test_byte_offset_is_kept_beside_handles(counting, kind, legacy):
 
 
 def test_nothing_is_folded_into_null():
-    """Null data of an empty tensor stays null, whatever the offset."""
+    """The NULL data of an empty tensor stays NULL, with any offset."""
     made = make(lib.dlx_managed_new, dltensor((0,), address=0, byte_offset=8), 0, ffi.NULL, ffi.NULL)
     assert (made.dl_tensor.data, made.dl_tensor.byte_offset) == (ffi.NULL, 0)
     lib.dlx_managed_release(made)
@@ -234,7 +234,7 @@ def test_nothing_is_folded_into_null():
 @pytest.mark.parametrize("keep_order", [0, 1])
 @pytest.mark.parametrize("shape", [(), (1,), (63,), (64,), (65,), (1024,), (1025,), (1000, 1100), (3, 500, 701)])
 def test_fresh_memory_is_aligned(shape, keep_order):
-    """Memory that dlx allocates starts at a multiple of 256 bytes, is writable to its end, and is the host's."""
+    """Memory that dlx allocates is host memory, aligned to 256 bytes, and writable to its end."""
     made = make(lib.dlx_managed_empty, dltensor(shape, device=(8, 3), byte_offset=4), 0, keep_order)
     tensor = made.dl_tensor
     assert int(ffi.cast("uintptr_t", tensor.data)) % lib.DLX_ALIGNMENT == 0
@@ -259,7 +259,7 @@ def test_fresh_memory_is_aligned(shape, keep_order):
     ],
 )
 def test_fresh_memory_keeps_the_order(shape, strides, ordered):
-    """The order of dimensions is kept where asked, without the gaps; broadcast and empty ones are row-major."""
+    """With keep_order the order of dimensions is kept without gaps; broadcast and empty tensors are row-major."""
     for keep_order, wanted in ((1, ordered), (0, row_major(shape) if 0 not in shape else ordered)):
         made = make(lib.dlx_managed_empty, dltensor(shape, strides), 0, keep_order)
         assert numbers(made.dl_tensor.strides, len(shape)) == wanted
@@ -268,7 +268,7 @@ def test_fresh_memory_keeps_the_order(shape, strides, ordered):
 
 @pytest.mark.parametrize("shape", [(0,), (5, 0), (0, 2**62, 2**62)])
 def test_fresh_nothing_has_no_memory(shape):
-    """No element, no memory: data is null, as DLPack asks."""
+    """A tensor without elements has no memory: data is NULL, as DLPack requires."""
     made = make(lib.dlx_managed_empty, dltensor(shape), 0, 0)
     assert made.dl_tensor.data == ffi.NULL
     lib.dlx_managed_release(made)
@@ -276,7 +276,7 @@ def test_fresh_nothing_has_no_memory(shape):
 
 @pytest.mark.parametrize(("shape", "status"), [((2**52,), "DLX_E_MEMORY"), ((2**62,), "DLX_E_OVERFLOW")])
 def test_fresh_memory_that_is_not_there(shape, status):
-    """What cannot be allocated is a status, and leaves nothing behind."""
+    """A failed allocation returns a status and leaks nothing."""
     out = ffi.new("DLManagedTensorVersioned**")
     before = native.live()
     assert lib.dlx_managed_empty(dltensor(shape), 0, 0, out) == getattr(lib, status)
@@ -285,14 +285,14 @@ def test_fresh_memory_that_is_not_there(shape, status):
 
 @pytest.mark.parametrize(("flags", "nbytes"), [(0, 3), (PADDED, 5)])
 def test_fresh_sub_byte_memory(flags, nbytes):
-    """Fresh memory keeps the flag that says how its elements lie."""
+    """Allocated memory keeps the flag for padded elements."""
     made = make(lib.dlx_managed_empty, dltensor((5,), None, INT4), flags, 0)
     assert (made.flags, lib.dlx_nbytes(ffi.addressof(made.dl_tensor), made.flags)) == (flags, nbytes)
     lib.dlx_managed_release(made)
 
 
 def test_disowned_owners_are_not_released():
-    """A tensor without an owner gives it back unreleased; the tensor itself is released as ever."""
+    """A tensor whose owner was removed is released without it."""
     owner, before = Owner(), native.live()
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     lib.dlx_managed_own(made, ffi.NULL, ffi.NULL)
@@ -301,7 +301,7 @@ def test_disowned_owners_are_not_released():
 
 
 def test_the_owner_is_named_by_its_release():
-    """Only that of the release that is asked for, or of any."""
+    """The owner is returned for its release function, or for any."""
     owner, other = Owner(), Owner()
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     assert lib.dlx_managed_owner(made, ffi.NULL) == owner.handle == lib.dlx_managed_owner(made, owner.release)
@@ -311,7 +311,7 @@ def test_the_owner_is_named_by_its_release():
 
 
 def test_a_count_that_is_held():
-    """Whoever holds a tensor gets another count; the owner goes with the last."""
+    """Each holder adds a count; the owner is released with the last."""
     owner, before = Owner(), native.live()
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     lib.dlx_managed_hold(made)
@@ -322,12 +322,12 @@ def test_a_count_that_is_held():
 
 
 def test_shared_tensors_have_other_holders(counting):
-    """What is shared, or another program's, is not the caller's alone; once the others are gone it is."""
+    """The caller is not the sole holder of shared or foreign tensors; after the others are released it is."""
     like = dltensor((2,))
     made = make(lib.dlx_managed_new, like, 0, ffi.NULL, ffi.NULL)
     shared = make(lib.dlx_managed_share, made, like, 0)
     assert not lib.dlx_managed_is_sole(made) and lib.dlx_managed_is_sole(shared)
-    assert not lib.dlx_managed_hold_sole(made)  # and takes no count
+    assert not lib.dlx_managed_hold_sole(made)  # no count was added
     lib.dlx_managed_release(shared)
     assert lib.dlx_managed_is_sole(made)
     assert lib.dlx_managed_hold_sole(made) and not lib.dlx_managed_is_sole(made)
@@ -341,7 +341,7 @@ def test_shared_tensors_have_other_holders(counting):
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 def test_memory_that_dlx_allocated_is_given_back():
-    """Fresh memory does not outlive its tensor: ten times 64 MiB, written, leave less than 64 MiB behind."""
+    """Memory is freed with its tensor: ten times 64 MiB, written, leave less than 64 MiB behind."""
     status = Path("/proc/self/statm")
     if not status.exists():
         pytest.skip("no /proc to read the resident memory from")
@@ -355,7 +355,7 @@ def test_memory_that_dlx_allocated_is_given_back():
 
 
 def test_exported_shells_own_what_they_wrap(counting):
-    """The legacy shell of a managed tensor releases it once, and shows the same tensor."""
+    """The legacy shell of a managed tensor releases it once, and has the same fields."""
     before = counting.deleted
     made = make(lib.dlx_managed_adopt, foreign(counting, byte_offset=8))
     out = ffi.new("DLManagedTensor**")
@@ -369,7 +369,7 @@ def test_exported_shells_own_what_they_wrap(counting):
 
 
 def test_described_memory_is_not_touched():
-    """Making, sharing and releasing never read the memory that is described."""
+    """Creating, sharing and releasing tensors never reads their memory."""
     made = make(lib.dlx_managed_new, dltensor((1000,), address=ADDRESS), 0, ffi.NULL, ffi.NULL)
     shared = make(lib.dlx_managed_share, made, dltensor((10,), (-1,)), 0)
     lib.dlx_managed_release(made)
@@ -377,13 +377,13 @@ def test_described_memory_is_not_touched():
 
 
 def test_the_count_is_of_all_threads():
-    """Tensors made in threads that have ended are counted until they are released, by whatever thread that is."""
+    """Tensors of ended threads count as live until any thread releases them."""
     before, made = native.live(), []
 
     def work():
         made.extend(native.tensor_new(ADDRESS, (1,), None, FLOAT32, (1, 0), 0, None) for _ in range(100))
 
-    for _ in range(2):  # the second time on numbers that the first threads left behind
+    for _ in range(2):  # the second round reuses the first threads' counters
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -399,7 +399,7 @@ def test_the_count_is_of_all_threads():
 
 @pytest.mark.parametrize("consumer", ["never", "before", "after"])
 def test_given_up_tensors_release_their_owner_once(consumer):
-    """Whether the consumer that failed has released, does so later or never: the owner is released once."""
+    """The owner is released once, whether the failed consumer has released, does so later, or never."""
     owner, before = Owner(), native.live()
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     lib.dlx_managed_hold(made)
@@ -415,7 +415,7 @@ def test_given_up_tensors_release_their_owner_once(consumer):
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 def test_a_late_release_frees_what_was_given_up():
-    """The struct of a tensor that was given up goes when its consumer releases it: 20,000 of 2 KB leave nothing."""
+    """The struct of an abandoned tensor is freed when its consumer releases it: 20,000 of 2 KB leave nothing."""
     status = Path("/proc/self/statm")
     if not status.exists():
         pytest.skip("no /proc to read the resident memory from")
@@ -435,7 +435,7 @@ def test_a_late_release_frees_what_was_given_up():
 
 
 def test_a_consumer_may_release_while_it_is_given_up(counting):
-    """Two threads at once: the owner is released once, whoever comes last."""
+    """Two concurrent threads release the owner once, in either order."""
     deleted, live, n = counting.deleted, native.live(), 2000
     made = [make(lib.dlx_managed_adopt, foreign(counting)) for _ in range(n)]
     for each in made:
@@ -461,7 +461,7 @@ def test_a_consumer_may_release_while_it_is_given_up(counting):
 
 @generations
 def test_consumers_that_look_at_manager_ctx_release_as_well(counting, legacy):
-    """A deleter is called by paddle only where manager_ctx is not NULL: that of dlx never is, of neither generation."""
+    """Paddle calls a deleter only if manager_ctx is not NULL: dlx never leaves it NULL, in either generation."""
     memory, before = bytearray(64), native.live()
     address = native.buffer_address(memoryview(memory))
     for flags, owner in ((0, memory), (0, None)):
@@ -511,7 +511,7 @@ def test_bytes_go_where_a_consumer_looks_at_manager_ctx(counting, legacy):
     ],
 )
 def test_strides_of_nothing_are_tame(shape, strides, written):
-    """Strides that mean nothing are small numbers where a consumer that calculates with them would overflow."""
+    """Strides without meaning are small numbers if they could overflow in a consumer's arithmetic."""
     made = make(lib.dlx_managed_new, dltensor(shape, strides), 0, ffi.NULL, ffi.NULL)
     assert numbers(made.dl_tensor.strides, len(shape)) == written
     lib.dlx_managed_release(made)

@@ -1,11 +1,11 @@
-"""What stream values mean, on each platform."""
+"""The meaning of stream values on each platform."""
 
 from __future__ import annotations
 
 import pytest
 
 import dlx
-from dlx._core.stream import LEGACY, PER_THREAD, UNORDERED, Stream, handle_of, meaning
+from dlx._core.stream import LEGACY, PER_THREAD, UNORDERED, Stream, handle_of, parse_stream
 from dlx.errors import StreamError
 
 CUDA, MANAGED, ROCM, HOST, PINNED, METAL = map(
@@ -24,7 +24,7 @@ class Core:
 
 
 class CoreAttribute:
-    """The same as it once was: an attribute."""
+    """An older version of it: an attribute."""
 
     __cuda_stream__ = (0, 7)
 
@@ -37,7 +37,7 @@ class Torch:
 
 
 class AnyTorch:
-    """A stream of torch's for any device, as torch.accelerator gives it."""
+    """A stream of torch for any device, as torch.accelerator returns it."""
 
     def __init__(self, handle, device_index=1):
         self.handle, self.device_index = handle, device_index
@@ -50,7 +50,7 @@ class AnyTorch:
 
 
 class Cupy:
-    """A stream of cupy; its default streams belong to no device."""
+    """A stream of cupy; default streams belong to no device."""
 
     def __init__(self, handle, device_id=-1):
         self.ptr, self.device_id = handle, device_id
@@ -78,8 +78,8 @@ class Cupy:
     ],
 )
 def test_on_cuda(device, value, handle):
-    """Numbers stand for themselves, objects for their handles; an object whose handle is 0 means the legacy stream."""
-    stream = meaning(value, device)
+    """Numbers are handles, objects have handles; an object with handle 0 means the legacy stream."""
+    stream = parse_stream(value, device)
     assert (stream.handle, stream.wire, stream.device) == (handle, handle, device)
     assert stream.is_unordered is (handle == UNORDERED)
     if handle != UNORDERED:
@@ -90,49 +90,49 @@ def test_on_cuda(device, value, handle):
     ("value", "handle"), [(-1, UNORDERED), (0, 0), (4096, 4096), (Torch(0), 0), (Torch(2), 2), (Cupy(9), 9)]
 )
 def test_on_rocm(value, handle):
-    """0 is the default stream there."""
-    assert meaning(value, ROCM).wire == handle
+    """0 is the default stream on ROCm."""
+    assert parse_stream(value, ROCM).wire == handle
 
 
 @pytest.mark.parametrize(
     ("device", "value", "message"),
     [
-        (CUDA, 0, "ambiguous on CUDA. Say 1"),
-        (CUDA, -2, "no stream -2"),
-        (CUDA, 2**64, "no stream 18446744073709551616"),
-        (CUDA, True, "bool is no stream"),
-        (CUDA, "1", "str is no stream"),
-        (CUDA, 1.0, "float is no stream"),
-        (CUDA, object(), "object is no stream. Give a handle"),
-        (CUDA, Core(1, 5), r"gives \(1, 5\), not \(0, handle\)"),
-        (CUDA, Core(5), r"gives \(5,\), not"),
+        (CUDA, 0, "ambiguous on CUDA. Pass 1"),
+        (CUDA, -2, "stream -2 is invalid"),
+        (CUDA, 2**64, "stream 18446744073709551616 is invalid"),
+        (CUDA, True, "bool is not a stream"),
+        (CUDA, "1", "str is not a stream"),
+        (CUDA, 1.0, "float is not a stream"),
+        (CUDA, object(), "object is not a stream. Pass a handle"),
+        (CUDA, Core(1, 5), r"returned \(1, 5\), not \(0, handle\)"),
+        (CUDA, Core(5), r"returned \(5,\), not"),
         (CUDA, Torch(5, 0), "stream is on device 0, the memory is on cuda:1"),
         (CUDA, AnyTorch(5, 0), "stream is on device 0"),
-        (CUDA, AnyTorch(None), "AnyTorch is no stream"),
+        (CUDA, AnyTorch(None), "AnyTorch is not a stream"),
         (CUDA, Cupy(5, 3), "stream is on device 3"),
-        (ROCM, 1, "stream 1 does not exist on ROCm. Say 0"),
+        (ROCM, 1, "stream 1 does not exist on ROCm. Pass 0"),
         (ROCM, 2, "stream 2 does not exist on ROCm"),
-        (ROCM, -2, "no stream -2"),
+        (ROCM, -2, "stream -2 is invalid"),
         (HOST, 1, "host memory has no stream, found stream=1"),
         (HOST, 0, "host memory has no stream"),
         (PINNED, Torch(5), "host memory has no stream"),
-        (METAL, 5, "streams of metal:0 are unknown"),
+        (METAL, 5, "does not support streams of metal:0"),
     ],
 )
 def test_what_is_no_stream_is_refused(device, value, message):
-    """Before any producer sees it, with what to say instead."""
+    """Invalid streams are rejected before the producer is called, with a fix."""
     with pytest.raises(StreamError, match=message):
-        meaning(value, device)
+        parse_stream(value, device)
 
 
 @pytest.mark.parametrize("device", [HOST, METAL, ROCM, CUDA], ids=str)
 def test_no_order_is_for_everybody(device):
-    """-1 orders nothing anywhere."""
-    assert meaning(-1, device).is_unordered
+    """-1 means no synchronization on any device."""
+    assert parse_stream(-1, device).is_unordered
 
 
 def test_streams_are_equal_by_device_and_handle():
-    """What keeps them alive does not matter."""
+    """The object that keeps a stream alive does not matter."""
     assert Stream(CUDA, 5, "a") == Stream(CUDA, 5, "b") != Stream(CUDA, 6, "a")
     assert len({Stream(CUDA, 5, "a"), Stream(CUDA, 5, "b"), Stream(ROCM, 5)}) == 2
 
@@ -147,6 +147,6 @@ def test_streams_have_names():
 
 
 def test_handles_of_real_streams():
-    """What has no handle has none; a class is no stream."""
+    """An object without a handle has no handle; a class is not a stream."""
     assert handle_of(object()) is None and handle_of(5) is None
     assert handle_of(type("Pointer", (), {"ptr": True})()) is None

@@ -1,4 +1,4 @@
-"""dlx.Tensor: what it says, what it hands out for which request, and who takes it."""
+"""dlx.Tensor: its attributes, its exports for each request, and its consumers."""
 
 import copy
 import ctypes
@@ -8,7 +8,7 @@ import pickle
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY
+from support.arrays.reference import FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY
 
 import dlx
 from dlx import errors
@@ -18,7 +18,7 @@ from dlx._core.tensor import tensor_from
 
 
 class Owner(bytearray):
-    """Memory that can be watched."""
+    """Memory with a weak reference."""
 
 
 def over(shape=(2, 3), strides=None, dtype=FLOAT32, device=(1, 0), flags=0, *, owner=None, at=0):
@@ -29,7 +29,7 @@ def over(shape=(2, 3), strides=None, dtype=FLOAT32, device=(1, 0), flags=0, *, o
 
 
 def claimed(tensor, **request):
-    """Return what a consumer finds in the capsule for a request."""
+    """Return the contents of the capsule for a request."""
     return native.capsule_claim(tensor.__dlpack__(**request))
 
 
@@ -42,7 +42,7 @@ def read(tensor):
 
 
 def test_attributes():
-    """A tensor says everything that its struct says, as plain values."""
+    """The attributes have all fields of the struct, as plain values."""
     owner = Owner(range(64))
     tensor = over((2, 3), (-1, 2), (2, 16, 1), (3, 7), READ_ONLY, owner=owner, at=32)
     assert (tensor.shape, tensor.strides, tensor.ndim) == ((2, 3), (-1, 2), 2)
@@ -70,7 +70,7 @@ def test_attributes_are_documented_and_cannot_be_set(name):
 
 @pytest.mark.parametrize(("device", "folded"), [((1, 0), 1), ((2, 0), 1), ((4, 0), 0), ((8, 0), 0)])
 def test_byte_offset(counting, device, folded):
-    """Where data is an address, the offset is in it already; where it is a handle, both stay as they are."""
+    """The offset of an address is already added to it; a handle keeps its offset."""
     address = counting.managed((2,), device=device, byte_offset=16)
     data = int(ffi.cast("uintptr_t", ffi.cast("DLManagedTensorVersioned*", address).dl_tensor.data))
     tensor = native.capsule_claim(counting.held.counting_capsule(address))
@@ -88,13 +88,13 @@ def test_byte_offset(counting, device, folded):
     ],
 )
 def test_nbytes(shape, dtype, flags, nbytes):
-    """Nbytes counts elements, packed where they are packed, and no gaps."""
+    """Nbytes counts elements, packed if they are packed, without gaps."""
     assert over(shape, None, dtype, flags=flags).nbytes == nbytes
     assert over(shape, [9] * len(shape), (0, 8, 1)).nbytes == over(shape, None, (0, 8, 1)).nbytes
 
 
 def test_not_instantiable():
-    """Tensors come from conversions only."""
+    """Only conversions create tensors."""
     with pytest.raises(TypeError):
         dlx.Tensor()
     with pytest.raises(TypeError):
@@ -103,7 +103,7 @@ def test_not_instantiable():
 
 @pytest.mark.parametrize("ask", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
 def test_copies_are_of_the_same_kind_over_memory_of_their_own(ask):
-    """Strides are kept where there are no gaps, and what is read-only stays so."""
+    """A copy keeps strides without gaps, and the read-only flag."""
     for tensor in (over(), over(strides=(1, 2)), over(flags=READ_ONLY), over((4,), dtype=INT4), over((0, 3))):
         found = ask(tensor)
         assert (found.dtype, found.shape, found.strides) == (tensor.dtype, tensor.shape, tensor.strides)
@@ -112,7 +112,7 @@ def test_copies_are_of_the_same_kind_over_memory_of_their_own(ask):
 
 
 def raw(tensor):
-    """Return the bytes of a tensor without gaps, whatever its dtype."""
+    """Return the bytes of a tensor without gaps, of any dtype."""
     return bytes(ffi.buffer(ffi.cast("char *", tensor.data_ptr), tensor.nbytes))
 
 
@@ -142,7 +142,7 @@ def test_pickles_in_band(make, protocol):
 
 @pytest.mark.parametrize("make", PICKLED, ids=range(len(PICKLED)))
 def test_pickles_out_of_band_without_a_copy(make):
-    """With protocol 5 and a callback the memory itself travels, whatever its dtype."""
+    """With protocol 5 and a callback the memory is out of band, for any dtype."""
     tensor, buffers = make(), []
     data = pickle.dumps(tensor, 5, buffer_callback=buffers.append)
     assert len(data) < 200 and len(buffers) == 1
@@ -159,14 +159,14 @@ def test_pickles_out_of_band_without_a_copy(make):
 
 
 def test_a_pickle_with_gaps_is_compact():
-    """Only its own elements travel."""
+    """A pickle contains only the tensor's elements."""
     tensor = over((2, 2), strides=(4, 2))
     found = pickle.loads(pickle.dumps(tensor))
     assert found.strides == (2, 1) and found.nbytes == 16 and len(pickle.dumps(tensor)) < 200
 
 
 def test_buffers_that_are_not_aligned_are_copied():
-    """A network's frame may begin anywhere; consumers count on natural alignment."""
+    """A network frame may start anywhere; consumers expect natural alignment."""
     buffers = []
     data = pickle.dumps(over(), 5, buffer_callback=buffers.append)
     frame = bytearray(1) + bytes(buffers[0])
@@ -180,7 +180,7 @@ def test_buffers_that_are_not_aligned_are_copied():
 )], ids=["copy", "deepcopy", "protocol 2", "protocol 5"])  # fmt: skip
 @pytest.mark.parametrize("flags", [0, READ_ONLY], ids=["writable", "read-only"])
 def test_what_has_gaps_stays_as_writable_as_it_was(ask, flags):
-    """Although a copy of it is made first."""
+    """A tensor with gaps keeps its flag although it is copied first."""
     raw = bytearray(range(6))
     tensor = native.tensor_new(native.buffer_address(memoryview(raw)), (3,), (2,), INT8, (1, 0), flags, raw)
     found = ask(tensor)
@@ -188,23 +188,23 @@ def test_what_has_gaps_stays_as_writable_as_it_was(ask, flags):
 
 
 def test_a_pickle_that_lies_is_refused():
-    """The numbers of a pickle are held against its bytes."""
+    """The numbers of a pickle are checked against its bytes."""
     for change in ((b"abc", (2, 32, 1), (1,), (1,), 0), (b"abcd", (2, 32, 1), (2,), (1,), 0)):
-        with pytest.raises(ValueError, match="leave the memory"):
+        with pytest.raises(ValueError, match="lie outside the memory"):
             tensor_from(*change)
     for change in ((b"abcd", (3, 64, 1), (0,), (1,), 0), (b"abcd", (2, 32, 1), (1,), (), 0)):
-        with pytest.raises(ValueError, match="no tensor"):
+        with pytest.raises(ValueError, match="do not describe a tensor"):
             tensor_from(*change)
 
 
 def test_device_memory_is_not_pickled(cuda):
-    """It is said how it is: moved first."""
+    """The error says that it must be moved first."""
     with pytest.raises(errors.DeviceError, match=r"host memory.*cuda:0.*device='cpu'"):
         pickle.dumps(dlx.empty(3, "uint8", "cuda:0"))
 
 
 def test_type_is_fixed():
-    """The type cannot be changed or subclassed, and is named as users see it."""
+    """The type is immutable, cannot be subclassed, and has its public name."""
     assert (dlx.Tensor.__module__, dlx.Tensor.__qualname__) == ("dlx", "Tensor")
     with pytest.raises(TypeError):
         dlx.Tensor.extra = 1
@@ -213,7 +213,7 @@ def test_type_is_fixed():
 
 
 def test_weakref():
-    """A tensor can be watched, and goes at once when nobody holds it."""
+    """A tensor supports weak references, and is freed with its last reference."""
     tensor = over()
     seen = []
     watch = weakref.ref(tensor, seen.append)
@@ -223,7 +223,7 @@ def test_weakref():
 
 
 def test_owner_lives_as_long_as_the_tensor():
-    """The owner is held by the tensor and by nothing else of dlx."""
+    """Only the tensor holds the owner, and nothing else of dlx."""
     owner = Owner(range(64))
     gone = weakref.ref(owner)
     tensor = over(owner=owner)
@@ -235,7 +235,7 @@ def test_owner_lives_as_long_as_the_tensor():
 
 
 def test_native_alone_describes(python):
-    """Whoever imports only dlx._core.native can ask a tensor for its device and dtype."""
+    """dlx._core.native alone is enough for a tensor's device and dtype."""
     out = python("""
         from dlx._core import native
         tensor = native.tensor_new(0, (0,), None, (2, 32, 1), (1, 0), 0, None)
@@ -248,7 +248,7 @@ def test_native_alone_describes(python):
 
 
 def test_signature_is_the_standards():
-    """The four keywords of the array API standard, keyword-only, None by default."""
+    """The array API standard's four keywords, keyword-only, None by default."""
     parameters = list(inspect.signature(dlx.Tensor.__dlpack__).parameters.values())[1:]
     assert [p.name for p in parameters] == ["stream", "max_version", "dl_device", "copy"]
     assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in parameters)
@@ -268,7 +268,7 @@ def test_signature_is_the_standards():
 )
 @pytest.mark.parametrize("copy", [None, False, True])
 def test_max_version_picks_the_generation(version, state, copy):
-    """From (1, 0) on the capsule is versioned, and says 1.x even to those who would take 2."""
+    """From (1, 0) on the capsule is versioned, with version 1.x even for consumers of 2."""
     capsule = over().__dlpack__(max_version=version, copy=copy)
     assert native.capsule_state(capsule) == state
     assert native.capsule_claim(capsule).version == (1, 3)
@@ -276,21 +276,21 @@ def test_max_version_picks_the_generation(version, state, copy):
 
 @pytest.mark.parametrize("version", [[1, 0], (1,), (), (1, 0, 0), 1, "1.0", ("1", 0), (None, 0), (1.0, 0)])
 def test_max_version_is_a_pair_of_int(version):
-    """Anything else is a TypeError, as numpy has it."""
+    """Other values raise TypeError, as in numpy."""
     with pytest.raises(TypeError):
         over().__dlpack__(max_version=version)
 
 
 @pytest.mark.parametrize("call", [lambda t: t.__dlpack__(None), lambda t: t.__dlpack__(1, (1, 0))])
 def test_positional_arguments_are_refused(call):
-    """The keywords are keywords."""
+    """Arguments are keyword-only."""
     with pytest.raises(TypeError):
         call(over())
 
 
 @pytest.mark.parametrize("name", ["streams", "max_versio", "device", ""])
 def test_unknown_keywords_are_refused(name):
-    """A keyword of the future is a TypeError, which consumers know how to answer."""
+    """An unknown keyword raises TypeError, which consumers can handle."""
     with pytest.raises(TypeError, match="unexpected keyword"):
         over().__dlpack__(**{name: None})
 
@@ -298,21 +298,21 @@ def test_unknown_keywords_are_refused(name):
 @pytest.mark.parametrize("kind", [1, 3, 11])
 @pytest.mark.parametrize("stream", [None, -1])
 def test_no_stream(kind, stream):
-    """Host memory has no stream: None and -1, 'do not synchronise', are no request for one."""
+    """Host memory has no stream: None and -1 ('do not synchronize') are valid."""
     assert claimed(over(device=(kind, 0)), stream=stream).shape == (2, 3)
 
 
 @pytest.mark.parametrize("kind", [1, 3, 11])
 @pytest.mark.parametrize("stream", [1, 0, 2, -2, 12345, 2**63, 2**70, -(2**70), True, 1.5, "1", object()])
 def test_streams_are_refused(kind, stream):
-    """Any other stream is a StreamError."""
+    """Any other stream raises StreamError."""
     with pytest.raises(errors.StreamError):
         over(device=(kind, 0)).__dlpack__(stream=stream)
 
 
 @pytest.mark.parametrize("request_", [{}, {"dl_device": None}, {"dl_device": (1, 0)}, {"dl_device": [1, 0]}])
 def test_host_memory_is_given_as_host_memory(request_):
-    """Its own device, asked for or not, is no change."""
+    """Requesting the tensor's device changes nothing."""
     tensor = over()
     got = claimed(tensor, max_version=(1, 0), **request_)
     assert (got.data_ptr, got.device) == (tensor.data_ptr, (1, 0))
@@ -321,7 +321,7 @@ def test_host_memory_is_given_as_host_memory(request_):
 @pytest.mark.parametrize("kind", [3, 11])
 @pytest.mark.parametrize(("asked", "given"), [(None, None), ((1, 0), (1, 0)), ("own", None)])
 def test_pinned_memory_can_be_asked_as_host_memory(kind, asked, given):
-    """Pinned memory goes out under its own device, or as plain host memory where that is asked; always shared."""
+    """Pinned memory is exported with its own device, or as host memory if requested; always shared."""
     tensor = over(device=(kind, 2))
     got = claimed(tensor, dl_device=(kind, 2) if asked == "own" else asked)
     assert (got.data_ptr, got.device) == (tensor.data_ptr, given or (kind, 2))
@@ -330,14 +330,14 @@ def test_pinned_memory_can_be_asked_as_host_memory(kind, asked, given):
 @pytest.mark.parametrize("copy", [None, False, True])
 @pytest.mark.parametrize("asked", [(2, 0), (8, 0), (3, 0), (13, 0)])
 def test_other_devices_are_refused(asked, copy):
-    """Host memory is not given as another device's."""
+    """Host memory is not exported as another device's."""
     with pytest.raises(errors.DeviceError):
         over().__dlpack__(dl_device=asked, copy=copy)
 
 
 @pytest.mark.parametrize("asked", [(2, 1), (1, 0), (10, 0)])
 def test_device_memory_is_not_given_as_another(asked):
-    """A device tensor is given on its own device only."""
+    """A device tensor is exported on its own device only."""
     tensor = native.tensor_new(4096, (2,), None, FLOAT32, (2, 0), 0, None)
     assert claimed(tensor, dl_device=(2, 0)).device == (2, 0)
     with pytest.raises(errors.DeviceError):
@@ -345,7 +345,7 @@ def test_device_memory_is_not_given_as_another(asked):
 
 
 def test_a_copy_of_pinned_memory_is_not_called_pinned():
-    """A copy says where it is: a request for pinned memory that a copy cannot meet is refused."""
+    """A copy has its own device: a request for a pinned copy is rejected."""
     tensor = over(device=(3, 0))
     assert claimed(tensor, copy=True, dl_device=(1, 0)).device == (1, 0)
     with pytest.raises(errors.DeviceError):
@@ -354,21 +354,21 @@ def test_a_copy_of_pinned_memory_is_not_called_pinned():
 
 @pytest.mark.parametrize("asked", ["cpu", (1,), (1, 0, 0), (None, 0), 1, (1.5, 0), (2**40, 0)])
 def test_dl_device_is_a_pair_of_int(asked):
-    """Anything else is the caller's mistake."""
+    """Other values raise TypeError."""
     with pytest.raises((TypeError, ValueError, OverflowError)):
         over().__dlpack__(dl_device=asked)
 
 
 @pytest.mark.parametrize("copy", [None, False])
 def test_sharing(copy):
-    """Without copy=True the capsule is over the same memory, not marked copied."""
+    """Without copy=True the capsule shares the memory, and is not marked as copied."""
     tensor = over()
     got = claimed(tensor, max_version=(1, 0), copy=copy)
     assert (got.data_ptr, got.flags) == (tensor.data_ptr, 0)
 
 
 def test_copying():
-    """With copy=True the capsule is over other memory, writable and marked copied, the order of dimensions kept."""
+    """With copy=True the capsule has new, writable memory, is marked as copied, and keeps the order of dimensions."""
     tensor = over((2, 3), (1, 2), flags=READ_ONLY)
     got = claimed(tensor, max_version=(1, 0), copy=True)
     assert got.data_ptr != tensor.data_ptr
@@ -377,7 +377,7 @@ def test_copying():
 
 
 def test_the_copied_mark_is_on_that_capsule_only():
-    """IS_COPIED is said of one hand-over: neither the source's later capsules nor the copy's own say it again."""
+    """IS_COPIED is set on one capsule: neither the source's later capsules nor the copy's have it."""
     tensor = over()
     copy = claimed(tensor, max_version=(1, 0), copy=True)
     assert tensor.flags == 0
@@ -387,7 +387,7 @@ def test_the_copied_mark_is_on_that_capsule_only():
 
 @pytest.mark.parametrize("copy", [None, False])
 def test_read_only_stays_read_only(copy):
-    """Sharing passes the read-only flag on, again and again."""
+    """Shared memory keeps the read-only flag, repeatedly."""
     tensor = over(flags=READ_ONLY)
     for _ in range(3):
         tensor = claimed(tensor, max_version=(1, 0), copy=copy)
@@ -396,14 +396,14 @@ def test_read_only_stays_read_only(copy):
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 8, 18, 77])
 def test_dlpack_device(kind):
-    """__dlpack_device__ is a pair of plain int."""
+    """__dlpack_device__ returns a pair of int."""
     pair = native.tensor_new(4096, (2,), None, FLOAT32, (kind, 5), 0, None).__dlpack_device__()
     assert pair == (kind, 5)
     assert [type(part) for part in pair] == [int, int]
 
 
 def test_handles_keep_their_offset(counting):
-    """A tensor behind a handle goes out with the handle and its offset, as it came."""
+    """A handle is exported unchanged with its offset."""
     capsule = counting.capsule((2,), device=(8, 0), byte_offset=16)
     tensor = native.capsule_claim(capsule)
     out = tensor.__dlpack__(max_version=(1, 0))
@@ -458,7 +458,7 @@ GOOD = {
     ids=str,
 )
 def test_new_refuses(wrong, error):
-    """What is no tensor is an error, and the owner is not held for it."""
+    """Invalid tensors raise, without holding the owner."""
     owner = Owner()
     gone = weakref.ref(owner)
     with pytest.raises(error):
@@ -469,7 +469,7 @@ def test_new_refuses(wrong, error):
 
 @pytest.mark.parametrize("arguments", [(), (1,) * 6, (1,) * 8])
 def test_new_wants_seven_arguments(arguments):
-    """A wrong number of arguments is a TypeError."""
+    """A wrong number of arguments raises TypeError."""
     with pytest.raises(TypeError):
         native.tensor_new(*arguments)
 
@@ -481,7 +481,7 @@ def test_new_takes_any_sequence(shape):
 
 
 def test_128_dimensions():
-    """The most dimensions that are taken."""
+    """The maximal number of dimensions."""
     assert over((1,) * 128).ndim == 128
 
 
@@ -489,7 +489,7 @@ def test_128_dimensions():
 
 
 def test_views_share_memory_and_owner():
-    """A view is over the same memory and holds it, whoever goes first."""
+    """A view shares the memory and keeps it alive, in any order of release."""
     owner = Owner(range(64))
     gone = weakref.ref(owner)
     tensor = over(owner=owner)
@@ -502,7 +502,7 @@ def test_views_share_memory_and_owner():
 
 
 def test_views_hold_a_second_owner():
-    """A view keeps a further owner alive beside the tensor's, and no longer than itself."""
+    """A view keeps a second owner alive, as long as itself."""
     first, second = Owner(range(64)), Owner()
     gone = weakref.ref(first), weakref.ref(second)
     view = native.tensor_view(over(owner=first), None, None, None, second)
@@ -529,7 +529,7 @@ def test_views_hold_a_second_owner():
     ids=str,
 )
 def test_views_describe_anew(tensor, change, wanted):
-    """dtype, device and flags are replaced where given, and the tensor itself is not."""
+    """A view replaces dtype, device and flags, and leaves the tensor unchanged."""
     tensor = over(**tensor)
     before = tensor.dtype, tensor.device, tensor.flags
     parts = {"dtype": None, "device": None, "flags": None, "owner": None, **change}
@@ -554,7 +554,7 @@ def test_views_describe_anew(tensor, change, wanted):
     ids=str,
 )
 def test_views_keep_the_element_size(tensor, change, owner):
-    """A dtype of another size would reach beyond the memory: it is refused."""
+    """A dtype of another size would exceed the memory: it is rejected."""
     parts = {"dtype": None, "device": None, "flags": None, **change}
     with pytest.raises(errors.LayoutError):
         native.tensor_view(over((5,), **tensor), *parts.values(), owner)
@@ -573,7 +573,7 @@ def test_views_keep_the_element_size(tensor, change, owner):
     ],
 )
 def test_view_refuses(arguments, error):
-    """A wrong call is an error, and holds nothing."""
+    """A wrong call raises, and holds nothing."""
     tensor = over()
     with pytest.raises(error):
         native.tensor_view(*(tensor if a == "tensor" else a for a in arguments))
@@ -632,7 +632,7 @@ def test_torch_takes_it(torch, shape, strides):
 
 @pytest.mark.parametrize(("shape", "strides"), SHAPES)
 def test_tvm_ffi_takes_it(shape, strides):
-    """tvm_ffi, which asks with a bare __dlpack__(), shares the memory."""
+    """tvm_ffi, which calls a bare __dlpack__(), shares the memory."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     owner = Owner(range(64))
     gone = weakref.ref(owner)
@@ -649,7 +649,7 @@ def test_tvm_ffi_takes_it(shape, strides):
 
 
 def test_pickled_buffers_in_a_cycle_are_collected(python):
-    """Python's collector crashes, or prints an error, where such a buffer is over a memoryview."""
+    """With such a buffer over a memoryview, Python's collector would crash or print an error."""
     out = python("""
         import gc, pickle, dlx
         for data in (bytearray(64), b"x" * 64):

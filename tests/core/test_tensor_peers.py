@@ -1,4 +1,4 @@
-"""dlx.Tensor through other libraries and back: the same memory, and read-only where the other side can say it."""
+"""dlx.Tensor to other libraries and back: the same memory, and read-only if the library supports the flag."""
 
 import struct
 
@@ -12,19 +12,19 @@ SIX = struct.pack("6f", *range(6))
 
 
 def tensor(readonly=False):
-    """Return a dlx.Tensor over fresh memory aligned to 256 bytes, as jax wants it."""
+    """Return a dlx.Tensor over new memory aligned to 256 bytes, as jax requires."""
     made = native.tensor_copy(dlx.convert(bytearray(SIX), to="dlx"), True)
     made = native.tensor_view(made, (1, 8, 1), None, 1 if readonly else 0, None)
     return native.tensor_new(made.data_ptr, (2, 3), None, (2, 32, 1), (1, 0), made.flags, made)
 
 
 def numpy_(np, t):
-    """Into numpy."""
+    """To numpy."""
     return np.from_dlpack(t)
 
 
 def asarray(np, t):
-    """Into numpy by the buffer protocol."""
+    """To numpy by the buffer protocol."""
     return np.asarray(t)
 
 
@@ -32,7 +32,7 @@ def asarray(np, t):
 @pytest.mark.parametrize("way", [numpy_, asarray])
 @pytest.mark.parametrize("readonly", [False, True])
 def test_numpy_and_back(np, way, readonly):
-    """Numpy keeps the flag, both ways, and the memory is the same."""
+    """Numpy keeps the flag in both directions, and shares the memory."""
     source = tensor(readonly)
     array = way(np, source)
     assert array.flags.writeable is not readonly and array.tobytes() == SIX
@@ -49,7 +49,7 @@ def test_torch_and_back(torch):
 
 
 def test_torch_gets_a_copy_of_read_only(torch):
-    """Torch cannot say read-only, so dlx hands it a copy, and the source stays as it was."""
+    """Torch has no read-only flag, so it gets a copy, and the source is unchanged."""
     source = tensor(readonly=True)
     taken = dlx.convert(source, to="torch")
     taken.fill_(9)
@@ -57,7 +57,7 @@ def test_torch_gets_a_copy_of_read_only(torch):
 
 
 def test_tvm_ffi_and_back():
-    """tvm_ffi shares the memory; it holds no read-only flag, and dlx's own return has none to give."""
+    """tvm_ffi shares the memory; it has no read-only flag, so the result is writable."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     source = tensor()
     taken = tvm_ffi.from_dlpack(source)
@@ -76,7 +76,7 @@ def test_jax_and_back():
 
 
 def test_jax_is_not_given_read_only_unsaid():
-    """A jax that asks for a legacy capsule is refused read-only memory; one that can hear the flag gets it."""
+    """Jax versions that request a legacy capsule cannot import read-only memory; newer ones get the flag."""
     dlpack = pytest.importorskip("jax.dlpack")
     source = tensor(readonly=True)
     try:
@@ -90,7 +90,7 @@ def test_jax_is_not_given_read_only_unsaid():
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize("way", ["from_dlpack", "from_any_interface"])
 def test_cuda_core_and_back(readonly, way):
-    """A StridedMemoryView of cuda.core keeps the flag, both ways."""
+    """A StridedMemoryView of cuda.core keeps the flag in both directions."""
     utils = pytest.importorskip("cuda.core.utils")
     source = tensor(readonly)
     view = getattr(utils.StridedMemoryView, way)(source, stream_ptr=-1)
@@ -101,7 +101,7 @@ def test_cuda_core_and_back(readonly, way):
 
 @pytest.mark.parametrize("readonly", [False, True])
 def test_jax_by_dlx_and_back(readonly):
-    """Through dlx jax shares both, and what comes back is read-only, since jax arrays are."""
+    """By dlx, jax shares both; the result is read-only, since jax arrays are."""
     pytest.importorskip("jax")
     source = tensor(readonly)
     array = dlx.convert(source, to="jax", copy=False)
@@ -111,7 +111,7 @@ def test_jax_by_dlx_and_back(readonly):
 
 
 def test_tvm_ffi_by_dlx_and_back():
-    """Through dlx tvm_ffi shares what is writable and gets a copy of what is not."""
+    """By dlx, tvm_ffi shares writable memory and gets a copy of read-only memory."""
     pytest.importorskip("tvm_ffi")
     source = tensor()
     back = dlx.convert(dlx.convert(source, to="tvm_ffi", copy=False), to="dlx", copy=False)
@@ -123,7 +123,7 @@ def test_tvm_ffi_by_dlx_and_back():
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize("way", ["by itself", "by dlx"])
 def test_pyarrow_tensor_and_back(way, readonly):
-    """A Tensor of pyarrow keeps the flag, both ways, and the memory is the same."""
+    """A pyarrow Tensor keeps the flag in both directions, and shares the memory."""
     pa = pytest.importorskip("pyarrow")
     if way == "by itself" and not hasattr(pa.Tensor, "from_dlpack"):
         pytest.skip("this pyarrow takes no tensors")
@@ -136,7 +136,7 @@ def test_pyarrow_tensor_and_back(way, readonly):
 
 @pytest.mark.parametrize("readonly", [False, True])
 def test_pyarrow_array_and_back(readonly):
-    """An Array of pyarrow is constant: what comes back is read-only."""
+    """A pyarrow Array is immutable: the result is read-only."""
     pytest.importorskip("pyarrow")
     source = tensor(readonly)
     flat = native.tensor_new(source.data_ptr, (6,), None, (2, 32, 1), (1, 0), source.flags, source)
@@ -146,7 +146,7 @@ def test_pyarrow_array_and_back(readonly):
 
 
 def test_a_long_way_round(np):
-    """numpy, tvm_ffi, pyarrow, jax, numpy: the same memory all the way, and constant since pyarrow or jax had it."""
+    """numpy, tvm_ffi, pyarrow, jax, numpy: the same memory, read-only after pyarrow or jax."""
     for package in ("tvm_ffi", "pyarrow", "jax"):
         pytest.importorskip(package)
     source = start = dlx.convert(tensor(), to="numpy")

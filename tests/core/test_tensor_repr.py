@@ -1,9 +1,9 @@
-"""The repr of dlx.Tensor: one line that reads like data, and never the end of the process."""
+"""The repr of dlx.Tensor: one line with the values, which never crashes the process."""
 
 import struct
 
 import pytest
-from reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, row_major
+from support.arrays.reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, row_major
 
 import dlx
 from dlx._core import native
@@ -44,12 +44,12 @@ def values(dtype, data):
     ],
 )
 def test_one_line(arguments, text):
-    """Dtype, shape and device always; strides only where they say something; read-only; the values."""
+    """Dtype, shape and device; strides only if they add information; the read-only flag; the values."""
     assert repr(over(struct.pack("8f", *range(8)), *arguments)) == f"dlx.Tensor({text})"
 
 
 def test_negative_strides():
-    """Values stand in the order of the indices."""
+    """Values are in the order of the indices."""
     tensor = over(bytes(range(4)), (4,), (-1,), INT8, at=3)
     assert repr(tensor) == "dlx.Tensor(int8[4], cpu, strides=(-1,), [3, 2, 1, 0])"
 
@@ -65,7 +65,7 @@ def test_negative_strides():
     ],
 )  # fmt: skip
 def test_dtypes(dtype, letter, numbers):
-    """Each number is shown as the shortest text that means it in its own dtype."""
+    """Each number is the shortest text that means it in its dtype."""
     assert values(dtype, struct.pack(f"{len(numbers)}{letter}", *numbers)) == repr(numbers)
 
 
@@ -76,7 +76,7 @@ def test_bool_is_any_byte_but_zero():
 
 @pytest.mark.parametrize(("dtype", "letter"), [("complex32", "e"), ("complex64", "f"), ("complex128", "d")])
 def test_complex(dtype, letter):
-    """Complex numbers are shown as Python shows them, each part in its own precision."""
+    """Complex numbers look as in Python, each part in its own precision."""
     assert values(dtype, struct.pack(f"4{letter}", 0.1, 2, -0.0, float("inf"))) == "[(0.1+2j), (-0+infj)]"
 
 
@@ -88,7 +88,7 @@ def test_bfloat16():
 
 @pytest.mark.parametrize(("dtype", "letter", "width"), [("float16", "e", 2), ("float32", "f", 4), ("bfloat16", "f", 2)])
 def test_every_shown_number_means_the_stored_one(dtype, letter, width):
-    """Reading the text back and rounding it to the dtype gives the stored bits; numbers from all over the dtype."""
+    """Parsing the text and rounding it to the dtype gives the stored bits, for numbers from the whole range."""
     for number in range(0, 2 ** (8 * width), 2 ** (8 * width) // 499):
         raw = number.to_bytes(width, "little")
         stored = bytes(4 - width) + raw if dtype == "bfloat16" else raw
@@ -104,7 +104,7 @@ def test_every_shown_number_means_the_stored_one(dtype, letter, width):
 
 @pytest.mark.parametrize("nan", ["float16", "float32", "float64", "bfloat16"])
 def test_nan(nan):
-    """Nan is a value as any other."""
+    """NaN is shown as a value."""
     assert values(nan, b"\xff" * 16).startswith("[nan, nan")
 
 
@@ -123,7 +123,7 @@ def test_nan(nan):
     ],
 )
 def test_many_values_are_shortened(shape, text):
-    """At most eight values are shown, from both ends of every dimension; none where even the ends are more."""
+    """At most eight values are shown, from both ends of every dimension; no values if the ends are more."""
     tensor = over(bytes(range(200)), shape, None, (1, 8, 1))
     assert repr(tensor) == f"dlx.Tensor(uint8{list(shape)}, cpu{', ' if text else ''}{text})"
 
@@ -140,19 +140,19 @@ def test_many_dimensions():
      ((99, 7, 3), 0), ((2, 128, 1), 0), ((0, 128, 1), 0), ((5, 16, 1), 0)],
 )  # fmt: skip
 def test_other_dtypes_are_named_only(dtype, flags):
-    """What has no reader is shown without values, never with wrong ones."""
+    """Unsupported dtypes are shown without values."""
     assert repr(over(bytes(64), (2,), None, dtype, flags=flags)) == f"dlx.Tensor({dlx.DType(dtype)}[2], cpu)"
 
 
 @pytest.mark.parametrize("device", [(2, 0), (2, 3), (8, 0), (10, 0), (13, 0), (77, 1)])
 def test_devices_are_not_read(device):
-    """Memory on a device is named, and not touched."""
+    """Device memory is named but not read."""
     tensor = native.tensor_new(0x10, (2,), None, FLOAT32, device, 0, None)
     assert repr(tensor) == f"dlx.Tensor(float32[2], {dlx.Device(device)})"
 
 
 def test_memory_that_is_not_there(python):
-    """A repr of a tensor whose address is wrong ends nothing: debuggers show locals without asking."""
+    """The repr of a tensor with a bad address does not crash: debuggers call it without asking."""
     code = """
         from dlx._core import native, tensor
         print(native.tensor_new(256, (2,), None, (2, 32, 1), (1, 0), 0, None))
@@ -161,7 +161,7 @@ def test_memory_that_is_not_there(python):
 
 
 def test_native_alone(python):
-    """Whoever imports only what `dlx.Tensor` comes from gets the same repr."""
+    """dlx._core.native alone is enough for the same repr."""
     out = python("""
         from dlx._core import native, tensor
         print(native.tensor_new(0, (0,), None, (2, 32, 1), (1, 0), 0, None))
@@ -170,7 +170,7 @@ def test_native_alone(python):
 
 
 def test_a_repr_holds_nothing():
-    """Making a repr leaves no count behind and opens nothing for long."""
+    """A repr leaves no count and no open file behind."""
     tensor = over(bytes(12), (3,), row_major((3,)))
     before = native.live()
     for _ in range(2000):

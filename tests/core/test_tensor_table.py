@@ -1,11 +1,11 @@
-"""dlx.Tensor's exchange table: what C programs get from each slot, who owns it, and how slots fail."""
+"""dlx.Tensor's exchange table: each slot's result, its owner, and its errors."""
 
 import ctypes
 import gc
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, IS_COPIED, READ_ONLY, dltensor, row_major
+from support.arrays.reference import FLOAT32, INT4, IS_COPIED, READ_ONLY, dltensor, row_major
 
 import dlx
 from dlx import errors
@@ -16,7 +16,7 @@ DEVICES = [(2, 0), (3, 0), (4, 1), (8, 0), (10, 0), (13, 0), (99, 0)]
 
 
 class Owner(bytearray):
-    """Memory that can be watched."""
+    """Memory with a weak reference."""
 
 
 def over(shape=(2, 3), strides=None, dtype=FLOAT32, device=(1, 0), flags=0, *, owner=None, at=0):
@@ -32,7 +32,7 @@ def numbers(pointer, n):
 
 
 def described(t):
-    """Return what a DLTensor says, as plain values."""
+    """Return the fields of a DLTensor as plain values."""
     dtype, device = (t.dtype.code, t.dtype.bits, t.dtype.lanes), (t.device.device_type, t.device.device_id)
     return numbers(t.shape, t.ndim), numbers(t.strides, t.ndim), dtype, device, int(ffi.cast("uintptr_t", t.data))
 
@@ -46,14 +46,14 @@ def says(tensor):
 
 
 def test_the_type_publishes_a_capsule():
-    """The attribute is on the type, under the standard's name, as a capsule of the standard's name."""
+    """The attribute is on the type; attribute and capsule have the standard's names."""
     capsule = vars(dlx.Tensor)["__dlpack_c_exchange_api__"]
     assert type(capsule).__name__ == "PyCapsule" and '"dlpack_exchange_api"' in repr(capsule)
     assert over().__dlpack_c_exchange_api__ is dlx.Tensor.__dlpack_c_exchange_api__ is capsule
 
 
 def test_the_table_cannot_be_replaced():
-    """The type is fixed, its table with it."""
+    """The type is immutable, including its table."""
     with pytest.raises(TypeError):
         dlx.Tensor.__dlpack_c_exchange_api__ = None
     with pytest.raises((TypeError, AttributeError)):
@@ -61,7 +61,7 @@ def test_the_table_cannot_be_replaced():
 
 
 def test_header(exchange):
-    """The table is of version 1.3, and there is no older one."""
+    """The table has version 1.3 and no predecessor."""
     header = exchange.api.header
     assert (header.version.major, header.version.minor, header.prev_api) == (1, 3, ffi.NULL)
 
@@ -79,7 +79,7 @@ def test_every_slot_is_real(exchange, slot):
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (4, 1, 7), (1000, 257)])
 @pytest.mark.parametrize("dtype", [FLOAT32, (0, 8, 1), (5, 128, 1), (4, 16, 1), (2, 32, 4)])
 def test_allocate(exchange, shape, dtype, thread):
-    """Fresh writable CPU memory, aligned to 256 bytes, row-major, from any thread, without the GIL."""
+    """New writable CPU memory, aligned to 256 bytes, row-major, from any thread, without the GIL."""
     call = exchange.allocate(dltensor(shape, None, dtype), thread=thread)
     assert (call.rc, call.reports) == (0, 0)
     tensor = exchange.take(call.out)
@@ -89,7 +89,7 @@ def test_allocate(exchange, shape, dtype, thread):
 
 
 def test_allocate_packs_small_elements(exchange):
-    """Five int4 take three bytes, as the ABI has it where no flag is set."""
+    """Five int4 take three bytes, as the ABI requires without a flag."""
     tensor = exchange.take(exchange.allocate(dltensor((5,), None, INT4)).out)
     assert (tensor.nbytes, tensor.flags) == (3, 0)
 
@@ -102,7 +102,7 @@ def test_allocate_nothing(exchange, shape):
 
 
 def test_allocate_reads_only_what_the_protocol_names(exchange):
-    """Strides, data and byte offset of the prototype may be anything."""
+    """Strides, data and byte offset of the prototype are ignored."""
     prototype = dltensor((2, 3), (1, 2), address=0, byte_offset=2**64 - 1)
     plain = exchange.take(exchange.allocate(prototype).out)
     prototype.strides = ffi.cast("int64_t*", 1)
@@ -111,7 +111,7 @@ def test_allocate_reads_only_what_the_protocol_names(exchange):
 
 
 def test_allocated_memory_is_released_without_python(exchange, counting):
-    """The deleter of allocated memory runs on a thread that has never seen Python."""
+    """The deleter of allocated memory runs on a thread unknown to Python."""
     before = native.live()
     call = exchange.allocate(dltensor((9,)), thread=True)
     assert native.live() == before + 1
@@ -136,7 +136,7 @@ def test_allocated_memory_is_released_without_python(exchange, counting):
     ],
 )
 def test_allocate_reports_once(exchange, prototype, kind, message, thread):
-    """A failure is -1, NULL, and one report with the name of an exception and a sentence."""
+    """A failure is -1, NULL, and one report with the name of an exception and a message."""
     call = exchange.allocate(prototype, thread=thread)
     assert (call.rc, call.out, call.reports, call.kind) == (-1, None, 1, kind)
     assert call.message and message in call.message
@@ -150,7 +150,7 @@ def test_allocate_reports_once(exchange, prototype, kind, message, thread):
     ("shape", "strides"), [((2, 3), None), ((3, 2), (1, 3)), ((4,), (-1,)), ((2,), (0,)), ((), ())]
 )
 def test_export(exchange, shape, strides, device):
-    """The managed tensor says what the dlx.Tensor says, wherever the memory is."""
+    """The managed tensor has the dlx.Tensor's fields, on any device."""
     tensor = over(shape, strides, device=device, at=24)
     managed = exchange.export(tensor)
     assert described(managed.dl_tensor) == says(tensor)
@@ -160,14 +160,14 @@ def test_export(exchange, shape, strides, device):
 
 @pytest.mark.parametrize("flags", [0, READ_ONLY, IS_COPIED, READ_ONLY | IS_COPIED])
 def test_export_flags(exchange, flags):
-    """Read-only is said; copied is not, since this hand-over is none."""
+    """The read-only flag is exported; the copied flag is not."""
     managed = exchange.export(over(flags=flags))
     assert managed.flags == flags & READ_ONLY
     lib.dlx_managed_release(managed)
 
 
 def test_export_keeps_the_memory_alive(exchange):
-    """The managed tensor holds the owner by itself, its shape included, until its deleter runs."""
+    """The managed tensor keeps the owner and its shape until its deleter runs."""
     owner = Owner(range(64))
     gone = weakref.ref(owner)
     managed = exchange.export(over(owner=owner))
@@ -181,7 +181,7 @@ def test_export_keeps_the_memory_alive(exchange):
 @pytest.mark.parametrize("obj", [None, b"abc", 3, dlx.Tensor], ids=repr)
 @pytest.mark.parametrize("slot", ["export", "borrow"])
 def test_only_dlx_tensors(exchange, slot, obj):
-    """Anything but a dlx.Tensor is a TypeError, never a guess."""
+    """Other objects raise TypeError."""
     with pytest.raises(TypeError, match=r"expected dlx\.Tensor"):
         getattr(exchange, slot)(obj)
 
@@ -190,7 +190,7 @@ def test_only_dlx_tensors(exchange, slot, obj):
 
 
 def test_import_takes_ownership(exchange, counting):
-    """The foreign deleter runs once, when the last dlx.Tensor is gone."""
+    """The foreign deleter runs once, with the last dlx.Tensor."""
     before = counting.deleted
     tensor = exchange.take(counting.managed((2, 3)))
     assert type(tensor) is dlx.Tensor and says(tensor)[:4] == ((2, 3), (3, 1), FLOAT32, (1, 0))
@@ -205,13 +205,13 @@ def test_import_takes_ownership(exchange, counting):
     ("flags", "kept"), [(0, 0), (READ_ONLY, READ_ONLY), (IS_COPIED, 0), (READ_ONLY | IS_COPIED, READ_ONLY)]
 )
 def test_import_flags(exchange, counting, flags, kept):
-    """Read-only is kept; copied is said of the hand-over, which is over."""
+    """The read-only flag is kept; the copied flag is dropped."""
     assert exchange.take(counting.managed(flags=flags)).flags == kept
 
 
 @pytest.mark.parametrize("arguments", [{"strides": None}, {"byte_offset": 16}, {"version": (1, 99)}])
 def test_import_of_what_others_write(exchange, counting, arguments):
-    """NULL strides, a byte offset and a later minor version are understood."""
+    """NULL strides, a byte offset and a later minor version are supported."""
     tensor = exchange.take(counting.managed((2, 3), **arguments))
     assert (tensor.strides, tensor.byte_offset) == ((3, 1), 0)
 
@@ -230,7 +230,7 @@ def test_import_of_what_others_write(exchange, counting, arguments):
     ],
 )
 def test_import_that_fails_takes_nothing(exchange, counting, arguments, error):
-    """A refused tensor is untouched and still the caller's, whose one call of the deleter frees it."""
+    """A rejected tensor is unchanged and stays the caller's, whose deleter call frees it."""
     before = counting.deleted
     address = counting.managed(**arguments)
     managed = ffi.cast("DLManagedTensorVersioned*", address)
@@ -243,7 +243,7 @@ def test_import_that_fails_takes_nothing(exchange, counting, arguments, error):
 
 
 def test_there_and_back(exchange):
-    """A dlx.Tensor that left through the table comes back over the same memory, read-only flag and all."""
+    """A dlx.Tensor exported by the table is imported over the same memory, with its read-only flag."""
     tensor = over((3, 2), (1, 3), flags=READ_ONLY)
     back = exchange.take(exchange.export(tensor))
     assert says(back) == says(tensor) and back.readonly
@@ -254,13 +254,13 @@ def test_there_and_back(exchange):
 
 @pytest.mark.parametrize("device", [(1, 0), (2, 3), (8, 0)])
 def test_borrow(exchange, device):
-    """The borrowed struct says what the dlx.Tensor says."""
+    """The borrowed struct has the dlx.Tensor's fields."""
     tensor = over((3, 2), (1, 3), device=device)
     assert described(exchange.borrow(tensor)) == says(tensor)
 
 
 def test_borrow_holds_nothing(exchange):
-    """A borrow owns nothing: the memory goes with the dlx.Tensor."""
+    """A borrowed struct owns nothing: the memory is freed with the dlx.Tensor."""
     tensor = over()
     before = native.live()
     look = exchange.borrow(tensor)
@@ -273,9 +273,9 @@ def test_borrow_holds_nothing(exchange):
 
 
 def test_borrow_refuses_read_only(exchange):
-    """A DLTensor cannot say read-only, so none is given of read-only memory, and nothing is written."""
+    """A DLTensor has no read-only flag, so read-only memory cannot be borrowed; nothing is written."""
     out = ffi.new("DLTensor*")
-    with pytest.raises(errors.ReadOnlyError, match="cannot say"):
+    with pytest.raises(errors.ReadOnlyError, match="no read-only flag"):
         exchange.held.exchange_borrow(exchange.address, over(flags=READ_ONLY), int(ffi.cast("uintptr_t", out)))
     assert bytes(ffi.buffer(out)) == bytes(ffi.sizeof("DLTensor"))
 
@@ -291,7 +291,7 @@ def test_host_memory_has_no_stream(exchange, device):
 
 @pytest.mark.parametrize("device", [(2, 0), (2, 1), (10, 0), (13, 0), (8, 0), (99, 0)])
 def test_no_stream_elsewhere(exchange, device):
-    """A device whose stream dlx cannot know is a DeviceError, not a NULL that means the default stream."""
+    """A device without a known stream raises DeviceError: NULL would mean the default stream."""
     reason = "no CUDA driver" if device[0] in (2, 13) else rf"\({device[0]}, {device[1]}\)"
     with pytest.raises(errors.DeviceError, match=reason):
         exchange.stream(device)
@@ -301,13 +301,13 @@ def test_no_stream_elsewhere(exchange, device):
 
 
 def test_tvm_ffi_uses_the_table():
-    """tvm_ffi takes a dlx.Tensor by its table, shares the memory, and gives dlx.Tensor back from its functions."""
+    """tvm_ffi imports a dlx.Tensor by its table, shares the memory, and returns dlx.Tensor from its functions."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     owner = Owner(range(64))
     tensor = over(owner=owner)
     taken = tvm_ffi.from_dlpack(tensor)
     assert (taken.data_ptr(), tuple(taken.shape)) == (tensor.data_ptr, (2, 3))
-    # Only the table tells it what to make of its own tensors: without one it gives a tvm_ffi.Tensor back.
+    # It finds the result's type only by the table: without one it returns a tvm_ffi.Tensor.
     echoed = tvm_ffi.get_global_func("testing.echo")(tensor)
     assert type(echoed) is dlx.Tensor and echoed.data_ptr == tensor.data_ptr
     gone = weakref.ref(owner)

@@ -1,13 +1,12 @@
-"""The C of this project compiles without a warning, and a new one ends `make lint`."""
+"""The C code compiles without warnings; a new warning fails `make lint`."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 import pytest
-from project import ROOT, SUPPORT
+from support.project import ROOT, program
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -20,8 +19,8 @@ PLANTED = {
 
 
 def lint(*files):
-    """Run the check; return its exit status, and what it printed."""
-    command = [sys.executable, str(SUPPORT / "lint_c.py"), *map(str, files)]
+    """Run the check; return its exit status and output."""
+    command = program("repository.lint_c", *files)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -29,8 +28,8 @@ def lint(*files):
 @pytest.mark.parametrize("folder", ["c_src/convert", "c_src/core", "adapters"])
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
-    """In a file as those of a folder are compiled: by the flags that the folder has."""
-    import lint_c
+    """A warning in a file is found with the flags of its folder."""
+    from support.repository import lint_c
 
     monkeypatch.setattr(lint_c, "ROOT", tmp_path)
     path = tmp_path / folder / "planted.c"
@@ -42,18 +41,18 @@ def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
 
 
 def test_every_c_file_is_looked_at():
-    """Those of the extensions and of the tests, and the one that cffi makes."""
-    import lint_c
+    """The extensions' files, the tests' files, and cffi's generated file."""
+    from support.repository import lint_c
 
     found = {str(path.relative_to(ROOT)) for path in lint_c.files()}
     assert {"c_src/convert/identity.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
             "tests/c/lying.c"} <= found  # fmt: skip
     assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("adapters/*.c")} <= {*lint_c.files()}
-    assert "lint_c.py" in (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    assert "repository.lint_c" in (ROOT / "noxfile.py").read_text().partition("\ndef lint(")[2].partition("\n\n\n")[0]
 
 
 @pytest.mark.slow
 def test_there_is_no_warning():
-    """What `make lint` runs."""
+    """The check of `make lint`."""
     status, said = lint()
     assert status == 0, said

@@ -1,4 +1,4 @@
-"""One word a thing, and the field's own: words that this project once had for itself do not come back."""
+"""Words that this project once had for itself do not come back; it uses the field's words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import functools
 import re
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
-# Old word -> what a reader of numpy, torch or tvm-ffi knows it as. One line a word; a word is added when it is gone.
+# Old word -> the word of numpy, torch or tvm-ffi. Add a word when it is gone from the project.
 OLD = {
     r"hindrances?": "blocker",
     r"obstacles?": "incompatibility",
@@ -33,12 +33,12 @@ OLD = {
     r"cross(?:es|ed)?(?! the)|lend(?:s|ing)?|lend_\w+|lending": "convert; export; keep alive",
 }
 FOLDERS = ("dlx", "adapters", "c_src", "docs", "examples", "benchmarks")
-MADE = {"docs/conformance.md", "docs/matrix.md"}  # by commands, in their own words
+MADE = {"docs/conformance.md", "docs/matrix.md"}  # generated
 
 
 @functools.cache
 def pages():
-    """Return every text of the project that people read or write, {name: text}."""
+    """Return every text of the project for readers and writers, {name: text}."""
     paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
     for folder in FOLDERS:
         found = (ROOT / folder).rglob("*")

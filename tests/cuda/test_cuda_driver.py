@@ -1,4 +1,4 @@
-"""The CUDA driver comes and goes: found late or not at all, devices, forks, the end of the process."""
+"""Finding and losing the CUDA driver: loading, devices, forks, the end of the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import textwrap
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
@@ -21,24 +21,24 @@ CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
 
 @pytest.mark.parametrize("ask", [driver.require, lambda: dlx.empty(3, "int8", "cuda:0")])
 def test_no_driver(ask):
-    """One clear sentence, and what to do."""
-    with pytest.raises(DeviceError, match=r"no CUDA driver here: no-driver.*DLX_CUDA_DRIVER may name"):
+    """One clear sentence with a fix."""
+    with pytest.raises(DeviceError, match=r"no CUDA driver here: no-driver.*set DLX_CUDA_DRIVER"):
         ask()
     assert driver.is_loaded() is False
 
 
 def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
-    """What is missing in it is named."""
+    """The error names the missing function."""
     source, library = tmp_path / "old.c", tmp_path / "old.so"
     source.write_text("int cuInit(unsigned f) { return (int)f; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(library))
-    with pytest.raises(DeviceError, match="too old, it has no cuGetErrorName"):
+    with pytest.raises(DeviceError, match="too old, it lacks cuGetErrorName"):
         driver.require()
 
 
 def test_a_driver_without_what_came_later(python, tmp_path):
-    """No stream-ordered allocator, no numbers of captures: memory of another kind, and a capture stays whole."""
+    """Without a stream-ordered allocator and capture ids, dlx uses other memory, and captures stay valid."""
     library = tmp_path / "early.so"
     later = "MemPoolCreate MemAllocFromPoolAsync MemFreeAsync StreamGetCaptureInfo_v2"
     missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
@@ -75,7 +75,7 @@ def test_a_driver_without_what_came_later(python, tmp_path):
     [(100, "sees no device"), (3, "'spawn'"), (999, r"cuInit failed with an unknown error \(999\)")],
 )
 def test_a_driver_that_does_not_start(cuda, monkeypatch, code, message):
-    """No device, a fork before us, anything else: said in words, and tried again next time."""
+    """No device, an earlier fork, any other failure: each has a message, and the next call tries again."""
     monkeypatch.setenv("FAKE_CUDA_INIT", str(code))
     with pytest.raises(DeviceError, match=message):
         driver.require()
@@ -84,18 +84,18 @@ def test_a_driver_that_does_not_start(cuda, monkeypatch, code, message):
 
 
 def test_devices(cuda):
-    """The host, and what the driver sees."""
+    """The host, and the driver's devices."""
     assert driver.devices() == {dlx.Device("cpu"): "host memory", CUDA0: "Fake device 0", CUDA1: "Fake device 1"}
 
 
 def test_devices_without_a_driver():
-    """The host alone."""
+    """Only the host."""
     assert driver.devices() == {dlx.Device("cpu"): "host memory"}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(1, "cuda_host:1"), (2, "cuda:1"), (3, "cuda_managed:1")])
 def test_where_memory_is(cuda, kind, name):
-    """The driver knows which device an address belongs to."""
+    """The driver knows the device of each address."""
     assert driver.where(cuda.alloc(N, 1, kind)) == dlx.Device(name)
     buffer = ffi.new("char[]", 8)
     assert driver.where(int(ffi.cast("uintptr_t", buffer))) == dlx.Device("cpu")
@@ -103,7 +103,7 @@ def test_where_memory_is(cuda, kind, name):
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_driver_that_cannot_say_where(cuda, after):
-    """A broken device is not taken for plain host memory."""
+    """A broken device does not make memory plain host memory."""
     memory = cuda.alloc(N, 1)
     with driver.at(CUDA1):
         cuda.fail("cuPointerGetAttribute", 700, after)
@@ -114,7 +114,7 @@ def test_a_driver_that_cannot_say_where(cuda, after):
 
 
 def test_current_device(cuda):
-    """A device is current inside the block only, also where the block raises."""
+    """A device is current only inside the block, even if the block raises."""
     with driver.at(CUDA1):
         assert cuda.current == 1
         with driver.at(CUDA0):
@@ -126,7 +126,7 @@ def test_current_device(cuda):
 
 
 def calls_on(cuda, np, device):
-    """What dlx does with memory of a device, by name; one call of each kind fails."""
+    """Yield dlx's operations on device memory, by name; one driver call of each kind fails."""
     tensor = dlx.empty(N, "uint8", device)
     other = "cuda:0" if device == "cuda:1" else "cuda:1"
     stream = cuda.stream(int(device[-1]))
@@ -152,7 +152,7 @@ def calls_on(cuda, np, device):
 @pytest.mark.parametrize("current", ["none", "cuda:0", "cuda:1"])
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
 def test_the_current_device_stays(cuda, np, device, current, fails):
-    """Whatever dlx does, and whether that works: afterwards this thread's device is the one that it was before."""
+    """After each operation, successful or not, this thread's current device is unchanged."""
     with contextlib.ExitStack() as stack:
         if current != "none":
             stack.enter_context(driver.at(dlx.Device(current)))
@@ -174,7 +174,7 @@ PRELUDE = """
     import dlx
     from dlx._core import native, cuda as driver
     from dlx._core.stream import Stream
-    from fake_cuda import FakeCuda
+    from support.cuda.fake_cuda import FakeCuda
     cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
     device = dlx.Device("cuda:0")
     class Owner:
@@ -188,14 +188,14 @@ PRELUDE = """
 
 
 def run(python, fake_driver, code, prelude=PRELUDE):
-    """Run code in a fresh process whose driver is the recording one; return the lines that it prints."""
-    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    """Run code in a new process with the recording driver; return its output lines."""
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     return python(textwrap.dedent(prelude) + textwrap.dedent(code), env=env).split("\n")
 
 
 def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
-    """Deleters in the child skip it (it would complain on stderr), requests say what to do; the parent goes on."""
+    """Deleters in the child do not call it (it would complain on stderr), calls raise; the parent goes on."""
     code = """
         c = cuda.stream(); cuda.stall(c)
         tensor, memory = used(c)
@@ -224,7 +224,7 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
 
 @pytest.mark.parametrize("pools", [True, False])
 def test_a_child_with_memory_of_dlx(python, fake_driver, pools):
-    """Whether it lives or waits to go back: the child calls nothing, says why, and works on the host."""
+    """With live or pending memory, the child calls nothing, raises with an explanation, and works on the host."""
     code = f"""
         cuda.set_pools({pools})
         alive, dropped = (dlx.empty(64, "uint8", "cuda:1") for _ in range(2))
@@ -250,7 +250,7 @@ def test_a_child_with_memory_of_dlx(python, fake_driver, pools):
 
 
 def test_a_child_may_start_the_driver_itself(python, fake_driver):
-    """A fork before the driver was used costs nothing."""
+    """A fork before the first use of the driver has no effect."""
     code = """
         pid = os.fork()
         if pid == 0:
@@ -262,7 +262,7 @@ def test_a_child_may_start_the_driver_itself(python, fake_driver):
 
 
 def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
-    """The fork waits for the thread that loads it, so that the child finds no lock that nobody can open."""
+    """The fork waits for the thread that loads the driver, so that the child inherits no locked lock."""
     library, source = tmp_path / "slow.so", tmp_path / "slow.c"
     source.write_text(
         f"""
@@ -277,7 +277,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
     code = """
         import threading, time, warnings
         from dlx.errors import DeviceError
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks with threads
         loading = threading.Thread(target=driver.require)
         loading.start()
         time.sleep(0.1)
@@ -297,7 +297,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
 
 
 def test_exit_with_memory_in_every_state(python, fake_driver):
-    """Tensors that live, wait or hold points when the process ends: no call comes after the driver is gone."""
+    """Tensors live, wait or have events when the process ends: the driver is not called after its end."""
     code = """
         import atexit, threading
         c = cuda.stream(); cuda.stall(c)
@@ -315,9 +315,9 @@ def test_exit_with_memory_in_every_state(python, fake_driver):
 
 @pytest.mark.parametrize("again", [False, True], ids=["and left", "and used again"])
 def test_a_device_that_was_reset(python, fake_driver, again):
-    """By `cudaDeviceReset`, under memory, streams, events and a release that waits: errors in words, nothing is kept.
+    """After `cudaDeviceReset` with memory, streams, events and a pending release, calls raise, and nothing leaks.
 
-    What dlx had on the device is gone with its context, also where somebody makes that anew; the rest goes on.
+    dlx's objects on the device are gone with the context, even if it is created again; everything else works.
     """
     code = f"""
         import ctypes
@@ -349,7 +349,7 @@ def test_a_device_that_was_reset(python, fake_driver, again):
 
 
 def test_host_work_loads_no_driver(python, fake_driver):
-    """Neither import, nor plan, describe, listing or conversions of host memory load it; asking for CUDA does."""
+    """Import, plan, describe, listing and conversions of host memory do not load the driver; a CUDA request does."""
     code = """
         import os, pathlib
         import dlx
@@ -395,12 +395,12 @@ ANY = {
     "cuMemcpyAsync": "uint64_t a, uint64_t b, size_t c, uint64_t d",
     "cuMemcpy2DAsync_v2": "const box* a, uint64_t b",
 }
-"""Entry points that a capture may forbid, or that were not looked up: each must be called in the relaxed mode."""
+"""Entry points that a capture may forbid, or that are unknown: each must be called in relaxed mode."""
 
 
 @pytest.mark.parametrize("pools", [True, False], ids=["pools", "no pools"])
 def test_all_that_may_be_the_first_is_relaxed(python, tmp_path, pools):
-    """While another thread's stream captures in the strictest mode, a process uses dlx for the first time."""
+    """A process first uses dlx while another thread's stream captures in the strictest mode."""
     head = "".join(f"#define {name} inner_{name}\n" for name in ANY)
     wraps = "".join(
         f'#undef {name}\nint {name}({args}) {{ strict("{name}"); return inner_{name}({", ".join("abcd"[:n])}); }}\n'

@@ -1,4 +1,4 @@
-"""The fast path on arrays in device memory: the same results, driver calls and lifetimes as the Python path's."""
+"""The fast path for arrays in device memory has the results, driver calls and lifetimes of the Python path."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import gc
 import itertools
 import weakref
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, MANAGED, PER_THREAD
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, MANAGED, PER_THREAD
 
 import dlx
 from dlx._core import cuda as native_cuda
@@ -16,14 +16,14 @@ from dlx._core import native
 from dlx._core.stream import Stream
 from dlx._engine.fast_path import consumer_failed, learn
 from dlx._registry.registry import registry
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import ConversionError, DeviceError, ReadOnlyError, StreamError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 PYTHON = object()
 fast = native.FastPathFunction(lambda *args, **keywords: PYTHON, learn, consumer_failed)
-"""The fast path alone: it gives PYTHON where it would call the Python path."""
+"""The fast path alone: it returns PYTHON instead of calling the Python path."""
 slow = dlx.convert.__wrapped__
 
 STREAMS = ["shared", "own", "legacy", "per-thread"]
@@ -48,9 +48,9 @@ def lib_b(monkeypatch, cuda):
 
 @pytest.fixture
 def warm(cuda, lib_a, lib_b):
-    """Both have been at work on a device before, and dlx with them: the first time is the Python path's.
+    """Use both on a device, including by dlx: the first use takes the Python path.
 
-    A plugin that is loaded makes dlx forget its routes, so all are loaded first.
+    Loading a plugin clears dlx's routes, so all are loaded first.
     """
     registry.load_all()
     for target in ("libb", "dlx"):
@@ -63,25 +63,25 @@ def warm(cuda, lib_a, lib_b):
 
 
 def flat(tree):
-    """Every array in a container."""
+    """Return all arrays of a container."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     return [array for child in tree for array in flat(child)] if isinstance(tree, list | tuple) else [tree]
 
 
 def arrays_of(tree):
-    """The same without what passes through."""
+    """The same without objects that are passed through."""
     return [each for each in flat(tree) if not isinstance(each, int)]
 
 
 def handles(cuda, producer, consumer, device=0):
-    """The streams of a pair. Two that are `shared` are one."""
+    """Return the streams of a pair; `shared` ones are the same."""
     known = {"shared": cuda.stream(device), "legacy": LEGACY, "per-thread": PER_THREAD}
     return known.get(producer) or cuda.stream(device), known.get(consumer) or cuda.stream(device)
 
 
 def calls(cuda):
-    """The driver's calls that are for streams, since the record began, the numbers of events left out."""
+    """Return the driver's stream calls since the record began, without event numbers."""
     names = [
         f"cu{name}"
         for name in (
@@ -125,13 +125,13 @@ def test_as_the_python_path(cuda, lib_a, lib_b, warm, producer, consumer, shape,
             cuda.resume(c, device)
             assert dlx.release_pending() == 0 and lib_a.freed == freed + len(addresses)
             seen.append((ordered, released, kept))
-    assert seen[2] == seen[3]  # before that, events are made
+    assert seen[2] == seen[3]  # creates events
     assert lib_a.reused_too_early == 0 and cuda.races == 0
 
 
 @pytest.mark.parametrize(("producer", "consumer"), list(itertools.product(STREAMS, STREAMS)))
 def test_one_order_for_many(cuda, lib_a, lib_b, warm, producer, consumer):
-    """One record and one wait for a thousand arrays, nothing on one stream; each framework is asked once."""
+    """One record and one wait for a thousand arrays, nothing on one stream; each framework's stream is read once."""
     p, c = handles(cuda, producer, consumer)
     with lib_a.on(p), lib_b.on(c):
         arrays = [lib_a.made() for _ in range(1000)]
@@ -151,7 +151,7 @@ def test_one_order_for_many(cuda, lib_a, lib_b, warm, producer, consumer):
 @pytest.mark.parametrize("consumer", STREAMS[1:])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_from_dlx(cuda, lib_a, lib_b, warm, consumer, shape):
-    """A dlx.Tensor has an event of its own; those of one call have one, and it is waited for once."""
+    """A dlx.Tensor has its own event; those of one call share an event, which is waited for once."""
     _, c = handles(cuda, "own", consumer)
     seen = []
     with lib_a.on(cuda.stream()), lib_b.on(c):
@@ -170,7 +170,7 @@ def test_from_dlx(cuda, lib_a, lib_b, warm, consumer, shape):
 
 
 def test_memory_without_an_event(cuda, lib_b, warm):
-    """What was made by address is ready: nothing is waited for, and it is kept until the consumer is done."""
+    """A tensor created from an address is ready: no wait, but it is kept until the consumer's stream is done."""
     gone = []
 
     class Owner:
@@ -194,7 +194,7 @@ def test_memory_without_an_event(cuda, lib_b, warm):
 
 
 def test_several_devices_and_frameworks(cuda, lib_a, lib_b, warm, monkeypatch):
-    """Each pair of streams is ordered once, whichever framework works on it; host arrays stand between them."""
+    """Each pair of streams is ordered once, for all frameworks that use it; host arrays may be in between."""
     other = gpulib.install(monkeypatch, "other", cuda, gpulib.QuickAdapter)
     dlx.convert(other.made(), to="libb")
     host = other.Array(dlx.empty((64,), "uint8"))
@@ -203,9 +203,9 @@ def test_several_devices_and_frameworks(cuda, lib_a, lib_b, warm, monkeypatch):
         made = [lib_a.made(0), other.made(0), lib_a.made(1), lib_a.made(0), other.made(1)]
         cuda.forget()
         results = fast(made, to="libb")
-        # The legacy stream of the second device is both the consumer's and that of `other` there.
+        # The legacy stream of the second device is both the consumer's and the one of `other`.
         assert cuda.ordering == 4 and not any(lib_b.read(array) for array in results)
-        assert fast([*made, host], to="libb") is PYTHON  # it has no memory of a device
+        assert fast([*made, host], to="libb") is PYTHON  # does not support device memory
         cuda.forget()
         tensors = fast(made[:2], to="dlx")
         assert cuda.ordering == 1
@@ -213,7 +213,7 @@ def test_several_devices_and_frameworks(cuda, lib_a, lib_b, warm, monkeypatch):
 
 
 def test_what_python_does(cuda, lib_a, lib_b, warm):
-    """What cannot be proven safe in C is left to the Python path, which refuses it or copies."""
+    """If C cannot prove that a case is safe, the Python path rejects it or copies."""
     array = lib_a.made()
     for options in ({"copy": True}, {"device": "cpu"}, {"device": "cuda:1"}, {"stream": 1}, {"strict": True}):
         assert fast(array, to="libb", **options) is PYTHON
@@ -227,14 +227,14 @@ def test_what_python_does(cuda, lib_a, lib_b, warm):
     with pytest.raises(ReadOnlyError):
         dlx.convert(tensor, to="libb", copy=False)
     wide = native.tensor_new(memory, (16,), None, dlx.DType("float32"), (2, 0), 0, None)
-    assert fast(wide, to="libb") is PYTHON  # which takes uint8 only
+    assert fast(wide, to="libb") is PYTHON  # supports only uint8
     for options in ({"copy": False}, {"detach": True}, {"readonly": "error"}):
         assert fast(array, to="libb", **options).ptr == array.ptr
     cuda.free(memory)
 
 
 def test_a_capture(cuda, lib_a, lib_b, warm):
-    """One stream that captures is shared; across the border of a capture it is refused, and the capture goes on."""
+    """A stream that captures is shared; across the limits of a capture it is refused, and the capture continues."""
     with lib_a.on(cuda.stream()) as p, lib_b.on(p.ptr):
         array = lib_a.made()
         cuda.capture(p.ptr)
@@ -251,19 +251,19 @@ def test_a_capture(cuda, lib_a, lib_b, warm):
 
 
 def test_inside_using(cuda, lib_a, lib_b, warm):
-    """Where a framework works on a stream of another, the Python path knows who keeps that alive."""
+    """If a framework works on another framework's stream, the Python path knows the stream's owner."""
     array = lib_a.made()
     stream = cuda.stream()
     kept = gpulib.Stream(stream)
     with lib_a.on(cuda.stream()):
-        with working(lib_b.adapter, {dlx.Device("cuda:0"): Stream(dlx.Device("cuda:0"), stream, kept)}):
+        with set_streams(lib_b.adapter, {dlx.Device("cuda:0"): Stream(dlx.Device("cuda:0"), stream, kept)}):
             assert fast(array, to="libb") is PYTHON
         assert fast(array, to="libb") is not PYTHON
     assert lib_b.freed == 0
 
 
 def test_a_stream_is_kept(cuda, lib_a, lib_b, warm):
-    """The object that names a stream lives until its stream is done, and a consumer's memory with it."""
+    """The stream's owner lives until its stream is done, and so does a consumer's memory."""
     with lib_a.on(cuda.stream()):
         with lib_b.on(cuda.stream()) as c:
             result = fast(lib_a.made(), to="libb")
@@ -279,7 +279,7 @@ def test_a_stream_is_kept(cuda, lib_a, lib_b, warm):
 
 @pytest.mark.parametrize("side", ["liba", "libb"])
 def test_no_stream_is_told(cuda, lib_a, lib_b, warm, monkeypatch, side):
-    """What fails is asked by the Python path again, which says it; an interrupt ends the call."""
+    """The Python path retries failures and reports them; an interrupt ends the call."""
     framework = {"liba": lib_a, "libb": lib_b}[side]
     array = lib_a.made()
 
@@ -304,7 +304,7 @@ def test_no_stream_is_told(cuda, lib_a, lib_b, warm, monkeypatch, side):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_consumer_that_fails(cuda, lib_a, lib_b, warm, monkeypatch, shape):
-    """The error is the Python path's, with its path; all memory comes back when the consumer's stream is done."""
+    """The Python path's error with its path; all memory is released when the consumer's stream is done."""
 
     def failing(tensor):
         raise RuntimeError("no room for it")
@@ -330,7 +330,7 @@ def test_a_consumer_that_fails(cuda, lib_a, lib_b, warm, monkeypatch, shape):
 
 @pytest.mark.parametrize("name", ["cuEventRecord", "cuStreamWaitEvent", "cuStreamIsCapturing"])
 def test_a_driver_that_fails(cuda, lib_a, lib_b, warm, name):
-    """What the driver refuses is tried once more by the Python path, which says it where it fails again."""
+    """The Python path retries a failed driver call, and reports it if it fails again."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
         array = lib_a.made()
         fast(array, to="libb")
@@ -346,7 +346,7 @@ def test_a_driver_that_fails(cuda, lib_a, lib_b, warm, name):
 
 
 def test_threads_have_streams_of_their_own(cuda, lib_a, lib_b, warm):
-    """Conversions of several threads at once release what they share, each once."""
+    """Concurrent conversions in several threads release shared memory once."""
     import threading
 
     failures = []
@@ -372,7 +372,7 @@ def test_threads_have_streams_of_their_own(cuda, lib_a, lib_b, warm):
 
 
 def test_no_elements_and_odd_strides(cuda, lib_a, lib_b, warm):
-    """Views of any strides cross as they are; what has no elements has no owner to wait for."""
+    """Views with any strides are shared; an empty tensor has no owner to wait for."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
         for shape, strides in (((4, 8), (16, 2)), ((8,), (0,)), ((3, 1, 2), (2, 99, 1)), ((), ()), ((0, 4), (4, 1))):
             array = lib_a.made(shape=shape, strides=strides)
@@ -386,11 +386,11 @@ def test_no_elements_and_odd_strides(cuda, lib_a, lib_b, warm):
 
 
 def test_tvm_ffi(cuda, lib_a, warm):
-    """The real one, whose table names the stream of its environment, out and in."""
+    """The real tvm_ffi, whose table returns its environment's stream, in both directions."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     device = tvm_ffi.device(2, 0)
     with lib_a.on(cuda.stream()) as p:
-        for target in ("tvm_ffi", "liba"):  # the first time is the Python path's
+        for target in ("tvm_ffi", "liba"):  # the first use takes the Python path
             dlx.convert(dlx.convert(lib_a.made(), to="tvm_ffi"), to=target)
         for c, orders in ((cuda.stream(), 2), (p.ptr, 0)):
             with tvm_ffi.use_raw_stream(device, c):
@@ -413,7 +413,7 @@ def test_tvm_ffi(cuda, lib_a, warm):
 
 
 class Producer:
-    """Of no framework; its array on the host must be copied for a consumer that wants it aligned."""
+    """An unregistered type whose host array must be copied for a consumer that needs alignment."""
 
     def __init__(self):
         memory = dlx.empty((192,), "uint8", "cpu")
@@ -430,7 +430,7 @@ class Producer:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["the first time", "the driver fails"])
 def test_a_producer_that_is_copied_beside_a_device_array(monkeypatch, cuda, lib_a, fails):
-    """Streams are ordered before anything is copied, so that a capsule can still be left to the Python path."""
+    """Streams are ordered before any copy, so that the Python path can still take a capsule."""
     gpulib.install(monkeypatch, "libc", cuda, lambda framework: gpulib.QuickAdapter(framework, min_alignment=64))
     for _ in range(2):
         dlx.convert(Producer(), to="libc")
@@ -445,7 +445,7 @@ def test_a_producer_that_is_copied_beside_a_device_array(monkeypatch, cuda, lib_
 
 
 def test_one_event_for_two_devices(cuda, lib_b, warm):
-    """The legacy streams of two devices have one number, and each waits."""
+    """The legacy streams of two devices have the same number, and each waits."""
     arrays = [dlx.empty((64,), "uint8", f"cuda:{device}") for device in (0, 1)]
     for array in arrays:
         dlx.convert(array, to="libb")

@@ -1,15 +1,14 @@
-"""Every pair of streams, for one array, many, a nested container and a lazy view: nothing races, nothing is done twice.
+"""Every pair of streams, for one array, many, a nested container and a lazy view: no races, no duplicate work.
 
-The same grid is walked once more with the wait left out: then every pair that must be ordered races.
+The grid runs again without the wait: then every pair that needs an order races.
 """
 
 from __future__ import annotations
 
 import itertools
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver
@@ -27,34 +26,22 @@ SHAPES = {
 PAIRS = list(itertools.product(STREAMS, STREAMS))
 
 
-@pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """The producer."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """The consumer."""
-    return gpulib.install(monkeypatch, "libb", cuda)
-
-
 def flat(tree):
-    """Every array in a container."""
+    """Return all arrays of a container."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     return [array for child in tree for array in flat(child)] if isinstance(tree, list | tuple) else [tree]
 
 
 def handles(cuda, producer, consumer):
-    """The streams of a pair. Two that are `shared`, or `capturing`, are one."""
+    """Return the streams of a pair; `shared` and `capturing` ones are the same."""
     shared, capturing = cuda.stream(), cuda.stream()
     known = {"shared": shared, "legacy": LEGACY, "per-thread": PER_THREAD, "capturing": capturing}
     return known.get(producer) or cuda.stream(), known.get(consumer) or cuda.stream()
 
 
 def converted(tree, shape):
-    """All arrays of a conversion; a view's when they are asked for."""
+    """Return all arrays of a conversion; a view converts them now."""
     if shape != "lazy":
         return flat(dlx.convert(tree, to="libb"))
     view = dlx.convert(tree, to="libb", lazy=True)
@@ -64,7 +51,7 @@ def converted(tree, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("producer", "consumer"), PAIRS)
 def test_the_grid(cuda, lib_a, lib_b, producer, consumer, shape):
-    """One stream: no ordering call. Two: one record and one wait. Across the border of a capture: refused, unharmed."""
+    """One stream: no ordering call. Two: a record and a wait. Across a capture: refused, and the capture continues."""
     p, c = handles(cuda, producer, consumer)
     with lib_a.on(p), lib_b.on(c):
         tree = SHAPES[shape](lib_a.made)
@@ -89,7 +76,7 @@ def test_the_grid(cuda, lib_a, lib_b, producer, consumer, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("producer", "consumer"), [pair for pair in PAIRS if "capturing" not in pair])
 def test_the_grid_with_the_wait_left_out(cuda, lib_a, lib_b, monkeypatch, producer, consumer, shape):
-    """Every pair of two streams races, but for those that CUDA orders by itself."""
+    """Every pair of different streams races, except those that CUDA orders implicitly."""
     p, c = handles(cuda, producer, consumer)
     monkeypatch.setattr(driver, "order", lambda before, after: None)
     with lib_a.on(p), lib_b.on(c):
@@ -102,7 +89,7 @@ def test_the_grid_with_the_wait_left_out(cuda, lib_a, lib_b, monkeypatch, produc
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("producer", "consumer"), [pair for pair in PAIRS if "capturing" not in pair])
 def test_the_grid_of_what_is_released(cuda, lib_a, lib_b, producer, consumer, shape):
-    """The producer's allocator reuses memory at once, and has it only when the consumer's stream is done."""
+    """The producer's allocator reuses memory immediately, and gets it only when the consumer's stream is done."""
     p, c = handles(cuda, producer, consumer)
     with lib_a.on(p), lib_b.on(c):
         tree = SHAPES[shape](lib_a.made)

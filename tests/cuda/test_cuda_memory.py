@@ -1,10 +1,10 @@
-"""Device memory and copies, against the recording driver, whose copies are real and whose order is kept account of."""
+"""Device memory and copies on the recording driver, which really copies and tracks the order."""
 
 from __future__ import annotations
 
-import gpulib
 import pytest
-from fake_cuda import DEVICE, MANAGED, PINNED
+from support.cuda import gpulib
+from support.cuda.fake_cuda import DEVICE, MANAGED, PINNED
 
 import dlx
 from dlx._core import cuda as driver
@@ -17,12 +17,12 @@ HOST = dlx.Device("cpu")
 
 
 def like(shape, dtype="int32", strides=None):
-    """Return a tensor that only says shape and dtype."""
+    """Return a tensor with only shape and dtype."""
     return native.tensor_new(256, shape, strides, dlx.DType(dtype), HOST, 0, None)
 
 
 def on(device, shape, dtype="int32"):
-    """Return a fresh tensor of dlx on a device."""
+    """Return a new dlx.Tensor on a device."""
     return native.tensor_on_device(like(shape, dtype), False, device.id)
 
 
@@ -49,7 +49,7 @@ def work(tensor):
 
 @pytest.mark.parametrize("device", [CUDA0, CUDA1])
 def test_fresh_memory(cuda, device):
-    """It is aligned, row-major, on the device that was asked for, ordered on dlx's stream, and given back once."""
+    """It is aligned, row-major, on the requested device, ordered on dlx's stream, and freed once."""
     tensor = on(device, (3, 5))
     assert (tensor.device, tensor.shape, tensor.strides) == (device, (3, 5), (5, 1))
     assert tensor.data_ptr % 256 == 0 and driver.where(tensor.data_ptr) == device
@@ -64,7 +64,7 @@ def test_fresh_memory(cuda, device):
 
 
 def test_memory_without_a_pool(cuda):
-    """Where the device has no stream-ordered allocator the plain one is used, and its own way to give back."""
+    """On a device without the stream-ordered allocator, plain allocation and release are used."""
     cuda.set_pools(False)
     tensor = on(CUDA0, (4,))
     assert cuda.count("cuMemAlloc") == 1 and cuda.blocks == 1
@@ -74,20 +74,20 @@ def test_memory_without_a_pool(cuda):
 
 
 def test_no_elements_no_memory(cuda):
-    """There is none where there is no element."""
+    """An empty tensor has no memory."""
     tensor = on(CUDA0, (0, 3))
     assert tensor.data_ptr == 0 and cuda.blocks == 0
 
 
 def test_too_much_memory(cuda):
-    """The error says how much was asked for, where, and what the driver answered; nothing is left."""
+    """The error has the size, the device and the driver's message; nothing leaks."""
     with pytest.raises(DeviceError, match=r"FromPoolAsync of \d+ bytes on cuda:1 failed with CUDA_ERROR_OUT_OF"):
         on(CUDA1, (1 << 42,))
     assert cuda.depth == 0 and native.live() == native.live()
 
 
 def test_memory_during_a_capture_elsewhere(cuda):
-    """Allocating and giving back do not disturb a capture in the strictest mode."""
+    """Allocation and release do not disturb a capture in the strictest mode."""
     other = cuda.stream()
     cuda.set_pools(False)
     cuda.capture(other)
@@ -99,7 +99,7 @@ def test_memory_during_a_capture_elsewhere(cuda):
 
 @pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
 def test_copies_during_a_capture_elsewhere(cuda, np, step):
-    """Nor do copies of pageable memory, in either direction."""
+    """Copies of pageable memory do not disturb it either, in either direction."""
     array = np.arange(64, dtype="int32").reshape(8, 8)[:, ::step]
     cuda.capture(other := cuda.stream())
     tensor = dlx.convert(array, to="dlx", device="cuda")
@@ -110,7 +110,7 @@ def test_copies_during_a_capture_elsewhere(cuda, np, step):
 @pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
 @pytest.mark.parametrize("capturing", [False, True], ids=["no capture", "capture"])
 def test_host_memory_for_a_consumer_that_captures(cuda, monkeypatch, np, capturing, step):
-    """It is copied on dlx's own stream then, as a graph cannot be waited for; else on the consumer's."""
+    """It is copied on dlx's own stream, because a graph cannot be waited for; otherwise on the consumer's."""
     framework = gpulib.install(monkeypatch, "mine", cuda, gpulib.FreshAdapter)
     array = np.arange(gpulib.N, dtype="uint8").reshape(8, 8)[:, ::step]
     with framework.on(cuda.stream()) as stream:
@@ -120,14 +120,14 @@ def test_host_memory_for_a_consumer_that_captures(cuda, monkeypatch, np, capturi
         assert dlx.plan(array, to="mine", device="cuda:0").outcome == "copied"
         result = dlx.convert(array, to="mine", device="cuda:0")
         copies = [call.split()[1] for call in cuda.log if call.startswith("cuMemcpy")]
-        assert copies == [f"s{2 if capturing else 1}"]  # the second one that was made is dlx's own
+        assert copies == [f"s{2 if capturing else 1}"]  # the second stream is dlx's own
         if capturing:
             assert cuda.end_capture(stream.ptr) == 0
     assert (dlx.convert(result.tensor, to="numpy") == array).all()
 
 
 def test_a_copy_that_is_waited_for_enters_no_graph(cuda, np):
-    """It is refused before anything is enqueued; too scattered for the driver, it is waited for in any case."""
+    """It is refused before anything is enqueued; if it is too scattered for the driver, it always waits."""
     host = dlx.convert(np.zeros((300, 300, 4, 3), "uint8"), to="dlx")
     scattered = native.tensor_new(host.data_ptr, (300, 300, 2, 2), (3600, 12, 7, 1), host.dtype, host.device, 0, host)
     cuda.capture(stream := cuda.stream())
@@ -143,7 +143,7 @@ def test_a_copy_that_is_waited_for_enters_no_graph(cuda, np):
 
 
 def test_what_is_too_scattered_for_the_driver_says_what_to_do(cuda, monkeypatch):
-    """Between devices, for memory of dlx's own and of the consumer's."""
+    """Between devices, for memory of dlx and of the consumer."""
     gpulib.install(monkeypatch, "mine", cuda, gpulib.FreshAdapter)
     whole = on(CUDA0, (300, 300, 4, 3), dlx.DType("uint8"))
     view = native.tensor_new(whole.data_ptr, (300, 300, 2, 2), (3600, 12, 7, 1), whole.dtype, CUDA0, 0, whole)
@@ -154,7 +154,7 @@ def test_what_is_too_scattered_for_the_driver_says_what_to_do(cuda, monkeypatch)
 
 
 def test_it_waits_for_its_last_user(cuda):
-    """A consumer's stream that still reads keeps the memory from being given back."""
+    """Memory is not freed while a consumer's stream still reads it."""
     tensor, c = on(CUDA0, (16,)), cuda.stream()
     address = tensor.data_ptr
     driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
@@ -169,7 +169,7 @@ def test_it_waits_for_its_last_user(cuda):
 
 
 def test_ten_thousand_tensors_leak_nothing(cuda):
-    """Neither memory nor events."""
+    """Neither memory nor events leak."""
     for _ in range(3000):
         on(CUDA0, (4,))
     assert cuda.blocks == 0 and cuda.events <= 2
@@ -192,13 +192,13 @@ VIEWS = {
 
 @pytest.fixture
 def array(np):
-    """Different values in every place."""
+    """Return an array with different values."""
     return np.arange(4 * 5 * 6, dtype="int32").reshape(4, 5, 6)
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_from_the_host_and_back(cuda, np, array, name):
-    """Every layout arrives with the right values, and comes back; the host may go on at once."""
+    """Every layout has the right values on the device and back; the host continues immediately."""
     source = VIEWS[name](array)
     there = on(CUDA0, source.shape)
     native.tensor_transfer(host(np, source), there, work(there), True)
@@ -214,7 +214,7 @@ def test_from_the_host_and_back(cuda, np, array, name):
 @pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("broadcast", "none")])
 @pytest.mark.parametrize("target", [HOST, CUDA0, CUDA1], ids=str)
 def test_from_a_strided_view_on_a_device(cuda, np, array, name, target):
-    """Strided device memory is copied right to the host, within the device, and to another one."""
+    """Strided device memory is copied correctly to the host, within the device, and to another device."""
     whole = on(CUDA0, array.shape)
     native.tensor_transfer(host(np, array), whole, work(whole), True)
     expected = VIEWS[name](array)
@@ -244,13 +244,13 @@ def test_calls_for_common_copies(cuda, np, array):
 
 
 def test_scattered_elements_go_through_the_host_in_one_piece(cuda, np):
-    """What would take thousands of calls takes one."""
+    """Thousands of calls become one."""
     source = np.arange(40000, dtype="int32").reshape(200, 200)[::-1, ::-1]
     there = on(CUDA0, source.shape)
     cuda.forget()
     native.tensor_transfer(host(np, source), there, work(there), False)
     assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 1
-    assert cuda.syncs == 1  # what it was packed in is gone
+    assert cuda.syncs == 1  # waits, since the packed memory is freed
     mirrored = view(there, (200, 200), (-200, -1), 39999)
     back = np.empty((200, 200), "int32")
     native.tensor_transfer(mirrored, host(np, back), work(there), False)
@@ -262,7 +262,7 @@ def test_scattered_elements_go_through_the_host_in_one_piece(cuda, np):
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_waiting_for_a_copy(cuda, np, wait):
-    """With `wait` the host may use both sides at once; without, it would race."""
+    """With `wait` the host may use both sides immediately; without, it would race."""
     source = np.arange(8, dtype="int32")
     there = on(CUDA0, (8,))
     native.tensor_transfer(host(np, source), there, work(there), wait)
@@ -271,7 +271,7 @@ def test_waiting_for_a_copy(cuda, np, wait):
 
 
 def test_a_copy_on_a_stream_is_ordered_there(cuda):
-    """A copy between devices runs on the stream that was named, and on no other."""
+    """A copy between devices runs on the requested stream only."""
     source, target, c = on(CUDA0, (8,)), on(CUDA1, (8,)), cuda.stream(1)
     for tensor in (source, target):
         driver.wait(driver.readiness_of(tensor), Stream(CUDA1, c))
@@ -283,7 +283,7 @@ def test_a_copy_on_a_stream_is_ordered_there(cuda):
 
 @pytest.mark.parametrize("kind", [PINNED, DEVICE, MANAGED])
 def test_kinds_of_memory(cuda, np, kind):
-    """Pinned memory is a host side, managed memory a device side."""
+    """Pinned memory counts as host memory, managed memory as device memory."""
     address = cuda.alloc(32, 0, kind)
     device = driver.where(address)
     source = np.arange(8, dtype="int32")
@@ -302,7 +302,7 @@ def test_kinds_of_memory(cuda, np, kind):
 
 @pytest.mark.parametrize("name", ["cuMemcpyAsync", "cuStreamSynchronize"])
 def test_a_failing_copy_is_named(cuda, np, name):
-    """The error says which call failed, and nothing stays pushed."""
+    """The error names the failed call, and no context stays pushed."""
     there = on(CUDA0, (8,))
     cuda.fail(name, 700)
     with pytest.raises(DeviceError, match=rf"{name} failed with CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -311,7 +311,7 @@ def test_a_failing_copy_is_named(cuda, np, name):
 
 
 def test_shapes_must_agree(cuda, np):
-    """A copy between different shapes is refused."""
+    """A copy between different shapes is rejected."""
     there = on(CUDA0, (8,))
     with pytest.raises(LayoutError, match="differ in shape or dtype"):
         native.tensor_transfer(host(np, np.zeros(7, "int32")), there, work(there), True)

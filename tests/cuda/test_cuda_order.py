@@ -1,4 +1,4 @@
-"""Order between streams, and the end of memory, against the recording driver, which tells whether a read would race."""
+"""Stream order and the release of memory on the recording driver, which detects races."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import threading
 
 import pytest
-from fake_cuda import GLOBAL, LEGACY, MANAGED, PER_THREAD, RELAXED, THREAD_LOCAL
+from support.cuda.fake_cuda import GLOBAL, LEGACY, MANAGED, PER_THREAD, RELAXED, THREAD_LOCAL
 
 import dlx
 from dlx._core import cuda as driver
@@ -20,12 +20,12 @@ CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
 
 
 def stream(handle, device=CUDA0, keep=None):
-    """Return a stream as dlx describes it."""
+    """Return a stream as dlx's stream object."""
     return Stream(device, handle, keep)
 
 
 class Owner:
-    """Something that memory belongs to; it tells when it is let go of."""
+    """The owner of memory; records its release."""
 
     def __init__(self, gone):
         self._gone = gone
@@ -39,15 +39,15 @@ def tensor_at(address, owner=None, device=CUDA0, n=N):
     return native.tensor_new(address, (n,), None, dlx.DType("uint8"), device, 0, owner)
 
 
-# ---- the tests' own instrument ---------------------------------------------------------------------------------------
+# ---- the recording driver --------------------------------------------------------------------------------------------
 
 
 def test_a_missing_wait_is_seen(cuda):
-    """Without ordering a read on another stream races, also with the record alone; with both it does not."""
+    """Without ordering, a read on another stream races, also after a record without a wait; with both it does not."""
     p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
     assert not cuda.write(p, memory, N)
     assert cuda.read(c, memory, N)
-    point = driver.ready(stream(p))  # recorded, and nobody waits
+    point = driver.ready(stream(p))  # recorded without a wait
     assert cuda.read(c, memory, N)
     driver.wait(point, stream(c))
     assert not cuda.read(c, memory, N)
@@ -55,7 +55,7 @@ def test_a_missing_wait_is_seen(cuda):
 
 
 def test_order_is_not_undone_by_later_work(cuda):
-    """What is written after the ordering races again."""
+    """Work after the ordering races again."""
     p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
     cuda.write(p, memory, N)
     driver.order(stream(p), stream(c))
@@ -66,7 +66,7 @@ def test_order_is_not_undone_by_later_work(cuda):
 
 
 def test_the_host_is_a_reader_too(cuda):
-    """A host read races until the stream was waited for."""
+    """A host read races until the stream is synchronized."""
     p, memory = cuda.stream(), cuda.alloc(N)
     cuda.write(p, memory, N)
     assert cuda.host_read(memory, N)
@@ -76,14 +76,14 @@ def test_the_host_is_a_reader_too(cuda):
 
 @pytest.mark.parametrize(("blocking", "races"), [(True, False), (False, True)])
 def test_the_legacy_stream_waits_for_blocking_streams_only(cuda, blocking, races):
-    """Implicit order holds for streams that were made for it, so it is never relied on."""
+    """Only blocking streams have an implicit order, so tests never rely on it."""
     p, memory = cuda.stream(blocking=blocking), cuda.alloc(N)
     cuda.write(p, memory, N)
     assert cuda.read(LEGACY, memory, N) is races
 
 
 def test_reading_twice_is_no_race(cuda):
-    """Two streams may read what a third wrote before."""
+    """Two streams may read what a third one wrote before."""
     p, c, d, memory = cuda.stream(), cuda.stream(), cuda.stream(), cuda.alloc(N)
     cuda.write(p, memory, N)
     driver.order(stream(p), stream(c))
@@ -97,7 +97,7 @@ def test_reading_twice_is_no_race(cuda):
 
 @pytest.mark.parametrize("handle", [LEGACY, PER_THREAD, None])
 def test_the_same_stream_calls_nothing(cuda, handle):
-    """Where producer and consumer share a stream, the driver is not called at all."""
+    """If producer and consumer share a stream, the driver is not called."""
     p = handle or cuda.stream()
     driver.require()
     cuda.forget()
@@ -120,26 +120,26 @@ def test_different_streams_cost_one_record_and_one_wait(cuda, before, after):
 
 def test_streams_of_two_devices(cuda):
     """The consumer may be on another device; each call is made in its stream's context."""
-    p, c, memory = cuda.stream(0), cuda.stream(1), cuda.alloc(N, kind=MANAGED)  # which both devices see
+    p, c, memory = cuda.stream(0), cuda.stream(1), cuda.alloc(N, kind=MANAGED)  # accessible to both devices
     cuda.write(p, memory, N)
     driver.order(stream(p), stream(c, CUDA1))
     assert not cuda.read(c, memory, N, device=1)
     assert cuda.depth == 0
     memory = cuda.alloc(N, kind=MANAGED)
-    cuda.write(LEGACY, memory, N)  # the same number is another stream on each device
+    cuda.write(LEGACY, memory, N)  # another stream on each device
     driver.order(stream(LEGACY), stream(LEGACY, CUDA1))
     assert not cuda.read(LEGACY, memory, N, device=1)
 
 
 def test_no_stream_orders_nothing(cuda):
-    """-1 calls nothing."""
+    """-1 makes no call."""
     driver.order(stream(-1), stream(cuda.stream()))
     driver.order(stream(cuda.stream()), stream(-1))
     assert cuda.count() == 0
 
 
 def test_events_are_used_again(cuda):
-    """Any number of orderings, on two devices and from threads, makes no more than one event for each of them."""
+    """Any number of orderings, on two devices and in several threads, creates at most one event for each."""
     p, c = stream(cuda.stream()), stream(cuda.stream())
 
     def work():
@@ -160,7 +160,7 @@ def test_events_are_used_again(cuda):
 
 @pytest.mark.parametrize("name", ["cuCtxPushCurrent", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"])
 def test_a_failing_call_is_named(cuda, name):
-    """The error says operation, name and code; nothing stays pushed, and the next ordering works."""
+    """The error has the operation, name and code; no context stays pushed, and the next ordering works."""
     p, c = cuda.stream(), cuda.stream()
     driver.require()
     cuda.fail(name, 2)
@@ -172,7 +172,7 @@ def test_a_failing_call_is_named(cuda, name):
 
 
 def test_an_unknown_device(cuda):
-    """A device that the driver does not see is refused with both numbers."""
+    """The error for an unknown device has both numbers."""
     with pytest.raises(DeviceError, match=r"no device cuda:7, the driver sees 2; dlx.devices\(\) lists them"):
         driver.order(stream(3, dlx.Device("cuda:7")), stream(4))
 
@@ -181,7 +181,7 @@ def test_an_unknown_device(cuda):
 
 
 def test_a_ready_point_is_waited_for_once_per_stream(cuda):
-    """Recorded once; each stream waits with one call; a stream that is known to be the same one with none."""
+    """An event is recorded once; each stream waits with one call; the same stream does not wait."""
     owner, memory = object(), cuda.alloc(N)
     p, c, d = cuda.stream(), cuda.stream(), cuda.stream()
     cuda.write(p, memory, N)
@@ -195,7 +195,7 @@ def test_a_ready_point_is_waited_for_once_per_stream(cuda):
 
 
 def test_a_handle_that_was_given_out_again_is_not_taken_for_the_same(cuda):
-    """Without anything that keeps the stream alive, an equal handle may be another stream."""
+    """If nothing keeps the stream alive, an equal handle may be another stream."""
     p = cuda.stream()
     point = driver.ready(stream(p))
     driver.wait(point, stream(p))
@@ -203,7 +203,7 @@ def test_a_handle_that_was_given_out_again_is_not_taken_for_the_same(cuda):
 
 
 def test_the_per_thread_stream_is_another_one_on_each_thread(cuda):
-    """2 on one thread and 2 on another are ordered."""
+    """Stream 2 of one thread and stream 2 of another are ordered."""
     memory, raced = cuda.alloc(N), []
     cuda.write(PER_THREAD, memory, N)
     point = driver.ready(stream(PER_THREAD, keep=object()))
@@ -219,7 +219,7 @@ def test_the_per_thread_stream_is_another_one_on_each_thread(cuda):
 
 
 def test_waiting_on_the_host(cuda):
-    """A ready point can be waited for on the host."""
+    """The host can wait for an event."""
     p, memory = cuda.stream(), cuda.alloc(N)
     cuda.write(p, memory, N)
     point = driver.ready(stream(p))
@@ -228,7 +228,7 @@ def test_waiting_on_the_host(cuda):
 
 
 def test_ready_points_keep_their_stream_and_no_event(cuda):
-    """What keeps the stream alive goes with the point, and the event is used again."""
+    """The stream's owner is released with the event, and the event is reused."""
     gone, p = [], cuda.stream()
     for n in range(100):
         point = driver.ready(stream(p, keep=Owner(gone)))
@@ -238,7 +238,7 @@ def test_ready_points_keep_their_stream_and_no_event(cuda):
 
 
 def test_the_legacy_streams_of_two_devices_are_two(cuda):
-    """They have one number."""
+    """They have the same number."""
     memory = cuda.alloc(N, kind=MANAGED)
     cuda.write(LEGACY, memory, N)
     point = driver.ready(stream(LEGACY))
@@ -248,7 +248,7 @@ def test_the_legacy_streams_of_two_devices_are_two(cuda):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_whoever_works_on_a_point_waits_for_its_readers(cuda, kept):
-    """Its stream may write again when another one is done; where that stream may be gone, the host waits instead."""
+    """The event's stream waits for its readers; if the stream may be destroyed, the host waits instead."""
     p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
     cuda.write(p, memory, N)
     point = driver.ready(stream(p, keep=Owner([]) if kept else None))
@@ -265,13 +265,13 @@ def test_whoever_works_on_a_point_waits_for_its_readers(cuda, kept):
 
 
 def used(cuda, gone, consumer, keep="kept"):
-    """A tensor over device memory on its way to a consumer's stream; returns it and the address."""
+    """Export a tensor over device memory to a consumer's stream; return it and the address."""
     memory = cuda.alloc(N)
     return native.tensor_behind(tensor_at(memory, Owner(gone)), 0, consumer, keep), memory
 
 
 def test_memory_waits_for_its_last_user(cuda):
-    """The owner lives until the consumer's stream is done; nothing waits; it goes with the next call."""
+    """The owner lives until the consumer's stream is done; the next call releases it, without waiting."""
     gone, c = [], cuda.stream()
     cuda.stall(c)
     tensor, memory = used(cuda, gone, c)
@@ -285,7 +285,7 @@ def test_memory_waits_for_its_last_user(cuda):
 
 
 def test_memory_whose_user_is_done_goes_at_once(cuda):
-    """A stream with nothing to do keeps nothing, and costs no event."""
+    """An idle stream keeps nothing and needs no event."""
     gone = []
     tensor, _ = used(cuda, gone, cuda.stream())
     cuda.forget()
@@ -295,7 +295,7 @@ def test_memory_whose_user_is_done_goes_at_once(cuda):
 
 
 def test_later_calls_release(cuda):
-    """Any later ordering looks for what is done."""
+    """Any later ordering releases finished owners."""
     gone, c = [], cuda.stream()
     cuda.stall(c)
     tensor, memory = used(cuda, gone, c)
@@ -307,7 +307,7 @@ def test_later_calls_release(cuda):
 
 
 def test_one_slow_stream_does_not_hold_up_another(cuda):
-    """Streams get done in their own time; within one stream it is in order."""
+    """Streams finish independently; each stream finishes in order."""
     slow, quick = cuda.stream(), cuda.stream()
     gone_slow, gone_quick = [], []
     for c, gone in ((slow, gone_slow), (quick, gone_quick)):
@@ -325,7 +325,7 @@ def test_one_slow_stream_does_not_hold_up_another(cuda):
 
 
 def test_ten_thousand_pending_owners_ask_the_driver_little(cuda):
-    """A queue is looked at by its head: asking does not grow with what waits."""
+    """Only the head of a queue is checked, so the cost does not grow with the number of owners."""
     gone, c = [], cuda.stream()
     cuda.stall(c)
     memory = cuda.alloc(N)
@@ -341,7 +341,7 @@ def test_ten_thousand_pending_owners_ask_the_driver_little(cuda):
 
 
 def test_the_release_is_ordered_behind_the_consumer(cuda):
-    """The producer's allocator may write the memory as soon as it has it back, on its own stream: no race."""
+    """The producer's allocator may write to released memory immediately, on its stream: no race."""
     p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
     raced = []
 
@@ -358,7 +358,7 @@ def test_the_release_is_ordered_behind_the_consumer(cuda):
     cuda.resume(c)
     driver.release_pending()
     assert raced == [False]
-    cuda.write(p, memory, N)  # and the same without: the instrument would have seen it
+    cuda.write(p, memory, N)  # without the order, the driver would have seen it
     driver.order(stream(p), stream(c))
     cuda.read(c, memory, N)
     assert cuda.write(p, memory, N)
@@ -366,7 +366,7 @@ def test_the_release_is_ordered_behind_the_consumer(cuda):
 
 @pytest.mark.parametrize("where", ["here", "thread"])
 def test_the_per_thread_stream_is_awaited_through_the_legacy_stream(cuda, where):
-    """Whoever lets go may be another thread, on which 2 is another stream."""
+    """Another thread may release, on which 2 is another stream."""
     gone, memory = [], cuda.alloc(N)
     tensors = [native.tensor_behind(tensor_at(memory, Owner(gone)), 0, PER_THREAD, "kept")]
     cuda.stall(PER_THREAD)
@@ -383,7 +383,7 @@ def test_the_per_thread_stream_is_awaited_through_the_legacy_stream(cuda, where)
 
 
 def test_the_stream_object_lives_as_long(cuda):
-    """What keeps the consumer's stream alive is held until the release has been noted and done."""
+    """The owner of the consumer's stream is kept until the release is recorded and done."""
     gone, streams_gone, c = [], [], cuda.stream()
     cuda.stall(c)
     tensor, memory = used(cuda, gone, c, Owner(streams_gone))
@@ -397,7 +397,7 @@ def test_the_stream_object_lives_as_long(cuda):
 
 
 def test_a_stream_that_nobody_keeps_is_not_touched_later(cuda):
-    """Its handle may be dead when the memory is let go of, which would crash a real driver: legacy stands in."""
+    """Its handle may be invalid at the release, which would crash a real driver: the legacy stream is used instead."""
     gone, c = [], cuda.stream(blocking=True)
     tensor, memory = used(cuda, gone, c, None)
     cuda.read(c, memory, N)
@@ -405,11 +405,11 @@ def test_a_stream_that_nobody_keeps_is_not_touched_later(cuda):
     cuda.forget()
     del tensor
     assert len(gone) == 1 and cuda.misuses == 0
-    assert cuda.count("cuStreamQuery") == 0  # which says nothing about the streams that legacy stands in for
+    assert cuda.count("cuStreamQuery") == 0  # says nothing about the streams that the legacy stream waits for
 
 
 def test_order_of_release_across_consumers(cuda):
-    """Two consumers of one tensor, on two streams: the owner waits for both."""
+    """A tensor with two consumers on two streams: the owner waits for both."""
     gone, c, d = [], cuda.stream(), cuda.stream()
     memory = cuda.alloc(N)
     base = tensor_at(memory, Owner(gone))
@@ -430,7 +430,7 @@ def test_order_of_release_across_consumers(cuda):
     "name", ["cuCtxPushCurrent", "cuStreamQuery", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"]
 )
 def test_a_driver_that_fails_while_letting_go(cuda, name):
-    """A broken device cannot be asked any more: the owner is released, nothing is raised."""
+    """A broken device cannot be queried: the owner is released, and nothing is raised."""
     gone = []
     tensor, _ = used(cuda, gone, cuda.stream())
     cuda.fail(name, 700)
@@ -440,7 +440,7 @@ def test_a_driver_that_fails_while_letting_go(cuda, name):
 
 @pytest.mark.parametrize("consumer", ["kept", "per-thread"])
 def test_no_event_to_be_had_while_letting_go(cuda, consumer):
-    """The owner is not let go of too early: it waits until there is one, or until the device is done."""
+    """The owner is not released too early: it waits for an event, or for the device."""
     gone, c = [], cuda.stream() if consumer == "kept" else PER_THREAD
     tensor, memory = used(cuda, gone, c)
     cuda.stall(c)
@@ -454,7 +454,7 @@ def test_no_event_to_be_had_while_letting_go(cuda, consumer):
 
 @pytest.mark.parametrize("name", ["cuEventRecord", "cuStreamWaitEvent"])
 def test_events_of_a_context_that_was_reset(cuda, name):
-    """None of them is used a second time, so that the next call is as good as the first."""
+    """They are never reused, so that the next call works."""
     streams = [cuda.stream() for _ in range(3)]
     points = [driver.ready(stream(each)) for each in streams]
     del points
@@ -468,7 +468,7 @@ def test_events_of_a_context_that_was_reset(cuda, name):
 
 
 def test_a_ready_point_that_cannot_be_had(cuda):
-    """Its event is not used again."""
+    """Its event is not reused."""
     cuda.fail("cuEventRecord", 400)
     with pytest.raises(DeviceError, match="INVALID_HANDLE"):
         driver.ready(stream(cuda.stream()))
@@ -476,7 +476,7 @@ def test_a_ready_point_that_cannot_be_had(cuda):
 
 
 def test_no_memory_is_used_for_nothing(cuda):
-    """A tensor without elements has no memory to wait for."""
+    """An empty tensor has no memory to wait for."""
     gone = []
     empty = native.tensor_new(0, (0,), None, dlx.DType("uint8"), CUDA0, 0, Owner(gone))
     tensor = native.tensor_behind(empty, 0, cuda.stream(), None)
@@ -486,7 +486,7 @@ def test_no_memory_is_used_for_nothing(cuda):
 
 @pytest.mark.parametrize("call", ["ready", "order", "empty", "release"])
 def test_every_call_releases_what_is_done(cuda, call):
-    """Whatever it is about, as long as it is about device memory."""
+    """Every function for device memory does this."""
     gone, c, d = [], cuda.stream(), cuda.stream()
     other, _ = used(cuda, [], d)
     tensor, memory = used(cuda, gone, c)
@@ -499,7 +499,7 @@ def test_every_call_releases_what_is_done(cuda, call):
         driver.ready(stream(d))
     elif call == "order":
         driver.order(stream(d), stream(d))
-    elif call == "empty":  # what is done makes room
+    elif call == "empty":  # makes room
         cuda.fail("cuMemAllocFromPoolAsync", 2)
         with pytest.raises(DeviceError):
             dlx.empty(N, "uint8", device="cuda")
@@ -509,7 +509,7 @@ def test_every_call_releases_what_is_done(cuda, call):
 
 
 def test_the_legacy_streams_of_two_devices_hold_nothing_up(cuda):
-    """They have one number, and get done apart."""
+    """They have the same number, and finish independently."""
     gone = [], []
     for device in (1, 0):
         memory = cuda.alloc(N, device)
@@ -543,7 +543,7 @@ def test_a_dependency_across_a_capture_is_refused_and_the_capture_survives(cuda,
 
 
 def test_the_planted_dependency_breaks_the_capture(cuda):
-    """The instrument: without the refusal, the same calls end in a broken capture."""
+    """Without the refusal, the same calls invalidate the capture."""
     p, c = cuda.stream(), cuda.stream()
     cuda.capture(c)
     lib.dlx_cuda_push(0)
@@ -553,7 +553,7 @@ def test_the_planted_dependency_breaks_the_capture(cuda):
 
 
 def _cross(cuda, p, c):
-    """Make one stream wait for another by the driver's own calls, without any check; return the last code."""
+    """Make a stream wait for another with driver calls, without checks; return the last code."""
     event = ctypes.c_void_p()
     cuda._lib.cuEventCreate(ctypes.byref(event), 2)
     cuda._lib.cuEventRecord(event, ctypes.c_uint64(p))
@@ -571,7 +571,7 @@ def test_the_same_stream_works_inside_a_capture(cuda, handle):
 
 @pytest.mark.parametrize("side", ["producer", "consumer"])
 def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(cuda, side):
-    """The legacy stream would wait for the capturing one, which breaks it."""
+    """The legacy stream would wait for the capturing one, which invalidates the capture."""
     captured, other = cuda.stream(blocking=True), cuda.stream()
     cuda.capture(captured)
     pair = (stream(LEGACY), stream(other))
@@ -581,7 +581,7 @@ def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(cuda, sid
 
 
 def test_two_streams_of_one_capture_are_ordered(cuda):
-    """Inside one capture a dependency is an edge of the graph."""
+    """Within one capture, a dependency is an edge of the graph."""
     p, c = cuda.stream(), cuda.stream()
     cuda.capture(p)
     lib.dlx_cuda_push(0)
@@ -589,13 +589,13 @@ def test_two_streams_of_one_capture_are_ordered(cuda):
     lib.dlx_cuda_pop()
     driver.order(stream(p), stream(c))
     driver.order(stream(c), stream(p))
-    assert cuda.ordering == 6  # ours and the one that drew c in
+    assert cuda.ordering == 6  # dlx's, and the one by which c joined
     assert cuda.end_capture(p) in (0, 904)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_letting_go_while_the_consumer_captures(cuda, mode):
-    """The owner stays queued, the capture is not touched; afterwards it goes."""
+    """The owner stays queued and the capture valid; afterwards the owner is released."""
     gone, c = [], cuda.stream()
     cuda.capture(c, mode)
     tensor, _ = used(cuda, gone, c)
@@ -607,7 +607,7 @@ def test_letting_go_while_the_consumer_captures(cuda, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_looking_for_what_is_done_during_a_capture_elsewhere(cuda, mode):
-    """A capture in the strictest mode forbids other threads to query events, unless they say that they mean it."""
+    """A capture in the strictest mode forbids other threads to query events, except in relaxed mode."""
     gone, c, other = [], cuda.stream(), cuda.stream()
     cuda.stall(c)
     tensor, memory = used(cuda, gone, c)
@@ -621,7 +621,7 @@ def test_looking_for_what_is_done_during_a_capture_elsewhere(cuda, mode):
 
 
 def test_memory_that_is_ready_may_enter_a_capture(cuda):
-    """What is done already needs no edge in the graph; what is not is refused."""
+    """Finished work needs no edge in the graph; unfinished work is refused."""
     p, c = cuda.stream(), cuda.stream()
     point = driver.ready(stream(p))
     cuda.capture(c)
@@ -637,7 +637,7 @@ def test_memory_that_is_ready_may_enter_a_capture(cuda):
 
 
 def test_a_ready_point_inside_a_capture_is_the_stream(cuda):
-    """No event enters the capture; the same stream needs none, others are refused while it lasts."""
+    """No event enters the capture; the same stream needs no event, others are refused during the capture."""
     p, c = cuda.stream(), cuda.stream()
     cuda.capture(p)
     point = driver.ready(stream(p, keep=object()))
@@ -651,7 +651,7 @@ def test_a_ready_point_inside_a_capture_is_the_stream(cuda):
 
 @pytest.mark.parametrize("what", ["stream", "point"])
 def test_synchronising_during_a_capture_elsewhere(cuda, what):
-    """The host may wait for streams that do not capture; one that does is refused."""
+    """The host may wait for other streams, but not for a stream that captures."""
     p, other = cuda.stream(), cuda.stream()
     point = driver.ready(stream(p))
     cuda.capture(other)

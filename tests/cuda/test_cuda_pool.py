@@ -1,13 +1,13 @@
-"""Where device memory of dlx's own comes from, and who waits meanwhile: pools, fresh memory, the GIL."""
+"""Pools, new device memory, and the GIL during driver calls."""
 
 from __future__ import annotations
 
 import gc
 import threading
 
-import gpulib
 import pytest
-from fake_cuda import THREAD_LOCAL
+from support.cuda import gpulib
+from support.cuda.fake_cuda import THREAD_LOCAL
 
 import dlx
 from dlx._core import cuda as driver
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def empty(device=CUDA0, size=N):
-    """Fresh memory of dlx's own."""
+    """Allocate memory with dlx."""
     return dlx.empty(size, "uint8", device)
 
 
@@ -29,7 +29,7 @@ def empty(device=CUDA0, size=N):
 
 
 def test_one_pool_a_device(cuda):
-    """It is made once, with the first memory, and is none that others use."""
+    """It is created with the first memory, and not shared."""
     made = [empty(device) for device in (CUDA0, CUDA1, CUDA0)]
     assert cuda.count("cuMemPoolCreate") == cuda.count("cuMemPoolSetAttribute") == 2
     assert cuda.count("cuMemAllocFromPoolAsync") == 3 and cuda.count("cuMemAllocAsync", "cuMemAlloc") == 0
@@ -39,7 +39,7 @@ def test_one_pool_a_device(cuda):
 
 @pytest.mark.parametrize("has_threshold", [True, False])
 def test_a_loop_of_moves_uses_blocks_again(cuda, np, has_threshold):
-    """The pool keeps them over the wait of each move. Without the threshold it would take them anew every time."""
+    """The pool keeps its blocks across waits; without the threshold it would allocate again for each move."""
     array = np.zeros(MIB, "uint8")
     if not has_threshold:
         cuda.fail("cuMemPoolSetAttribute", 1)
@@ -62,7 +62,7 @@ def test_the_pool_gives_back_what_is_above_its_threshold(cuda):
 
 @pytest.mark.parametrize("peers", [True, False])
 def test_peers_see_the_memory(cuda, peers):
-    """A kernel of another device reads it, where the devices can at all."""
+    """Another device's kernel can read it, if the devices support this."""
     cuda.set_peers(peers)
     tensor, c = empty(CUDA1), cuda.stream(0)
     driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
@@ -73,7 +73,7 @@ def test_peers_see_the_memory(cuda, peers):
 
 
 def test_a_pool_that_no_peer_may_use(cuda):
-    """A failing request for access is no reason to have no memory; moves between the devices go on."""
+    """If access fails, allocation still works; moves between the devices continue."""
     cuda.set_peers(True)
     cuda.fail("cuMemPoolSetAccess", 217)
     tensor = empty(CUDA1)
@@ -81,7 +81,7 @@ def test_a_pool_that_no_peer_may_use(cuda):
 
 
 def test_memory_goes_back_in_stream_order(cuda):
-    """Dropped while dlx's stream works on it, it is given to nobody else before that is done; nobody waits."""
+    """Memory that is released while dlx's stream uses it is not reused before that is done; nothing waits."""
     own = driver.work_stream(CUDA0)
     tensor = empty()
     address = tensor.data_ptr
@@ -103,7 +103,7 @@ def test_a_pool_that_cannot_be_made(cuda):
 
 
 def test_without_pools_memory_goes_back_later(cuda):
-    """The driver waits for the device then: a call without the GIL gives it back, not who drops it."""
+    """The driver waits for the device: a later call without the GIL frees it, not the release itself."""
     cuda.set_pools(False)
     own = driver.work_stream(CUDA0)
     tensor, other = empty(), empty()
@@ -114,21 +114,21 @@ def test_without_pools_memory_goes_back_later(cuda):
     c, d = cuda.stream(), cuda.stream()
     cuda.resume(own.handle)
     driver.order(Stream(CUDA0, c), Stream(CUDA0, d))
-    assert cuda.count("cuMemFree") == 0  # others that look at the queue do not wait either
+    assert cuda.count("cuMemFree") == 0  # other calls that check the queue do not wait either
     kept = empty()
     assert cuda.count("cuMemFree") == 2 and cuda.blocks == 1 and cuda.held("cuMemFree") == 0
     del kept
     assert driver.release_pending() == 0
 
 
-# ---- nothing is recorded that nobody waits for -----------------------------------------------------------------------
+# ---- no record without a wait ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("to", "calls", "entered", "modes"), [("mine", 30, 6, 6), ("dlx", 51, 9, 18)], ids=["consumer's", "dlx's"]
 )
 def test_calls_of_three_moves(cuda, np, monkeypatch, to, calls, entered, modes):
-    """Three copies and three waits, into memory of the consumer's or of dlx's own, and nothing recorded."""
+    """Three copies and three waits, into memory of the consumer or of dlx, without a record."""
     framework = gpulib.install(monkeypatch, "mine", cuda, gpulib.FreshAdapter)
     array = np.zeros(N, "uint8")
     with framework.on(cuda.stream()):
@@ -145,7 +145,7 @@ def test_calls_of_three_moves(cuda, np, monkeypatch, to, calls, entered, modes):
 
 
 def test_fresh_memory_is_ordered_when_somebody_takes_it(cuda, np):
-    """What a move has filled was waited for already; other memory costs one record and one wait then."""
+    """A move has already waited for its memory; other memory costs one record and one wait at its export."""
     moved, c = dlx.convert(np.zeros(N, "uint8"), to="dlx", device="cuda:0"), cuda.stream()
     cuda.forget()
     given = [moved.__dlpack__(stream=c)]
@@ -158,7 +158,7 @@ def test_fresh_memory_is_ordered_when_somebody_takes_it(cuda, np):
 
 @pytest.mark.parametrize("is_done", [True, False])
 def test_memory_of_before_a_capture(cuda, is_done):
-    """What is done needs no edge in the graph; what is not is refused, and the capture goes on."""
+    """Finished work needs no edge in the graph; unfinished work is refused, and the capture continues."""
     tensor, own, c = empty(), driver.work_stream(CUDA0), cuda.stream()
     if not is_done:
         cuda.stall(own.handle)
@@ -182,13 +182,13 @@ LONG = (
 
 
 def raw(cuda):
-    """Memory that dlx has called nothing for."""
+    """Memory for which dlx makes no call."""
     return native.tensor_new(cuda.alloc(N, 1), (N,), None, dlx.DType("uint8"), CUDA1, 0, None)
 
 
 def allocated(exchange):
-    """Have the exchange table allocate."""
-    from reference import dltensor
+    """Allocate by the exchange table."""
+    from support.arrays.reference import dltensor
 
     made = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 1)))
     native.lib.dlx_managed_release(native.ffi.cast("DLManagedTensorVersioned *", made.out))
@@ -211,7 +211,7 @@ FIRST = {
 @pytest.mark.parametrize("pools", [True, False], ids=["pools", "no pools"])
 @pytest.mark.parametrize("first", FIRST)
 def test_no_long_call_holds_the_gil(cuda, exchange, np, first, pools):
-    """Whatever is asked of a device first: what may take long there lets other threads run, giving back included."""
+    """First calls on a device that may take long release the GIL, including the release of memory."""
     cuda.set_pools(pools)
     FIRST[first](cuda, exchange, np)
     gc.collect()
@@ -232,11 +232,11 @@ SLOW = {
 
 @pytest.mark.parametrize("name", SLOW)
 def test_others_run_while_the_driver_takes_its_time(cuda, name):
-    """A thread drops device memory while another waits in the driver: it would not come back else."""
+    """A thread drops device memory while another waits in the driver: otherwise they would deadlock."""
     cuda.set_pools(name not in ("cuMemAlloc", "cuMemFree"))
     dropped = empty(CUDA1)
     if name == "cuMemFree":
-        empty(CUDA1)  # and given up at once: it waits to be given back
+        empty(CUDA1)  # dropped immediately: it waits to be freed
     with cuda.slow(name) as call:
         thread = threading.Thread(target=SLOW[name])
         thread.start()
@@ -244,15 +244,15 @@ def test_others_run_while_the_driver_takes_its_time(cuda, name):
         del dropped
     thread.join()
     driver.release_pending()
-    assert cuda.misuses == 0, cuda.report  # nobody had to wait in vain
+    assert cuda.misuses == 0, cuda.report  # no wait timed out
 
 
 def test_two_threads_lend_one_tensor(cuda, exchange):
-    """The second finds the tensor moved to dlx's stream when it comes back from the driver: once is enough."""
+    """The second thread finds the tensor already moved to dlx's stream when the driver returns."""
     gone = []
 
     class Owner:
-        """Tells when it is let go of."""
+        """Records its release."""
 
         def __del__(self):
             gone.append(1)

@@ -1,7 +1,7 @@
-"""Random programs over devices: frameworks, streams, copies, captures, busy streams; nothing races, nothing is kept.
+"""Random programs on devices: frameworks, streams, copies, captures, busy streams; no races, no leaks.
 
-A program keeps the rules that a user has to keep: arrays are used on the stream that was current when they were made or
-converted, and memory is written to only while nobody else has it.
+A program follows the rules for users: arrays are used on the stream that was current when they were created or
+converted, and memory is written only while no other array shares it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import contextlib
 import gc
 import random
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
-from gpulib import N
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
+from support.cuda.gpulib import N
 
 import dlx
 from dlx._core import cuda as driver
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class Program:
-    """One run: frameworks, their current streams, and the arrays that are about."""
+    """A run: frameworks, their current streams, and live arrays."""
 
     def __init__(self, cuda, frameworks, seed):
         self.cuda, self.frameworks, self.random = cuda, frameworks, random.Random(seed)
         self.streams = {d: [cuda.stream(d) for _ in range(3)] + [LEGACY, PER_THREAD] for d in (0, 1)}
-        self.consumers = frameworks[:2]  # dlx cannot keep the streams of the third
-        self.arrays = []  # [framework or None, array, the handle that it is used on, whether it is nobody else's]
+        self.consumers = frameworks[:2]  # dlx cannot keep the third one's streams alive
+        self.arrays = []  # [framework or None, array, the handle of its stream, whether its memory is unshared]
         self.capturing = None
 
     def current(self, framework, device):
@@ -51,7 +51,7 @@ class Program:
         weights |= {"call": 2, "capture": 1}
         getattr(self, self.random.choices(list(weights), list(weights.values()))[0])()
 
-    # ---- what happens -----------------------------------------------------------------------------------------------
+    # ---- operations -------------------------------------------------------------------------------------------------
 
     def make(self):
         framework, device = self.random.choice(self.frameworks), self.random.randrange(2)
@@ -66,7 +66,7 @@ class Program:
         framework._streams[device] = gpulib.Stream(handle, device)
 
     def at_home(self, entry):
-        """Let the framework work on the stream that an array is used on."""
+        """Make the stream of an array current for the framework."""
         framework, array, handle, _ = entry
         if framework is not None:
             self.enter(framework, array.device.id, handle)
@@ -88,7 +88,7 @@ class Program:
                 )
 
     def tree(self):
-        """Several arrays at once: those that are at home on their frameworks' streams."""
+        """Return several arrays whose streams are current for their frameworks."""
         chosen = self.random.sample(self.arrays, min(len(self.arrays), 5))
         for entry in chosen[:2]:
             self.at_home(entry)
@@ -118,7 +118,7 @@ class Program:
         if self.arrays:
             entry = self.random.choice(self.arrays)
             framework, array, handle, _ = entry
-            if framework is None:  # a dlx.Tensor: whoever takes it waits
+            if framework is None:  # a dlx.Tensor: its consumer waits
                 taker = self.random.choice(self.consumers)
                 with self.refusals():
                     taken = dlx.convert(array, to=taker.__name__, copy=False)
@@ -127,7 +127,7 @@ class Program:
                 assert not self.cuda.read(handle, array.ptr, N, array.device.id), self.cuda.report
 
     def alone(self, frameworks):
-        """Arrays of some frameworks whose memory nobody else has."""
+        """Return arrays of some frameworks with unshared memory."""
         places = [dlx.describe(entry[1]).address for entry in self.arrays]
         pairs = zip(self.arrays, places, strict=True)
         return [entry for entry, place in pairs if entry[0] in frameworks and entry[3] and places.count(place) == 1]
@@ -148,15 +148,15 @@ class Program:
         self.cuda.stall(handle, device) if self.random.random() < 0.6 else self.cuda.resume(handle, device)
 
     def working(self, device):
-        """Streams that can be busy: three of the frameworks', and dlx's own."""
+        """Return streams that can be busy: three of the frameworks', and dlx's own."""
         return [*self.streams[device][:3], driver.work_stream(dlx.Device(2, device)).handle]
 
     def look(self):
         driver.release_pending()
 
     def call(self):
-        """A function of one framework, called by another: it writes what is its caller's alone."""
-        callers = self.consumers  # whose streams can be made to wait
+        """One framework calls another one's function, which writes unshared memory of the caller."""
+        callers = self.consumers  # streams that can be made to wait
         alone = [entry for entry in self.alone(callers) if not entry[1].tensor.readonly]
         if not alone:
             return
@@ -177,7 +177,7 @@ class Program:
             self.arrays.append([caller, result, self.current(caller, result.device.id), False])
 
     def capture(self):
-        """Begin a capture, or end the one that goes on: it must be whole."""
+        """Begin a capture, or end the current one, which must be valid."""
         if self.capturing is None:
             device = self.random.randrange(2)
             self.capturing = self.cuda.stream(device), device
@@ -191,7 +191,7 @@ class Program:
 
     @contextlib.contextmanager
     def refusals(self):
-        """What may be refused is: a capture that would break, and copies where none was allowed."""
+        """Refusals that are allowed: an invalidated capture, and a copy with copy=False."""
         try:
             yield
         except StreamError as error:
@@ -212,14 +212,14 @@ class Program:
 
 @pytest.fixture
 def frameworks(monkeypatch, cuda):
-    """Two with current streams, and one whose arrays have their own."""
+    """Two with current streams, and one with a stream for each array."""
     kinds = (gpulib.GpuAdapter, gpulib.GpuAdapter, gpulib.EventAdapter)
     return [gpulib.install(monkeypatch, f"lib{i}", cuda, kind) for i, kind in enumerate(kinds)]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_programs(cuda, frameworks, seed):
-    """No race, no memory too early, no call that breaks the driver's rules; all of it comes back."""
+    """No race, no early release, no invalid driver call; all memory is released."""
     live, made = native.live(), 0
     for framework in frameworks:
         original = framework.made

@@ -1,4 +1,4 @@
-"""dlx.Tensor over device memory: what __dlpack__, its table and its views do about streams."""
+"""dlx.Tensor in device memory: streams in __dlpack__, its exchange table and its views."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import threading
 
 import pytest
-from fake_cuda import LEGACY, PER_THREAD, PINNED
+from support.cuda.fake_cuda import LEGACY, PER_THREAD, PINNED
 
 import dlx
 from dlx._core import cuda as driver
@@ -21,7 +21,7 @@ CUDA0, MANAGED0 = dlx.Device("cuda:0"), dlx.Device("cuda_managed:0")
 
 
 class Owner:
-    """Tells when it is let go of."""
+    """Records its release."""
 
     def __init__(self, gone):
         self._gone = gone
@@ -31,7 +31,7 @@ class Owner:
 
 
 def written(cuda, producer, gone=None, *, keep=None, device=CUDA0):
-    """Return a tensor that a kernel on a stream has written, and that says so."""
+    """Return a tensor that a kernel on a stream has written, with a readiness event."""
     memory = cuda.alloc(N, device.id, 3 if device == MANAGED0 else 2)
     owner = Owner(gone if gone is not None else [])
     tensor = native.tensor_new(memory, (N,), None, dlx.DType("uint8"), device, 0, owner)
@@ -43,7 +43,7 @@ def written(cuda, producer, gone=None, *, keep=None, device=CUDA0):
 
 
 def taken(tensor, stream, **keywords):
-    """Consume a tensor's capsule as a consumer on a stream does; return dlx.Tensor over it."""
+    """Import a tensor's capsule like a consumer on a stream; return a dlx.Tensor over it."""
     return native.capsule_claim(tensor.__dlpack__(stream=stream, max_version=(1, 0), **keywords))
 
 
@@ -52,7 +52,7 @@ def taken(tensor, stream, **keywords):
 
 @pytest.mark.parametrize("consumer", [None, LEGACY, PER_THREAD, "own"])
 def test_the_consumer_waits(cuda, consumer):
-    """One wait on the consumer's stream, None being the legacy one; then its read does not race."""
+    """One wait on the consumer's stream (None = legacy), then its read does not race."""
     p = cuda.stream()
     tensor = written(cuda, p)
     c = cuda.stream() if consumer == "own" else consumer
@@ -63,14 +63,14 @@ def test_the_consumer_waits(cuda, consumer):
 
 
 def test_no_wait_no_order(cuda):
-    """The instrument: with -1 the consumer races."""
+    """With -1 the consumer races."""
     tensor, c = written(cuda, cuda.stream()), cuda.stream()
     got = taken(tensor, -1)
     assert cuda.ordering == 1 and cuda.read(c, got.data_ptr, N)
 
 
 def test_the_same_stream_does_not_wait(cuda):
-    """A stream that is known to be the producer's calls nothing to order it."""
+    """If the stream is known to be the producer's, no call is made."""
     p = cuda.stream()
     tensor = written(cuda, p, keep="kept")
     cuda.forget()
@@ -79,7 +79,7 @@ def test_the_same_stream_does_not_wait(cuda):
 
 
 def test_memory_of_raw_pointers_is_taken_as_ready(cuda):
-    """A tensor that nobody has said anything about is ready; its release still waits for the consumer."""
+    """A tensor without an event is ready; its release still waits for the consumer."""
     gone, c = [], cuda.stream(blocking=True)
     tensor = written(cuda, None, gone)
     got = taken(tensor, c)
@@ -95,21 +95,21 @@ def test_memory_of_raw_pointers_is_taken_as_ready(cuda):
 
 
 def test_memory_of_raw_pointers_without_a_driver():
-    """Where there is no driver nothing is ordered, and nothing is asked for."""
+    """Without a driver nothing is ordered, and no call is made."""
     tensor = native.tensor_new(4096, (2,), None, dlx.DType("uint8"), CUDA0, 0, None)
     assert taken(tensor, 5).device == CUDA0
 
 
 @pytest.mark.parametrize("stream", [0, -2, True, "1", 1.5, 2**70, object()])
 def test_what_is_no_stream(cuda, stream):
-    """Refused before anything is waited for, and nothing leaks."""
+    """Rejected before any wait, without a leak."""
     with pytest.raises(StreamError, match="found"):
         written(cuda, cuda.stream()).__dlpack__(stream=stream)
     assert cuda.count("cuStreamWaitEvent") == 0
 
 
 def test_the_release_waits_for_the_consumer(cuda):
-    """The owner is not let go of while the consumer's stream still reads, whatever becomes of dlx.Tensor."""
+    """The owner is not released while the consumer's stream reads, even if the dlx.Tensor is gone."""
     gone, p, c = [], cuda.stream(), cuda.stream()
     native.register(stream_keeper=lambda device, handle: "kept" if (device, handle) == (0, c) else None)
     try:
@@ -126,7 +126,7 @@ def test_the_release_waits_for_the_consumer(cuda):
 
 
 def test_the_keeper_may_fail(cuda):
-    """Who keeps streams is somebody else's code: what it raises is nobody's business here."""
+    """The function that keeps streams alive is foreign code: its exceptions are ignored."""
     native.register(stream_keeper=lambda device, handle: 1 / 0)
     try:
         gone = []
@@ -138,7 +138,7 @@ def test_the_keeper_may_fail(cuda):
 
 
 def test_a_tensor_for_one_consumer_orders_nothing_more(cuda):
-    """What has been seen to before is not done again, whatever stream the consumer names."""
+    """A tensor that is already ordered is not ordered again, for any stream of the consumer."""
     p, c = cuda.stream(), cuda.stream()
     tensor = written(cuda, p)
     driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
@@ -149,7 +149,7 @@ def test_a_tensor_for_one_consumer_orders_nothing_more(cuda):
 
 
 def test_views_are_as_ready_as_their_tensor(cuda):
-    """A re-labelled or re-flagged view waits for the same point."""
+    """A view with another device or flags has the same event."""
     for owner in (None, Owner([])):
         tensor, c = written(cuda, cuda.stream()), cuda.stream()
         view = native.tensor_view(tensor, dlx.DType("int8"), None, None, owner)
@@ -159,7 +159,7 @@ def test_views_are_as_ready_as_their_tensor(cuda):
 
 @pytest.mark.parametrize("side", ["producer", "consumer"])
 def test_a_capture_is_not_broken(cuda, side):
-    """A consumer that would break a capture gets a StreamError, and the capture survives."""
+    """A consumer that would invalidate a capture gets a StreamError, and the capture continues."""
     p, c = cuda.stream(), cuda.stream()
     cuda.stall(p)
     if side == "producer":
@@ -174,7 +174,7 @@ def test_a_capture_is_not_broken(cuda, side):
 
 
 def test_a_failing_driver(cuda):
-    """The driver's error is raised, nothing is given out, nothing leaks."""
+    """The driver's error is raised, nothing is exported, nothing leaks."""
     tensor = written(cuda, cuda.stream())
     cuda.fail("cuStreamWaitEvent", 700)
     with pytest.raises(DeviceError, match="cuStreamWaitEvent failed with"):
@@ -183,7 +183,7 @@ def test_a_failing_driver(cuda):
 
 
 def test_managed_memory_for_somebody_who_says_no_stream(cuda):
-    """Numpy takes managed memory and names no stream: it is waited for on the host, since it may be read there."""
+    """Numpy imports managed memory without a stream: the host waits, since it may read it."""
     tensor = written(cuda, cuda.stream(), device=MANAGED0)
     got = taken(tensor, None)
     assert got.device == MANAGED0 and not cuda.host_read(got.data_ptr, N)
@@ -194,7 +194,7 @@ def test_managed_memory_for_somebody_who_says_no_stream(cuda):
 
 @pytest.mark.parametrize("copy", [None, True])
 def test_the_host_asks_for_a_copy(cuda, np, copy):
-    """dl_device=(1, 0) is answered with a copy in host memory, made when the memory is ready, and said to be one."""
+    """dl_device=(1, 0) returns a copy in host memory, created when the memory is ready, and marked as copied."""
     source = np.arange(N, dtype="uint8")
     tensor = written(cuda, cuda.stream())
     cuda.poke(tensor.data_ptr, source.tobytes())
@@ -205,13 +205,13 @@ def test_the_host_asks_for_a_copy(cuda, np, copy):
 
 
 def test_the_host_asks_for_no_copy(cuda):
-    """copy=False and the host do not go together."""
+    """copy=False and the host contradict each other."""
     with pytest.raises(CopyRequiredError, match="without a copy"):
         written(cuda, cuda.stream()).__dlpack__(dl_device=(1, 0), copy=False)
 
 
 def test_no_buffer_and_no_values(cuda):
-    """Device memory is no buffer, and a repr does not read it."""
+    """Device memory has no buffer, and a repr does not read it."""
     tensor = written(cuda, cuda.stream())
     with pytest.raises((BufferError, DeviceError)):
         memoryview(tensor)
@@ -227,7 +227,7 @@ def work_stream():
 
 
 def test_the_work_stream_is_one(cuda, exchange):
-    """There is one stream of dlx on each device, the same on every thread, which waits for no other by itself."""
+    """Each device has one stream of dlx, the same on every thread, without implicit waits."""
     first, found = exchange.stream((2, 0)), []
     thread = threading.Thread(target=lambda: found.append(exchange.stream((2, 0))))
     thread.start()
@@ -239,7 +239,7 @@ def test_the_work_stream_is_one(cuda, exchange):
 
 @pytest.mark.parametrize("slot", ["export", "borrow"])
 def test_what_is_given_is_ready_on_the_work_stream(cuda, exchange, slot):
-    """Whoever works on dlx's stream, as the table says, reads what the producer wrote."""
+    """Work on dlx's stream, which the table returns, reads the producer's values."""
     tensor = written(cuda, cuda.stream())
     address, managed = tensor.data_ptr, None
     if slot == "export":
@@ -265,7 +265,7 @@ def test_what_is_written_on_the_work_stream_is_seen_by_others(cuda, exchange, sl
 
 @pytest.mark.parametrize("slot", ["export", "borrow"])
 def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):
-    """The memory lent is let go of when dlx's stream is done, also if dlx.Tensor is gone long before."""
+    """Exported memory is released when dlx's stream is done, even long after the dlx.Tensor."""
     gone = []
     tensor = written(cuda, cuda.stream(), gone)
     managed = exchange.export(tensor) if slot == "export" else exchange.borrow(tensor) and None
@@ -283,7 +283,7 @@ def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):
 
 
 def test_what_a_consumer_was_given_may_be_exported_again(cuda, exchange):
-    """It ordered nothing more; from now on whoever takes it waits for dlx's stream."""
+    """It was not ordered again; from now on its consumers wait for dlx's stream."""
     c, d = cuda.stream(), cuda.stream()
     given = native.tensor_behind(written(cuda, c), 0, c, "kept")
     driver.order(driver.Stream(CUDA0, c), driver.Stream(CUDA0, work_stream()))
@@ -303,7 +303,7 @@ def test_lending_again_costs_nothing(cuda, exchange):
 
 
 def test_what_was_borrowed_stays_where_it_is(cuda, exchange):
-    """Shape and strides that were lent before stay good while the tensor lives."""
+    """Shape and strides that were borrowed stay valid while the tensor lives."""
     tensor = written(cuda, cuda.stream())
     address = native.tensor_address(tensor)
     before = ffi.cast("DLTensor *", address)
@@ -313,7 +313,7 @@ def test_what_was_borrowed_stays_where_it_is(cuda, exchange):
 
 
 def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):
-    """A result that a kernel on dlx's stream has written is waited for by consumers of the new dlx.Tensor."""
+    """Consumers of the new dlx.Tensor wait for the kernel on dlx's stream that wrote it."""
     base = dlx.empty((N,), "uint8", device="cuda:0")
     cuda.write(work_stream(), base.data_ptr, N)
     tensor = exchange.take(exchange.export(base))
@@ -322,8 +322,8 @@ def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):
 
 
 def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):
-    """Memory from the table's allocator can be used on dlx's stream at once, and is given back by its deleter."""
-    from reference import dltensor
+    """Memory of the table's allocator is usable on dlx's stream immediately, and freed by its deleter."""
+    from support.arrays.reference import dltensor
 
     call = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 1)))
     assert call.rc == 0
@@ -337,8 +337,8 @@ def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):
 
 @pytest.mark.parametrize("name", ["cuMemAllocFromPoolAsync", "cuStreamCreate"])
 def test_the_allocator_reports_the_driver(cuda, exchange, name):
-    """A failing driver is reported by name."""
-    from reference import dltensor
+    """The error names the failed driver call."""
+    from support.arrays.reference import dltensor
 
     cuda.fail(name, 2)
     call = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 0)))
@@ -361,7 +361,7 @@ def test_empty(cuda, device):
 
 @pytest.mark.parametrize("device", ["cuda:2", "rocm", "metal", "cuda_managed"])
 def test_empty_elsewhere(cuda, device):
-    """What dlx cannot allocate is refused by name."""
+    """Unsupported devices are rejected by name."""
     with pytest.raises(DeviceError, match=r"cuda:2|rocm|metal|cuda_managed"):
         dlx.empty(3, "float32", device=device)
 
@@ -382,7 +382,7 @@ def test_pinned_memory_is_host_memory(cuda):
 
 
 def test_pinned_memory_is_stacked(cuda):
-    """On the host, whichever device each was allocated for, or on a device; new pinned memory is refused by name."""
+    """On the host, for any device, or on a device; new pinned memory is rejected by name."""
     rows = []
     for number in range(2):
         memory = cuda.alloc(N, 0, PINNED)

@@ -1,16 +1,15 @@
-"""Every call of the driver fails once: an error that names it, or a right result; nothing lost, kept or out of order.
+"""Every driver call fails once: dlx raises an error that names it, or returns a right result; nothing leaks or races.
 
-`make test-allocations` runs all cases, other targets a few of each group.
+`nox -s allocations` runs all cases, other targets a few of each group.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
-from project import SUPPORT, compiled
+from support.project import compiled, program
 
 pytest.importorskip("numpy")
 
@@ -28,9 +27,9 @@ SHORT = {
 
 
 def ran(wanted, timeout=250):
-    """Run the program for a group, or a part of it; what it has said is shown where it takes too long."""
+    """Run the program for a group, or a part of it; show its output after a timeout."""
     driver = compiled("fake_cuda_ipc" if wanted.startswith(("sharing", "attaching")) else "fake_cuda")
-    command = [sys.executable, "-W", "error", str(SUPPORT / "driver_failures.py"), wanted]
+    command = program("cuda.driver_failures", wanted, options=("-W", "error"))
     environment = os.environ | {"DLX_CUDA_DRIVER": str(driver)}
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)
@@ -42,14 +41,14 @@ def ran(wanted, timeout=250):
 @pytest.mark.parametrize("group", SHORT)
 @pytest.mark.slow
 def test_every_call_fails_once(group):
-    """By an error of that call alone, and by one after which all of CUDA fails; see driver_failures.py."""
+    """By an error of that call only, and by an error that breaks CUDA; see driver_failures.py."""
     done = ran(group if IS_WHOLE else f"{group}={SHORT[group]}", 3500 if IS_WHOLE else 250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr, done.stderr
 
 
 def test_what_is_wrong_is_found():
-    """The test above could fail: an order that was not made races; other errors, and what is kept, are told."""
+    """The test above can fail: a missing order races; wrong errors and leaks are reported."""
     done = ran("planted")
     for words in ("races with a write", "the error does not say so: it did not work", "1 managed tensors left"):
         assert words in done.stdout, done.stdout + done.stderr

@@ -1,6 +1,6 @@
-"""On a real CUDA device: `pytest -m gpu`. Skipped where there is none. docs/gpu.md says what ran, and on what.
+"""On a real CUDA device: `pytest -m gpu`. Skipped without one. docs/gpu.md has the results and the machines.
 
-Memory that is shared, kinds of memory, moves; test_gpu_order.py has streams, lifetime and capture.
+Shared memory, kinds of memory, moves; test_gpu_order.py has streams, lifetimes and captures.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 import resource
 import threading
 
-import pages
 import pytest
-from realgpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
+from support.cuda.real_gpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
+from support.repository import pages
 
 import dlx
 from dlx._core import cuda as driver
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("step", [1, 2, -3])
 def test_there_and_back_without_a_framework(np, step):
-    """Dlx's own memory, strided sources too; the plan says the bytes."""
+    """Dlx's memory, with strided sources; the plan has the bytes."""
     source = np.arange(120, dtype="int32").reshape(10, 12)[:, ::step]
     plan = dlx.plan(source, "dlx", device="cuda")
     there = dlx.convert(source, to="dlx", device="cuda")
@@ -53,14 +53,14 @@ def test_memory_of_its_own():
 
 
 def test_too_much_memory():
-    """The driver's own words; what was there is as good as before."""
+    """The driver's message; existing memory stays valid."""
     with pytest.raises(DeviceError, match="bytes on cuda:0 failed with CUDA_ERROR"):
         dlx.empty(1 << 46, "uint8", device="cuda")
     assert dlx.empty(16, "uint8", device="cuda").device == (2, 0)
 
 
 def test_moves_leak_nothing(np):
-    """Memory of the device and of the process, over 2000 moves of a megabyte."""
+    """Neither memory of the device nor of the process, over 2000 moves of a megabyte."""
     source = np.zeros(1 << 18, dtype="float32")
 
     def both(times):
@@ -76,7 +76,7 @@ def test_moves_leak_nothing(np):
 
 
 def test_exit_with_memory_in_every_state(python):
-    """The process ends in order: held, lent, waiting for the device."""
+    """The process exits normally: with live, exported and pending memory."""
     env = {name: value for name, value in os.environ.items() if name != "DLX_CUDA_DRIVER"}
     python(
         """
@@ -91,7 +91,7 @@ def test_exit_with_memory_in_every_state(python):
 
 
 def test_a_forked_child_leaves_the_driver_alone(python):
-    """It is told to be spawned; what it inherited is let go of without the driver."""
+    """The error says to use 'spawn'; inherited memory is released without the driver."""
     env = {name: value for name, value in os.environ.items() if name != "DLX_CUDA_DRIVER"}
     out = python(
         """
@@ -118,7 +118,7 @@ def test_a_forked_child_leaves_the_driver_alone(python):
 
 
 def test_torch_and_cupy(torch, cupy):  # noqa: F811
-    """Both ways, views too."""
+    """In both directions, with views."""
     tensor = torch.arange(12, dtype=torch.float32, device="cuda").reshape(3, 4)
     array = dlx.convert(tensor.T, to="cupy", copy=False)
     assert array.data.ptr == tensor.data_ptr() and array.T.tolist() == tensor.tolist()
@@ -128,7 +128,7 @@ def test_torch_and_cupy(torch, cupy):  # noqa: F811
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64", "uint8", "bool", "complex64"])
 def test_torch_and_dlx(torch, name):  # noqa: F811
-    """Both ways, each dtype."""
+    """In both directions, with each dtype."""
     tensor = torch.ones(5, dtype=getattr(torch, name), device="cuda")
     middle = dlx.convert(tensor, to="dlx")
     back = dlx.convert(middle, to="torch", copy=False)
@@ -136,7 +136,7 @@ def test_torch_and_dlx(torch, name):  # noqa: F811
 
 
 def test_cupy_and_dlx(cupy):  # noqa: F811
-    """Both ways; reversed, which torch could not hold."""
+    """In both directions; reversed, which torch does not support."""
     array = cupy.arange(12, dtype="int16")[::-1]
     middle = dlx.convert(array, to="dlx", copy=False)
     back = dlx.convert(middle, to="cupy", copy=False)
@@ -144,7 +144,7 @@ def test_cupy_and_dlx(cupy):  # noqa: F811
 
 
 def test_torch_and_jax(torch, jax):  # noqa: F811
-    """Into jax by address; out of it, memory that must not be written to, when it is said."""
+    """To jax by address; from jax, read-only if jax says so."""
     tensor = torch.arange(N, dtype=torch.float32, device="cuda")
     array = dlx.convert(tensor, to="jax", copy=False)
     assert array.unsafe_buffer_pointer() == tensor.data_ptr() and float(array[N - 1]) == N - 1
@@ -158,7 +158,7 @@ def test_torch_and_jax(torch, jax):  # noqa: F811
 
 @pytest.mark.parametrize("start", [0, 4], ids=["aligned", "unaligned"])
 def test_host_memory_in_jax(np, jax, start):  # noqa: F811
-    """It goes where `jax.numpy.asarray` puts it, uncommitted; `device=` commits it, and ``copy=False`` leaves it."""
+    """It is placed like by `jax.numpy.asarray`, uncommitted; `device=` commits it, and ``copy=False`` rejects it."""
     block = np.zeros(4096 + 64, "uint8")
     source = block[-block.ctypes.data % 64 + start :][:4096].view("float32")
     cuda, cpu = jax.local_devices(backend="cuda")[0], jax.local_devices(backend="cpu")[0]
@@ -176,7 +176,7 @@ def test_host_memory_in_jax(np, jax, start):  # noqa: F811
 
 
 def test_cupy_and_jax(cupy, jax):  # noqa: F811
-    """Both ways, through dlx.Tensor too."""
+    """In both directions, also through dlx.Tensor."""
     source = cupy.arange(64, dtype="float32").reshape(8, 8)
     array = dlx.convert(dlx.convert(source, to="dlx"), to="jax", copy=False)
     assert array.unsafe_buffer_pointer() == source.data.ptr and array.tolist() == source.tolist()
@@ -184,7 +184,7 @@ def test_cupy_and_jax(cupy, jax):  # noqa: F811
 
 
 def test_containers(torch, cupy):  # noqa: F811
-    """All arrays of a tree by address; a lazy view too."""
+    """All arrays of a tree by address; a lazy view, too."""
     tensors = {"a": [torch.zeros(3, device="cuda"), (torch.ones(3, device="cuda"),)]}
     for tree in (dlx.convert(tensors, to="cupy"), dlx.convert(tensors, to="cupy", lazy=True)):
         assert tree["a"][0].data.ptr == tensors["a"][0].data_ptr()
@@ -192,20 +192,20 @@ def test_containers(torch, cupy):  # noqa: F811
 
 
 def test_interface(torch):  # noqa: F811
-    """An object with nothing but __cuda_array_interface__ is a source."""
+    """An object with only __cuda_array_interface__ is a source."""
     tensor = torch.arange(8, device="cuda")
     plain = type("Plain", (), {"__cuda_array_interface__": tensor.__cuda_array_interface__, "keep": tensor})()
     assert dlx.convert(plain, to="torch").data_ptr() == tensor.data_ptr()
 
 
 def test_dtypes_that_cupy_would_misname(torch, cupy):  # noqa: F811
-    """They are refused, not misread."""
+    """They are rejected, not misread."""
     with pytest.raises(DTypeError, match="float8_e4m3fn"):
         dlx.convert(torch.ones(3, device="cuda").to(torch.float8_e4m3fn), to="cupy")
 
 
 def test_bfloat16_of_cupy(torch, cupy):  # noqa: F811
-    """From cupy 14 on with ml_dtypes it crosses, both ways; else it is refused."""
+    """With cupy 14 and ml_dtypes it is shared in both directions; otherwise rejected."""
     tensor = torch.tensor([1, 2.5, -3], dtype=torch.bfloat16, device="cuda")
     if int(cupy.__version__.partition(".")[0]) < 14 or importlib.util.find_spec("ml_dtypes") is None:
         with pytest.raises(DTypeError, match="bfloat16"):
@@ -220,7 +220,7 @@ def test_bfloat16_of_cupy(torch, cupy):  # noqa: F811
 
 
 def test_managed_memory(cupy, np):  # noqa: F811
-    """Under its true code; read by the host as it is, when the kernels are done."""
+    """With its DLPack device code; the host reads it directly after the kernels."""
     memory = cupy.cuda.malloc_managed(4 * N)
     array = cupy.ndarray((N,), "float32", memory)
     array.fill(2)
@@ -230,7 +230,7 @@ def test_managed_memory(cupy, np):  # noqa: F811
 
 
 def test_pinned_memory(torch, np):  # noqa: F811
-    """Pinned tensors of torch are host memory, and go to the device as a copy."""
+    """Pinned tensors of torch are host memory, and are copied to the device."""
     tensor = torch.ones(N, pin_memory=True)
     assert driver.where(tensor.data_ptr()).name == "cuda_host"
     assert np.shares_memory(dlx.convert(tensor, to="numpy"), tensor.numpy())
@@ -242,7 +242,7 @@ def test_pinned_memory(torch, np):  # noqa: F811
 @pytest.mark.parametrize("to", ["torch", "cupy", "jax"])
 @pytest.mark.parametrize("step", [1, 2, -3])
 def test_numpy_to_the_device_and_back(np, request, to, step):
-    """Values survive, strided views too; the source may be written to at once."""
+    """Values survive, also of strided views; the source may be written immediately."""
     request.getfixturevalue(to)
     source = np.arange(120, dtype="int32").reshape(10, 12)[:, ::step]
     values = source.tolist()
@@ -267,7 +267,7 @@ def test_two_devices(torch):  # noqa: F811
 
 
 def test_dlx_memory_in_torch(torch):  # noqa: F811
-    """Used at once; let go of on another thread, which has no context."""
+    """Used immediately; released on another thread, which has no context."""
     tensor = dlx.convert(dlx.empty((4, N // 4), "float32", device="cuda"), to="torch")
     assert tensor.fill_(3).sum().item() == 3.0 * N
     held = [dlx.convert(dlx.empty(N, "float32", device="cuda"), to="torch")]
@@ -278,7 +278,7 @@ def test_dlx_memory_in_torch(torch):  # noqa: F811
 
 
 def test_the_how_to_on_streams_runs(torch, cupy):  # noqa: F811
-    """Its blocks, in the order of the page."""
+    """Its code blocks, in the order of the page."""
     namespace = {"__name__": "page"}
     for kind, code, _ in pages.blocks((pages.ROOT / "docs" / "how-to" / "streams.md").read_text(encoding="utf-8")):
         if kind == "python gpu":

@@ -1,6 +1,6 @@
-"""On a real CUDA device: streams, lifetime and capture. Slow kernels make visible what would else pass by luck.
+"""On a real CUDA device: streams, lifetimes and captures. Slow kernels show errors that would pass by luck.
 
-Each kind of test has its counterpart without order, which must fail to read finished data: the tests test themselves.
+Each kind of test also runs without order, and must then read unfinished data: this tests the tests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import gc
 
 import pytest
-from realgpu import SLOW, N, cupy, gpu, jax, late_ones, quiet, torch, warm_stream  # noqa: F401
+from support.cuda.real_gpu import SLOW, N, cupy, gpu, jax, late_ones, quiet, torch, warm_stream  # noqa: F401
 
 import dlx
 from dlx._core import cuda as driver
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 
 def cupy_stream(cupy):  # noqa: F811
-    """A new stream of cupy's, with its kernels loaded."""
+    """Return a new stream of cupy, with its kernels loaded."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         assert float(cupy.ones(N, "float32").sum()) == N
@@ -32,7 +32,7 @@ def cupy_stream(cupy):  # noqa: F811
 
 
 class Again:
-    """A context that can be entered more than once."""
+    """A context that can be entered repeatedly."""
 
     def __init__(self, make, *args):
         self.make, self.args, self.entered = make, args, []
@@ -46,7 +46,7 @@ class Again:
 
 
 def consumer(name, request):
-    """A context on a warm stream of a framework, and its sum."""
+    """Return a context on a warm stream of a framework, and its sum."""
     module = request.getfixturevalue(name)
     if name == "torch":
         return Again(module.cuda.stream, warm_stream(module)), lambda array: array.sum().item()
@@ -61,7 +61,7 @@ def consumer(name, request):
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("to", ["torch", "cupy", "jax"])
 def test_another_stream_reads_finished_data(torch, ordered, to, request):  # noqa: F811
-    """With order the sum is whole; without it is not, which shows that the test can fail."""
+    """With order the sum is right; without it is not, which shows that the test can fail."""
     producer, (context, total) = warm_stream(torch), consumer(to, request)
     with context:  # the first call of each kind
         assert total(dlx.convert(dlx.convert(torch.ones(N, device="cuda"), to="dlx"), to=to)) == N
@@ -76,7 +76,7 @@ def test_another_stream_reads_finished_data(torch, ordered, to, request):  # noq
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("to", ["cupy", "jax"])
 def test_from_one_current_stream_to_another(torch, ordered, to, request):  # noqa: F811
-    """The same without a dlx.Tensor between."""
+    """The same without a dlx.Tensor."""
     producer, (context, total) = warm_stream(torch), consumer(to, request)
     with context:
         assert total(dlx.convert(torch.ones(N, device="cuda"), to=to)) == N
@@ -88,7 +88,7 @@ def test_from_one_current_stream_to_another(torch, ordered, to, request):  # noq
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_from_cupy(torch, cupy, ordered):  # noqa: F811
-    """A producer of cupy's, slow on its own stream."""
+    """A slow producer of cupy on its own stream."""
     stream, c = cupy_stream(cupy), warm_stream(torch)
     dlx.convert(cupy.ones(3, "float32"), to="torch")
     with stream:
@@ -119,7 +119,7 @@ def test_many_at_once(torch, cupy):  # noqa: F811
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_the_source_of_a_copy_may_be_written_to_at_once(torch, cupy, ordered):  # noqa: F811
-    """A copy that is late has the values of then; without order it has those of later."""
+    """A late copy has the old values; without order it has the later ones."""
     p, c = warm_stream(torch), cupy_stream(cupy)
     work = torch.cuda.ExternalStream(driver.work_stream(dlx.Device("cuda")).handle)
     with torch.cuda.stream(p), c:
@@ -127,7 +127,7 @@ def test_the_source_of_a_copy_may_be_written_to_at_once(torch, cupy, ordered):  
         dlx.convert(tensor, to="cupy", copy=True)
         torch.cuda.synchronize()
         with torch.cuda.stream(work):
-            torch.cuda._sleep(SLOW)  # the copy is made behind this
+            torch.cuda._sleep(SLOW)  # the copy waits for this
         array = dlx.convert(tensor, to="cupy", copy=True, stream=None if ordered else -1)
         tensor.fill_(2)
         torch.cuda.synchronize()
@@ -141,7 +141,7 @@ def test_the_host_reads_finished_data(torch, np):  # noqa: F811
 
 
 def test_nothing_waits_on_the_host(torch):  # noqa: F811
-    """Converting returns while the producer's kernel still runs."""
+    """A conversion returns while the producer's kernel still runs."""
     p, c = warm_stream(torch), warm_stream(torch)
     dlx.convert(dlx.convert(torch.ones(3, device="cuda"), to="dlx"), to="torch")
     with torch.cuda.stream(p):
@@ -156,7 +156,7 @@ def test_nothing_waits_on_the_host(torch):  # noqa: F811
 
 
 def test_a_stream_of_cuda_core(torch):  # noqa: F811
-    """Whatever has __cuda_stream__ is a stream."""
+    """An object with __cuda_stream__ is a stream."""
     core = pytest.importorskip("cuda.core")
     device = core.Device(0)
     device.set_current()
@@ -191,9 +191,9 @@ def test_a_function_works_on_its_callers_stream(torch, cupy):  # noqa: F811
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_memory_is_not_reused_while_it_is_read(torch, ordered):  # noqa: F811
-    """Dropping the result while a slow stream has yet to read it: the allocator does not have it back before.
+    """After a result is dropped that a slow stream still reads, the allocator does not reuse its memory.
 
-    Without order it has, and the next tensor overwrites what is yet to be read.
+    Without order it does, and the next tensor overwrites the data.
     """
     torch.cuda.empty_cache()
     p, c = warm_stream(torch), warm_stream(torch)
@@ -256,7 +256,7 @@ def test_one_stream_in_a_capture(torch):  # noqa: F811
 
 
 def test_a_capture_is_not_broken(torch):  # noqa: F811
-    """Across streams it is refused by name, and the capture goes on."""
+    """Across streams it is refused by name, and the capture continues."""
     static, tensor, graph = torch.zeros(16, device="cuda"), torch.ones(16, device="cuda"), torch.cuda.CUDAGraph()
     static += 1
     static.zero_()
@@ -274,7 +274,7 @@ def test_a_capture_is_not_broken(torch):  # noqa: F811
 
 
 def test_letting_go_during_a_capture(torch):  # noqa: F811
-    """What another stream has yet to read stays, and is let go of after the capture; the capture goes on."""
+    """Memory that another stream still reads stays, and is released after the capture, which continues."""
     static, graph = torch.zeros(16, device="cuda"), torch.cuda.CUDAGraph()
     static += 1
     p, c = warm_stream(torch), warm_stream(torch)

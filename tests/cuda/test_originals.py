@@ -1,4 +1,4 @@
-"""torch and cupy as they are published, on the recording driver: crossings, lifetimes, captures, the current device."""
+"""Published torch and cupy on the recording driver: conversions, lifetimes, captures, the current device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 import textwrap
 import threading
 
-import originals
 import pytest
-from originals import handle_of, pending
+from support.cuda import originals
+from support.cuda.originals import handle_of, pending
 
 import dlx
 from dlx.errors import DeviceError, StreamError
@@ -26,7 +26,7 @@ STREAMS = ["default", "side", "per-thread", "external"]
 
 @contextlib.contextmanager
 def working(torch, cupy, side, device, name, shared):
-    """Let one of them work on a stream of a device; give the stream's handle."""
+    """Let a framework work on a stream of a device; return the stream's handle."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.cuda.device(device))
         if side == "torch":
@@ -49,12 +49,12 @@ def working(torch, cupy, side, device, name, shared):
 
 
 def address_of(array):
-    """Where an array of either is."""
+    """Return the address of an array of either framework."""
     return array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr
 
 
 def made_by(torch, cupy, side, device):
-    """An array of N floats on a device, with known values."""
+    """Return an array of N floats on a device, with known values."""
     if side == "torch":
         return torch.arange(N, dtype=torch.float32).to(f"cuda:{device}")
     import numpy as np
@@ -64,7 +64,7 @@ def made_by(torch, cupy, side, device):
 
 
 def values_of(array):
-    """What an array holds, copied by its own framework."""
+    """Return the values of an array, copied by its framework."""
     return array.cpu().tolist() if hasattr(array, "cpu") else array.get().tolist()
 
 
@@ -74,7 +74,7 @@ def values_of(array):
 @pytest.mark.parametrize("producer", STREAMS)
 @pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
 def test_crossings(cuda, torch, cupy, source, target, producer, consumer, device, shape):
-    """Shared, and in order: what the producer's kernel writes is there for the consumer's."""
+    """Shared and ordered: the consumer's kernel reads what the producer's kernel wrote."""
     shared = cuda.stream(device)
     with (
         working(torch, cupy, source, device, producer, shared) as p,
@@ -98,7 +98,7 @@ def test_crossings(cuda, torch, cupy, source, target, producer, consumer, device
 @pytest.mark.parametrize("consumer", STREAMS)
 @pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
 def test_memory_comes_back_when_the_consumer_is_done(cuda, torch, cupy, source, target, consumer):
-    """The producer's allocator does not get memory back that the consumer's queued work reads."""
+    """The producer's allocator does not get memory back while the consumer's queued work reads it."""
     with working(torch, cupy, source, 0, "side", 0), working(torch, cupy, target, 0, consumer, cuda.stream()) as c:
         array = made_by(torch, cupy, source, 0)
         address = address_of(array)
@@ -115,7 +115,7 @@ def test_memory_comes_back_when_the_consumer_is_done(cuda, torch, cupy, source, 
 
 
 def test_a_further_stream_is_waited_for_by_the_first(cuda, torch, cupy):
-    """The `record_stream` of torch does nothing to memory of others; `wait_stream` is seen when it is given back."""
+    """Torch's `record_stream` has no effect on foreign memory; `wait_stream` is respected at the release."""
     with working(torch, cupy, "cupy", 0, "side", 0), working(torch, cupy, "torch", 0, "side", 0):
         array = made_by(torch, cupy, "cupy", 0)
         address, further = address_of(array), torch.cuda.Stream()
@@ -136,7 +136,7 @@ def test_a_further_stream_is_waited_for_by_the_first(cuda, torch, cupy):
 
 @pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
 def test_what_frameworks_do_by_themselves(cuda, torch, cupy, source, target):
-    """The test above could fail: their own `from_dlpack` gives memory back while it is read."""
+    """The test above can fail: their `from_dlpack` releases memory while it is read."""
     with working(torch, cupy, source, 0, "side", 0), working(torch, cupy, target, 0, "side", 0) as c:
         array = made_by(torch, cupy, source, 0)
         address = address_of(array)
@@ -156,7 +156,7 @@ def test_what_frameworks_do_by_themselves(cuda, torch, cupy, source, target):
 @pytest.mark.parametrize("source", ["torch", "cupy"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_values_through_the_host_and_back(cuda, torch, cupy, np, source, to, device):
-    """Copies are the driver's: values survive to the host, and to the other device."""
+    """The driver copies: values survive to the host, and to the other device."""
     expected = list(range(N))
     array = made_by(torch, cupy, source, device)
     assert dlx.convert(array, to="numpy").tolist() == expected
@@ -168,7 +168,7 @@ def test_values_through_the_host_and_back(cuda, torch, cupy, np, source, to, dev
 
 
 def test_capture_by_torch(cuda, torch, cupy):
-    """Within a capture of torch's: one stream is shared, another is refused, and the capture goes on."""
+    """Within a capture of torch: the same stream is shared, another one is refused, and the capture continues."""
     tensor, graph, other = torch.zeros(N, device="cuda"), torch.cuda.CUDAGraph(), cupy.cuda.Stream(non_blocking=True)
     with torch.cuda.graph(graph):
         here = torch.cuda.current_stream()
@@ -183,7 +183,7 @@ def test_capture_by_torch(cuda, torch, cupy):
 
 
 def test_capture_by_cupy(cuda, torch, cupy):
-    """The same within a capture of cupy's."""
+    """The same within a capture of cupy."""
     array, stream = cupy.empty(N, "float32"), cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
@@ -207,13 +207,13 @@ def test_managed_and_pinned_memory(cuda, torch, cupy, np):
 
 
 def test_the_array_interface(cuda, torch, cupy):
-    """An object with `__cuda_array_interface__` alone: its stream is waited for."""
+    """An object with only `__cuda_array_interface__`: its stream is waited for."""
     with cupy.cuda.Stream(non_blocking=True) as stream:
         array = cupy.empty(N, "float32")
         cuda.write(stream.ptr, array.data.ptr, N * 4)
 
         class Spoken:
-            """Nothing but the interface."""
+            """Has only the interface."""
 
             __cuda_array_interface__ = array.__cuda_array_interface__
             owner = array
@@ -224,7 +224,7 @@ def test_the_array_interface(cuda, torch, cupy):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_using(cuda, torch, cupy, device):
-    """A function works on its caller's stream: nothing is ordered, in or out."""
+    """A function works on its caller's stream: no ordering, in or out."""
 
     @dlx.using("cupy")
     def compute(array):
@@ -240,7 +240,7 @@ def test_using(cuda, torch, cupy, device):
 
 
 def test_threads(cuda, torch, cupy):
-    """Threads that were never near CUDA convert, each on streams of its own."""
+    """Threads that never used CUDA convert, each on its own streams."""
     tensor, found = torch.zeros(N, device="cuda:1"), []
 
     def work():
@@ -260,13 +260,13 @@ def test_threads(cuda, torch, cupy):
 
 @pytest.fixture
 def async_pool(cupy):
-    """Let cupy allocate from a pool of the driver, on the stream that asks."""
+    """Let cupy allocate from a pool of the driver, on the requesting stream."""
     with cupy.cuda.using_allocator(cupy.cuda.MemoryAsyncPool().malloc):
         yield
 
 
 def test_memory_of_a_pool_of_the_driver(cuda, torch, cupy, np, async_pool):
-    """Such memory crosses, moves to a device that cannot see it, and is the pool's again when torch has read it."""
+    """It is shared, moves to a device that cannot access it, and returns to the pool when torch has read it."""
     expected = list(range(N))
     array = cupy.asarray(np.arange(N, dtype="float32"))
     assert cuda.count("cuMemAllocAsync") + cuda.count("cuMemAllocFromPoolAsync") == 1
@@ -286,7 +286,7 @@ def test_memory_of_a_pool_of_the_driver(cuda, torch, cupy, np, async_pool):
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.parametrize("side", ["torch", "cupy"])
 def test_a_framework_moves_its_own(cuda, torch, cupy, side, stream):
-    """From one device to the other, behind what the current stream of the first one still writes."""
+    """From one device to the other, after the writes on the first device's current stream."""
     with working(torch, cupy, side, 1, stream, 0) as p, working(torch, cupy, side, 0, stream, 0) as c:
         with torch.cuda.device(1):
             array = made_by(torch, cupy, side, 1)
@@ -299,7 +299,7 @@ def test_a_framework_moves_its_own(cuda, torch, cupy, side, stream):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_other_contexts(cuda, torch, cupy, device):
-    """A thread whose current context is none of the primary ones converts, and finds it as it was."""
+    """A thread with a non-primary current context converts, and the context stays current."""
     import ctypes
 
     library, made = ctypes.CDLL(cuda.path), ctypes.c_void_p()
@@ -313,7 +313,7 @@ def test_other_contexts(cuda, torch, cupy, device):
 
 
 def test_no_small_copies(cuda, torch, cupy, np):
-    """What crosses or moves does so in few large copies: none below the size of an array."""
+    """Conversions and moves use few large copies, none below the size of an array."""
     arrays = [made_by(torch, cupy, side, 0) for side in ("torch", "cupy")] * 10
     cuda.forget()
     for array in arrays:
@@ -325,7 +325,7 @@ def test_no_small_copies(cuda, torch, cupy, np):
 
 @pytest.mark.parametrize("code", [700, 719])
 def test_a_device_that_is_lost(cuda, torch, cupy, np, code):
-    """After a kernel's fault every conversion says so, and what still waits for the device is let go of."""
+    """After a kernel fault every conversion raises, and pending memory is released."""
     with working(torch, cupy, "torch", 0, "side", 0), working(torch, cupy, "cupy", 0, "side", 0) as c:
         tensor = made_by(torch, cupy, "torch", 0)
         result = dlx.convert(tensor, to="cupy")
@@ -349,7 +349,7 @@ MOVES = ["host", "pinned", "other device", "copy"]
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("target", ["torch", "cupy"])
 def test_moved_memory_is_the_consumers(cuda, torch, cupy, np, target, move, asked):
-    """It comes from the consumer's allocator, on its stream, which alone has it back; nothing else is allocated."""
+    """The consumer's allocator provides it on its stream, and gets it back; nothing else is allocated."""
     consumer = {"torch": torch, "cupy": cupy}[target]
     source = {
         "host": lambda: np.arange(N, dtype="float32"),
@@ -378,12 +378,12 @@ def test_moved_memory_is_the_consumers(cuda, torch, cupy, np, target, move, aske
         del result
         if not asked:
             again = dlx.convert(np.zeros(N, "float32"), to=target, device="cuda:0")
-            assert address_of(again) == address  # the allocator uses the block again
+            assert address_of(again) == address  # the allocator reuses the block
             del again
 
 
 def test_a_loop_of_moves_makes_few_calls(cuda, torch, np):
-    """Copies and waits as `tensor.cuda()` makes them, and no allocation or event of dlx's own."""
+    """The copies and waits of `tensor.cuda()`, without allocations or events of dlx."""
     array = np.zeros(1 << 12, "float32")
     dlx.convert(array, to="torch", device="cuda")
     cuda.forget()
@@ -405,7 +405,7 @@ GAPS = {
 @pytest.mark.parametrize("gap", ["reversed", "strided", "columns"])
 @pytest.mark.parametrize("size", [100, 100_000])
 def test_arrays_with_gaps(cuda, torch, cupy, gap, size, call):
-    """Its own framework makes an array contiguous, with one kernel; the plan says so."""
+    """Its framework makes an array contiguous, with one kernel; the plan says so."""
     array = GAPS[gap](cupy.empty(size, "float32"))
     options = {"shared": {}, "copied": {"copy": True}, "moved": {"device": "cuda:1"}}[call]
     plan = dlx.plan(array, to="torch", **options)
@@ -421,7 +421,7 @@ def test_arrays_with_gaps(cuda, torch, cupy, gap, size, call):
 @pytest.mark.parametrize("target", ["torch", "cupy", "numpy"])
 @pytest.mark.parametrize("source", ["torch", "cupy", "numpy"])
 def test_bfloat16(cuda, torch, cupy, np, source, target):
-    """It crosses bit for bit, wherever the other side has it."""
+    """It is shared bit by bit, if the other framework supports it."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     host = np.arange(N).astype(ml_dtypes.bfloat16)
     array = host if source == "numpy" else dlx.convert(host, to=source, device="cuda")
@@ -431,7 +431,7 @@ def test_bfloat16(cuda, torch, cupy, np, source, target):
 
 
 def test_an_interface_of_dlx(cuda, torch, cupy):
-    """A dlx.Tensor is read by its `__cuda_array_interface__`, and the stream that it names is waited for."""
+    """A dlx.Tensor is read by its `__cuda_array_interface__`, whose stream is waited for."""
     with torch.cuda.stream(torch.cuda.Stream()):
         tensor = torch.arange(6, dtype=torch.float32, device="cpu").reshape(2, 3).cuda().T
         middle = dlx.convert(tensor, to="dlx")
@@ -447,13 +447,13 @@ def test_an_interface_of_dlx(cuda, torch, cupy):
 
 
 def in_fresh_process(python, code):
-    """Run code with both frameworks where no device was used before."""
+    """Run code with both frameworks before any device is used."""
     return python("import torch, cupy, dlx, numpy as np\n" + textwrap.dedent(code), args=("-W", "ignore")).strip()
 
 
 @pytest.mark.parametrize("question", ["devices", "framework"])
 def test_without_a_device(cuda, question):
-    """A cupy without a device is not broken: it says that it sees none."""
+    """Without a device, cupy is not broken: the error says that it has no device."""
     command = [sys.executable, "-W", "ignore", "-m", "dlx.cli.probe", question, "cupy"]
     done = subprocess.run(
         command, env=os.environ | {"FAKE_CUDA_DEVICES": "0"}, capture_output=True, text=True, check=False
@@ -465,7 +465,7 @@ def test_without_a_device(cuda, question):
 
 @pytest.mark.parametrize(("ndim", "crosses"), [(64, True), (65, False)])
 def test_dimensions(cuda, torch, cupy, ndim, crosses):
-    """As many dimensions cross as cupy takes."""
+    """Up to the maximal number of dimensions of cupy."""
     array = dlx.from_pointer(torch.zeros(1, device="cuda").data_ptr(), (1,) * ndim, "float32", device="cuda")
     assert (dlx.plan(array, to="cupy").outcome == "shared") is crosses
     if crosses:
@@ -473,7 +473,7 @@ def test_dimensions(cuda, torch, cupy, ndim, crosses):
 
 
 def test_no_call_in_a_child(cuda, torch, cupy, python):
-    """A forked child gets an error that says what to do, and no call of the driver is made there."""
+    """A forked child gets an error with a fix, and makes no driver call."""
     code = """
     import os, sys
     tensor = torch.zeros(3, device="cuda")
@@ -508,9 +508,9 @@ for name, call in calls.items():
 
 
 def test_the_current_device_stays(cuda, torch, cupy, python):
-    """Conversions on another device leave the runtime's current device as it was: cupy allocates there next.
+    """Conversions on another device leave the runtime's current device unchanged: cupy allocates there next.
 
-    No call may touch the first device: once that has a context, torch itself goes back to it. torch's own allocation on
-    another device may leave it there, and is left out.
+    No call may use the first device: once it has a context, torch itself switches to it. torch's own allocation on
+    another device may change it, and is left out.
     """
     assert in_fresh_process(python, CURRENT) == ""

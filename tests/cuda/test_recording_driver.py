@@ -1,6 +1,6 @@
-"""The recording driver itself: wrong programs that a device would punish are caught, and right ones are not.
+"""The recording driver itself detects programs that would fail on a device, and accepts valid ones.
 
-Each program is a few calls of the driver, without dlx. What a call must do is said in cuda.h 13.0.
+Each program is a few driver calls without dlx. The rules are those of cuda.h 13.0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver
@@ -26,7 +26,7 @@ THRESHOLD, RESERVED, TAKEN = 4, 5, 7
 
 
 class Api:
-    """Entry points of the driver; what they make comes back as a number."""
+    """The driver's entry points; created objects are returned as a number."""
 
     def __init__(self, path):
         self.lib = ctypes.CDLL(str(path))
@@ -44,39 +44,39 @@ class Api:
         return call
 
     def made(self, name, *args):
-        """Call an entry point that makes something; return that."""
+        """Call an entry point that creates something; return that."""
         out = ctypes.c_uint64()
         code = getattr(self, name)(ctypes.byref(out), *args)
         assert code == 0, code
         return out.value
 
     def enter(self, device=0):
-        """Let the primary context of a device be the current one of this thread."""
+        """Make a device's primary context current on this thread."""
         context = self.made("DevicePrimaryCtxRetain", device)
         assert self.CtxSetCurrent(context) == 0
         return context
 
     def pool(self, device=0, threshold=0):
-        """Make a pool."""
+        """Create a pool."""
         facts = struct.pack("iiiiQQH54x", 1, 0, 1, device, 0, 0, 0)
         made = self.made("MemPoolCreate", ctypes.create_string_buffer(facts, len(facts)))
         assert self.MemPoolSetAttribute(made, THRESHOLD, ctypes.byref(ctypes.c_uint64(threshold))) == 0
         return made
 
     def attribute(self, pool, which):
-        """Ask a pool."""
+        """Get an attribute of a pool."""
         found = ctypes.c_uint64()
         assert self.MemPoolGetAttribute(pool, which, ctypes.byref(found)) == 0
         return found.value
 
     def let_see(self, pool, device, flags=3):
-        """Let a device see a pool; return the code."""
+        """Let a device access a pool; return the code."""
         return self.MemPoolSetAccess(pool, (ctypes.c_int * 3)(1, device, flags), 1)
 
 
 @pytest.fixture
 def api(cuda, fake_driver):
-    """The entry points, with the context of device 0 as the current one; no context is left."""
+    """The entry points, with the context of device 0 current; no context remains."""
     api = Api(fake_driver)
     api.enter()
     yield api
@@ -85,7 +85,7 @@ def api(cuda, fake_driver):
 
 
 def caught(cuda, words):
-    """Whether the driver complained in these words; the complaint is forgotten."""
+    """Return whether the driver complained in these words; clear the complaint."""
     found, report = cuda.misuses > 0 and words in cuda.report, cuda.report
     cuda.clear_report()
     assert found, report
@@ -96,7 +96,7 @@ def caught(cuda, words):
 
 
 def test_memory_of_a_pool_is_unseen_by_peers(cuda, api):
-    """A kernel of another device that touches it is an illegal access, until cuMemPoolSetAccess; then it is none."""
+    """A kernel on another device that reads it is an illegal access, until cuMemPoolSetAccess."""
     cuda.set_peers(True)
     stream, other = cuda.stream(0), cuda.stream(1)
     pool = api.pool()
@@ -111,7 +111,7 @@ def test_memory_of_a_pool_is_unseen_by_peers(cuda, api):
 
 
 def test_peer_access_of_contexts_is_nothing_to_pools(cuda, api):
-    """CuCtxEnablePeerAccess opens what cuMemAlloc made, and no pool's memory."""
+    """CuCtxEnablePeerAccess allows access to memory of cuMemAlloc, not of pools."""
     cuda.set_peers(True)
     own, other = api.enter(0), cuda.stream(1)
     plain, pooled = api.made("MemAlloc_v2", N), api.made("MemAllocAsync", N, LEGACY)
@@ -124,7 +124,7 @@ def test_peer_access_of_contexts_is_nothing_to_pools(cuda, api):
 
 
 def test_devices_that_cannot_see_each_other(cuda, api):
-    """No access can be given between them; the own device's cannot be taken."""
+    """Access cannot be enabled between them; access of the pool's own device cannot be disabled."""
     pool, yes = api.pool(), ctypes.c_int()
     assert api.DeviceCanAccessPeer(ctypes.byref(yes), 0, 1) == 0 and yes.value == 0
     assert api.let_see(pool, 1) == INVALID and api.let_see(pool, 0, 0) == INVALID
@@ -132,7 +132,7 @@ def test_devices_that_cannot_see_each_other(cuda, api):
 
 
 def test_a_plain_copy_between_devices_of_a_pools_memory(cuda, api):
-    """It fails where the device does not see the memory; a peer copy is right, and so is memory of cuMemAlloc."""
+    """It fails if the device has no access to the memory; a peer copy works, and so does memory of cuMemAlloc."""
     first, second = api.enter(0), api.enter(1)
     target = api.made("MemAlloc_v2", N)
     api.enter(0)
@@ -143,12 +143,12 @@ def test_a_plain_copy_between_devices_of_a_pools_memory(cuda, api):
     assert caught(cuda, "memory of a pool that this device cannot see")
     api.enter(0)
     assert api.MemcpyPeerAsync(target, second, pooled, first, N, LEGACY) == 0
-    cuda.clear_report()  # nothing ordered the two copies to the target
+    cuda.clear_report()  # the two copies to the target are unordered
 
 
 @pytest.mark.parametrize("stream", ["legacy", "own"])
 def test_a_copy_between_devices_waits_for_both(cuda, api, stream):
-    """On the legacy stream it is in order with all of both devices, before and after; on another with that alone."""
+    """On the legacy stream it is ordered with all work of both devices; on other streams with their own."""
     first, second = api.enter(0), api.enter(1)
     source, target = cuda.alloc(N, 0), cuda.alloc(N, 1)
     s = LEGACY if stream == "legacy" else cuda.stream(1)
@@ -164,7 +164,7 @@ def test_a_copy_between_devices_waits_for_both(cuda, api, stream):
 @pytest.mark.parametrize(("threshold", "kept"), [(0, False), (1 << 30, True)])
 @pytest.mark.parametrize("call", ["stream", "event", "context"])
 def test_a_pool_gives_memory_back_when_something_is_waited_for(cuda, api, threshold, kept, call):
-    """Beyond its threshold, which is 0 at first: who allocates in a loop with waits maps memory anew each time."""
+    """Above its threshold, initially 0: a loop of allocations and waits maps memory again each time."""
     pool, stream = api.pool(threshold=threshold), cuda.stream()
     event = api.made("EventCreate", 2)
     cuda.forget()
@@ -184,7 +184,7 @@ def test_a_pool_gives_memory_back_when_something_is_waited_for(cuda, api, thresh
 
 
 def test_a_pool_gives_memory_to_another_stream_in_order_only(cuda, api):
-    """What a stream has not done with is not given to another; once it has, or is waited for, it is."""
+    """A block that a stream still uses is not reused by another stream, until that is done or waited for."""
     pool, first, second = api.pool(threshold=1 << 30), cuda.stream(), cuda.stream()
     memory = api.made("MemAllocFromPoolAsync", N, pool, first)
     cuda.stall(first)
@@ -201,7 +201,7 @@ def test_a_pool_gives_memory_to_another_stream_in_order_only(cuda, api):
 
 
 def test_a_second_start_forgets_nothing(cuda, api):
-    """Everybody calls cuInit, a CUDA runtime after dlx too: pools that were made before are there still."""
+    """Every library calls cuInit, also a CUDA runtime after dlx: existing pools survive."""
     pool, stream = api.pool(), cuda.stream()
     assert api.Init(0) == 0
     memory = api.made("MemAllocFromPoolAsync", N, pool, stream)
@@ -209,14 +209,14 @@ def test_a_second_start_forgets_nothing(cuda, api):
 
 
 def test_memory_that_is_freed_too_early_races(cuda, api):
-    """A release that nothing orders behind another stream's read is seen, pool or no pool."""
+    """A release that is not ordered after another stream's read is detected, with or without a pool."""
     first, second = cuda.stream(), cuda.stream()
     memory = api.made("MemAllocAsync", N, first)
     assert api.StreamSynchronize(first) == 0
     cuda.read(second, memory, N)
     assert api.MemFreeAsync(memory, first) == 0
     assert cuda.races == 1
-    assert cuda.read(second, memory, N) or cuda.misuses  # and what comes after it is a use of freed memory
+    assert cuda.read(second, memory, N) or cuda.misuses  # and later reads use freed memory
     cuda.clear_report()
 
 
@@ -224,7 +224,7 @@ def test_memory_that_is_freed_too_early_races(cuda, api):
 
 
 def test_a_destroyed_context(cuda, api):
-    """Current on its thread it is popped; elsewhere calls fail with 709; to make it current again fails with 201."""
+    """If it is current, it is popped; on other threads calls fail with 709; making it current fails with 201."""
     made = api.made("CtxCreate_v2", 0, 0)
     stream, memory = api.made("StreamCreate", 1), api.made("MemAlloc_v2", N)
     found, after = [], []
@@ -251,13 +251,13 @@ def test_a_destroyed_context(cuda, api):
 
 
 def test_no_context(cuda, fake_driver):
-    """A thread without one gets 201."""
+    """A thread without a context gets 201."""
     api = Api(fake_driver)
     assert api.StreamSynchronize(LEGACY) == INVALID_CONTEXT and api.CtxSynchronize() == INVALID_CONTEXT
 
 
 def test_a_primary_context_that_is_released_or_reset(cuda, api):
-    """It is gone with the last release, or with a reset; who retains it again has a new one."""
+    """It is destroyed by the last release, or by a reset; retaining it again creates a new one."""
     assert api.DevicePrimaryCtxRelease_v2(0) == 0
     assert api.StreamSynchronize(LEGACY) == DESTROYED
     assert api.DevicePrimaryCtxRelease_v2(0) == INVALID_CONTEXT
@@ -270,7 +270,7 @@ def test_a_primary_context_that_is_released_or_reset(cuda, api):
 
 
 def test_events_and_streams_of_two_contexts(cuda, api):
-    """An event is recorded on streams of its own context; any stream waits for it. Default streams are a context's."""
+    """An event is recorded on streams of its context; any stream waits for it. Default streams belong to a context."""
     event, memory = api.made("EventCreate", 2), cuda.alloc(N)
     cuda.write(LEGACY, memory, N)
     made = api.made("CtxCreate_v2", 0, 0)
@@ -278,7 +278,7 @@ def test_events_and_streams_of_two_contexts(cuda, api):
     assert api.EventRecord(event, stream) == INVALID_HANDLE
     assert caught(cuda, "a stream of another context")
     assert api.StreamWaitEvent(stream, event, 0) == 0
-    assert api.StreamSynchronize(LEGACY) == 0  # that of this context, which has nothing to do with the other's
+    assert api.StreamSynchronize(LEGACY) == 0  # of this context, independent of the other one's
     assert cuda.host_read(memory, N)
     cuda.clear_report()
     found = ctypes.c_uint64()
@@ -287,7 +287,7 @@ def test_events_and_streams_of_two_contexts(cuda, api):
 
 
 def test_dlx_with_a_stream_of_another_context(cuda, api):
-    """Dlx works in the primary context: such a stream is an error in words, and nothing is left behind."""
+    """Dlx works in the primary context: another context's stream raises an error, and nothing leaks."""
     made = api.made("CtxCreate_v2", 0, 0)
     stream = api.made("StreamCreate", 1)
     api.made("CtxPopCurrent_v2")
@@ -299,7 +299,7 @@ def test_dlx_with_a_stream_of_another_context(cuda, api):
 
 
 def test_a_destroyed_event(cuda, api):
-    """Also one whose context was reset: 400, whatever was on its stream."""
+    """Also one whose context was reset: 400, with any work on its stream."""
     event = api.made("EventCreate", 2)
     assert api.EventRecord(event, cuda.stream()) == 0 and api.EventQuery(event) == 0
     assert api.DevicePrimaryCtxReset_v2(0) == 0
@@ -309,7 +309,7 @@ def test_a_destroyed_event(cuda, api):
 
 
 def test_a_call_that_fails_by_its_number(cuda, api):
-    """Whichever it is, and only that one; entry points that use others count as one."""
+    """Exactly the call with this number; entry points that use others count as one."""
     cuda.fail_number(2, 2)
     assert [api.StreamSynchronize(LEGACY), api.StreamQuery(LEGACY), api.StreamQuery(LEGACY)] == [0, 2, 0]
     assert cuda.failed_call == "cuStreamQuery"
@@ -323,7 +323,7 @@ def test_a_call_that_fails_by_its_number(cuda, api):
 
 @pytest.mark.parametrize("code", [ILLEGAL, LAUNCH_FAILED])
 def test_a_sticky_error_comes_back(cuda, api, code):
-    """Whatever is called after it fails with it, until the process ends; any other error is over at once."""
+    """Every later call fails with it until the process ends; other errors occur only once."""
     for single in (2, 999):
         cuda.fail("cuStreamSynchronize", single)
         assert [api.StreamSynchronize(LEGACY), api.StreamSynchronize(LEGACY)] == [single, 0]
@@ -336,7 +336,7 @@ def test_a_sticky_error_comes_back(cuda, api, code):
 
 @pytest.mark.parametrize("code", [ILLEGAL, LAUNCH_FAILED])
 def test_dlx_after_a_sticky_error(cuda, np, code):
-    """Every call says which error it is, host work goes on, and what waits for the device is let go."""
+    """Every call names the error, host work continues, and pending memory is released."""
     c = cuda.stream()
     tensor = dlx.empty(N, "uint8", "cuda:0")
     waiting = dlx.convert(tensor, to="dlx", copy=True)
@@ -359,7 +359,7 @@ def test_dlx_after_a_sticky_error(cuda, np, code):
 
 
 def test_no_limit_of_streams(cuda, api):
-    """Thousands of streams at once, each with a clock of its own: a race with the last is seen as with the first."""
+    """Thousands of streams, each with its own clock: a race with the last one is detected like one with the first."""
     streams = [api.made("StreamCreate", 1) for _ in range(5000)]
     memory = cuda.alloc(N)
     cuda.write(streams[-1], memory, N)
@@ -372,7 +372,7 @@ def test_no_limit_of_streams(cuda, api):
 
 
 def test_copies_are_counted_by_size(cuda, api):
-    """A test can forbid thousands of small ones; a box is one copy of all its rows."""
+    """A test can forbid thousands of small copies; a box is one copy of all its rows."""
     source, target = cuda.alloc(N), cuda.alloc(N)
     cuda.forget()
     for i in range(1000):
@@ -384,7 +384,7 @@ def test_copies_are_counted_by_size(cuda, api):
 
 
 def test_sides_that_overlap(cuda, api):
-    """What such a copy leaves is not defined."""
+    """The result of such a copy is undefined."""
     memory = cuda.alloc(N)
     assert api.MemcpyAsync(memory + 4, memory, 8, LEGACY) == 0 and caught(cuda, "overlap")
 
@@ -395,7 +395,7 @@ FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def test_a_host_function_makes_no_call(cuda, api):
-    """A call of the driver by a host function is refused, and noticed."""
+    """A driver call in a host function is refused and reported."""
     codes = []
     wrong = FUNCTION(lambda data: codes.append(api.StreamQuery(LEGACY)))
     assert api.LaunchHostFunc(LEGACY, ctypes.cast(wrong, ctypes.c_void_p).value, 0) == 0
@@ -404,7 +404,7 @@ def test_a_host_function_makes_no_call(cuda, api):
 
 
 def test_a_host_function_is_in_order(cuda, api):
-    """It runs behind what is on its stream, and who waits for the stream waits for it."""
+    """It runs after the earlier work on its stream, and waiting for the stream includes it."""
     seen, memory, c = [], cuda.alloc(N, kind=1), cuda.stream()
     function = FUNCTION(lambda data: seen.append(cuda.host_read(memory, N)))
     cuda.write(c, memory, N)
@@ -417,9 +417,9 @@ def test_a_host_function_is_in_order(cuda, api):
     assert api.StreamSynchronize(c) == 0 and seen == [False] and not cuda.host_write(memory, N)
 
 
-@pytest.mark.gil("nobody holds it")
+@pytest.mark.gil("this Python has no GIL to hold")
 def test_who_waits_with_the_gil_for_what_needs_it(fake_driver, python):
-    """Waiting for a stream whose host function needs the GIL, while holding it: seen after a while, not for ever."""
+    """Waiting with the GIL for a stream whose host function needs the GIL: detected after a timeout."""
     code = f"""
         import ctypes, os
         lib, held = ctypes.CDLL({str(fake_driver)!r}), ctypes.PyDLL({str(fake_driver)!r})
@@ -445,7 +445,7 @@ def test_who_waits_with_the_gil_for_what_needs_it(fake_driver, python):
 
 
 def test_a_call_that_takes_long_is_waited_for_by_its_caller_alone(cuda):
-    """A thread that waits in the driver without the GIL stops no other; the driver can tell when it does."""
+    """A thread that waits in the driver without the GIL blocks no other; the driver detects a wait with the GIL."""
     done = []
     with cuda.slow("cuStreamSynchronize") as call:
         thread = threading.Thread(target=lambda: done.append(driver.synchronize(Stream(CUDA0, cuda.stream()))))
@@ -463,7 +463,7 @@ def test_a_call_that_takes_long_is_waited_for_by_its_caller_alone(cuda):
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("call", ["MemAlloc_v2", "DevicePrimaryCtxRetain", "MemPoolCreate", "CtxCreate_v2"])
 def test_calls_that_break_a_capture(cuda, api, mode, call):
-    """What may take memory breaks a capture of its own thread, unless it says that it is relaxed."""
+    """A call that may allocate invalidates a capture of its thread, except in relaxed mode."""
     facts = ctypes.create_string_buffer(struct.pack("iiiiQQH54x", 1, 0, 1, 0, 0, 0, 0))
     arguments = {
         "MemAlloc_v2": (N,),
@@ -487,7 +487,7 @@ def test_calls_that_break_a_capture(cuda, api, mode, call):
 
 
 def test_the_first_calls_of_dlx_break_no_capture(cuda):
-    """The first use of a device, its stream and its pool within a capture of this thread leaves that whole."""
+    """The first use of a device, its stream and its pool during a capture of this thread leaves the capture valid."""
     stream = cuda.stream()
     cuda.capture(stream)
     tensor = dlx.empty(N, "uint8", "cuda:1")

@@ -1,4 +1,4 @@
-"""What a browser finds wrong with pages: each fault that `make docs` looks for, planted in a small site."""
+"""The browser check of `make docs`: it finds each fault, planted in a small site."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import browser
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 HEAD = '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
 OUTPUT = f"<div class=language-text><pre><code style='display: block; overflow: auto'>{'x ' * 400}</code></pre></div>"
@@ -23,10 +23,10 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory):
-    """What is found in a site of these pages, by the environment of `make docs`, or by this one."""
+    """Return the faults in a site of these pages, found by the environment of `make docs` or by this one."""
     executable = browser.browser_path()
     if executable is None:
-        pytest.skip("there is no Chromium; install chromium")
+        pytest.skip("Chromium is missing; install chromium")
     folder = tmp_path_factory.mktemp("planted")
     for name, (body, _) in FAULTS.items():
         (folder / f"{name}.html").write_text(HEAD + body)
@@ -47,14 +47,14 @@ def complaints(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_in_its_page_and_in_no_other(complaints, name):
-    """Wide and narrow, light and dark; a page without a fault has none."""
+    """Each fault is found, wide and narrow, light and dark; a page without a fault has no report."""
     _, fault = FAULTS[name]
     found = [each for each in complaints if f"{name}.html" in each]
     assert any(fault in each for each in found) if fault else not found
 
 
 def test_a_machine_without_a_browser_is_told(monkeypatch, capsys):
-    """One sentence, and no failure."""
+    """Without a browser the check prints one sentence and succeeds."""
     monkeypatch.setenv("CHROMIUM", "")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "argv", ["browser.py", str(Path("site"))])

@@ -1,4 +1,4 @@
-"""What docs/c-authors.md shows is what happens: its C is compiled, its shell line run, its Python printed."""
+"""docs/c-authors.md: its C compiles, its shell line runs, and its Python prints the shown output."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 PAGE = (ROOT / "docs" / "c-authors.md").read_text(encoding="utf-8")
 BLOCKS = [(found[1], found[2]) for found in re.finditer(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
@@ -19,7 +19,7 @@ PYTHON = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder where the page's C was compiled by the page's own command, and its environment."""
+    """Return a folder with the page's C, compiled by the page's command, and the environment."""
     folder = tmp_path_factory.mktemp("decoder")
     (source,) = [code for kind, code in BLOCKS if kind == "c"]
     (command,) = [code for kind, code in BLOCKS if kind == "sh"]
@@ -33,7 +33,7 @@ def built(tmp_path_factory):
 
 
 def test_every_python_block_shows_its_output():
-    """No block of the page is left out of the test below."""
+    """Every Python block has an output, so that the test below runs it."""
     assert len(PYTHON) == sum(kind == "python" for kind, _ in BLOCKS) == 4
 
 
@@ -47,7 +47,7 @@ def test_its_cpp_is_that_of_the_example():
 
 @pytest.mark.parametrize("block", range(len(PYTHON)), ids=["ctypes", "cffi", "plain", "lending"])
 def test_the_pages_examples_print_what_it_shows(built, block):
-    """Each block runs by itself in a fresh interpreter, prints what the page shows, and is quiet on stderr."""
+    """Each block runs in a new interpreter, prints the shown output, and writes nothing to stderr."""
     pytest.importorskip("numpy")
     folder, env = built
     code, expected = PYTHON[block]

@@ -1,4 +1,4 @@
-"""`.ci/tests`: tests that failed are run once more, and what passed only then is named; a run that stopped fails."""
+"""`.ci/tests`: failed tests run again; those that then pass are named; an aborted run fails."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 SCRIPT = ROOT / ".ci" / "tests"
 TESTS = """
@@ -26,21 +26,22 @@ if not SCRIPT.exists():
 
 @pytest.fixture
 def ci(tmp_path):
-    """Run the script on files of tests, with a `make` that only calls pytest; give its status and its lines."""
+    """Run the script on test files, with a `make` that only calls pytest; return its status and lines."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(SCRIPT, tmp_path / ".ci")
     (tmp_path / "bin").mkdir()
     make = tmp_path / "bin" / "make"
 
     def run(tests, options="-p no:xdist", quiet="", **others):
-        expected = '[ "$1" = a-target ] && [ "$3" = "NAME=a value" ] || exit 1'
-        make.write_text(f'#!/bin/sh\n{expected}\nexport "$2"\nexec "{sys.executable}" -m pytest -ra {options} $ARGS\n')
+        expected = '[ "$1" = a-target ] && [ "$2" = "NAME=a value" ] || exit 1'
+        make.write_text(f'#!/bin/sh\n{expected}\nexec "{sys.executable}" -m pytest -ra {options} $ARGS\n')
         make.chmod(0o755)
         for name, text in {"test_it": tests, **others}.items():
             (tmp_path / f"{name}.py").write_text(text)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         env = clean | {"PATH": f"{make.parent}:{os.environ['PATH']}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        command = [tmp_path / ".ci" / "tests", "a-target", quiet, "NAME=a value"]
+        env |= {"ARGS": quiet}
+        command = [tmp_path / ".ci" / "tests", "make", "a-target", "NAME=a value"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         return done.returncode, done.stdout.splitlines()
 
@@ -49,7 +50,7 @@ def ci(tmp_path):
 
 @pytest.mark.parametrize("quiet", ["", "-q"])
 def test_what_passes_only_the_second_time_is_named(ci, quiet):
-    """It counts as success; pytest's closing lines are the last."""
+    """It counts as success; pytest's closing lines come last."""
     status, lines = ci(TESTS, quiet=quiet)
     assert status == 0, lines
     name = "test_it.py::test_that_holds_the_second_time[a b]"
@@ -59,7 +60,7 @@ def test_what_passes_only_the_second_time_is_named(ci, quiet):
 
 
 def test_what_fails_twice_fails(ci):
-    """It is not hidden by what passes the second time."""
+    """A test that fails twice fails the run, even if others pass the second time."""
     status, lines = ci(TESTS + "def test_broken(): assert 0\n")
     assert status != 0
     assert not [line for line in lines if line.startswith("passed only the second time")]
@@ -68,7 +69,7 @@ def test_what_fails_twice_fails(ci):
 
 
 def test_what_passes_is_run_once(ci):
-    """Nothing is said beside what pytest says."""
+    """If all pass, only pytest's output is printed."""
     status, lines = ci("def test_it(): pass\n")
     assert status == 0 and "passed in" in lines[-1] and "second" not in " ".join(lines)
 
@@ -107,7 +108,7 @@ def test_that_crashes():
 )
 @pytest.mark.slow
 def test_a_run_that_stopped_early_fails(ci, tests, options, said):
-    """What failed in it would pass alone, and all that did not run would be forgotten."""
+    """An aborted run fails without a second run, which would hide its failures and miss tests."""
     pytest.importorskip("xdist")
     others = "".join(f"def test_{i}(): pass\n" for i in range(20))
     status, lines = ci(tests, f"-p xdist -n 2 --dist loadfile {options}", test_others=others)

@@ -1,10 +1,10 @@
-"""What pages claim of errors and of other libraries is what the code says, and what the report has found."""
+"""Claims of pages about errors and other libraries agree with the code and the conformance report."""
 
 import re
 
 import pytest
-from pages import blocks
-from project import ROOT
+from support.project import ROOT
+from support.repository.pages import blocks
 
 HOME, TROUBLES, GRADES = (
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("index.md", "troubleshooting.md", "conformance.md")
@@ -17,7 +17,7 @@ SOURCES = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dlx").rg
 
 @pytest.mark.parametrize(("module", "promise"), CLAIMS)
 def test_the_home_page_blames_a_library_for_what_it_breaks(module, promise):
-    """docs/conformance.md, which is graded, has a cross where the table of the home page names a promise."""
+    """docs/conformance.md has a cross for each promise in the table of the home page."""
     (row,) = re.findall(rf"^\| `{promise}` \|(.*)\|$", GRADES, re.MULTILINE)
     (header,) = {
         head
@@ -29,13 +29,13 @@ def test_the_home_page_blames_a_library_for_what_it_breaks(module, promise):
 
 
 def test_the_home_page_has_claims():
-    """The pattern above finds them."""
+    """The pattern above matches the claims."""
     assert len(CLAIMS) == HOME.count("](conformance.md#what-a-") >= 6
 
 
 @pytest.mark.parametrize(("heading", "text"), SECTIONS, ids=[heading[:40] for heading, _ in SECTIONS])
 def test_each_trouble_is_headed_by_the_sentence_that_a_user_meets(heading, text):
-    """It stands in what the block below it prints, which tests/docs/test_docs.py compares, or else in the code."""
+    """Each heading is in the output of the block below it (tested by tests/docs/test_docs.py) or in the code."""
     printed = [shown for kind, _, shown in blocks(text) if kind == "python"]
     if heading == "module 'dlx' has no attribute 'convert'":  # Python's own, of another project's dlx
         return

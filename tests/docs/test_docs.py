@@ -1,4 +1,4 @@
-"""The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
+"""The pages: each block of code prints the shown output, each link has a target, and the site is complete."""
 
 import ast
 import doctest
@@ -15,8 +15,9 @@ import textwrap
 
 import pytest
 import structure
-import warm
-from pages import (
+from support.processes import warm
+from support.project import SUPPORT
+from support.repository.pages import (
     PAGES,
     ROOT,
     anchors,
@@ -31,23 +32,22 @@ from pages import (
     prose,
     runnable,
 )
-from project import SUPPORT
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-# What other tests run, because it needs more than an empty folder: the page's languages, and where.
+# Blocks that other tests run because they need more than an empty folder: the page's languages, and the test.
 ELSEWHERE = {
     "README.md": ({"python"}, "docs/test_readme.py"),
-    "docs/conformance.md": ({"python"}, "testing/test_kit_libraries.py"),  # what breaks a promise fails, by design
+    "docs/conformance.md": ({"python"}, "testing/test_kit_libraries.py"),  # the code fails by design
     "docs/c-authors.md": ({"python"}, "docs/test_c_authors.py"),
     "docs/command-line.md": ({"python", "console"}, "cli/test_cli_docs.py"),
     "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
 }
 
-# These grade libraries by the whole kit, train, or ask type checkers.
+# These grade libraries with the whole kit, train, or run type checkers.
 SLOW = {"docs/cookbook/jax-torch.md", "docs/cookbook/scikit-learn.md"}
 SLOW |= {f"docs/how-to/{name}.md" for name in ("accept-any-array", "grade-a-library", "gradients")}
 
-# Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
+# Run in the page's folder: blocks in turn, in one namespace; a mark separates their outputs.
 RUNNER = """
 import json, sys
 blocks, mark = json.load(sys.stdin), sys.argv[1]
@@ -61,26 +61,26 @@ MARK = "==== end of block ===="
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """An environment in which `python` and `dlx` are those of this checkout."""
+    """Return an environment in which `python` and `dlx` are those of this checkout."""
     folder = tmp_path_factory.mktemp("bin")
     for name, call in (("python", ""), ("dlx", "-m dlx")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
         (folder / name).chmod(0o755)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
     (folder / "mypy").mkdir()
-    shutil.copy(SUPPORT / "typing" / "mypy.ini", folder / "mypy" / "config")  # read where a folder has none
+    shutil.copy(SUPPORT / "typing" / "mypy.ini", folder / "mypy" / "config")  # read if the folder has no configuration
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
     return (
         environment
         | {"PATH": path, "PYTHONPATH": paths, "COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
         | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples"), "XDG_CONFIG_HOME": str(folder)}
-        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hypothesis is none of what pages show
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # no page shows hypothesis
     )
 
 
 def run_python(codes, folder, environment):
-    """Run blocks in one interpreter; give what each printed."""
+    """Run blocks in one interpreter; return the output of each."""
     text, options = json.dumps(codes), {"cwd": folder, "env": environment, "timeout": 200}
     if any(re.search(r"\btorch\b", code) for code in codes):
         done = warm.run(RUNNER, MARK, text=text, **options)
@@ -93,7 +93,7 @@ def run_python(codes, folder, environment):
 
 
 def with_code():
-    """Give the pages that have blocks to run here."""
+    """Yield the pages whose blocks run here."""
     for page, text in READS.items():
         if here(page, text):
             marks = [pytest.mark.slow] if name_of(page) in SLOW else []
@@ -103,14 +103,14 @@ def with_code():
 
 
 def here(page, text):
-    """Give the blocks of a page that are run here."""
+    """Return the blocks of a page that run here."""
     left, _ = ELSEWHERE.get(name_of(page), (set(), ""))
     return [each for each in runnable(text) if each[0] not in left]
 
 
 @pytest.mark.parametrize("page", [*with_code()], ids=name_of)
 def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
-    """Python in order and in one namespace, then commands; in an empty folder."""
+    """Python blocks run in order in one namespace, then commands, in an empty folder."""
     text = READS[page]
     for name in needed(text):
         if importlib.util.find_spec(name) is None:
@@ -139,7 +139,7 @@ MODULES = [
 
 
 class DefinedHere(doctest.DocTestFinder):
-    """Finds classes that say their public module, by the source of the module whose code they are."""
+    """A finder for classes with a public `__module__`, by the source of the module with their code."""
 
     def _from_module(self, module, object):
         body = ast.parse(inspect.getsource(module)).body
@@ -149,7 +149,7 @@ class DefinedHere(doctest.DocTestFinder):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_give_what_they_show(module, np):
-    """The reference is made of docstrings; functions that are wrapped in C are found by their docstring, too."""
+    """Examples in docstrings print the shown output; functions that are wrapped in C are found, too."""
     loaded = importlib.import_module(module)
     found = DefinedHere().find(loaded, module)
     if module == "dlx._api.convert":
@@ -163,12 +163,12 @@ def test_examples_in_docstrings_give_what_they_show(module, np):
 
 
 def for_devices():
-    """Give (page, code) for the blocks that need a GPU."""
+    """Yield (page, code) of the blocks that need a GPU."""
     return [(page, code) for page, text in READS.items() for kind, code, _ in blocks(text) if kind == "python gpu"]
 
 
 def test_blocks_for_a_device_could_run():
-    """Where there is no device, at least: what they call of dlx is there and takes these arguments."""
+    """Without a device, the called functions of dlx exist and accept the arguments."""
     import dlx
 
     calls = 0
@@ -182,14 +182,14 @@ def test_blocks_for_a_device_could_run():
 
 
 def test_what_is_run_elsewhere_is_named_there():
-    """A page is left out above only while the other test is there, and names it."""
+    """A page is skipped above only if the other test exists and names it."""
     for page, (_, test) in ELSEWHERE.items():
         if (ROOT / page).exists():
             assert page.rpartition("/")[2] in (ROOT / "tests" / test).read_text(encoding="utf-8")
 
 
 def test_a_wrong_output_is_seen(shell, tmp_path):
-    """The test above would fail for a page that lies."""
+    """The test above fails for a page with a wrong output."""
     page = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
     ((_, code, shown),) = runnable(page)
     assert run_python([code], tmp_path, shell) == ["1\n"] != [shown]
@@ -202,7 +202,7 @@ def test_a_wrong_output_is_seen(shell, tmp_path):
 
 
 def test_every_fence_says_its_language():
-    """A block without one would neither be run nor coloured."""
+    """Every fence names its language; otherwise the block would be neither run nor highlighted."""
     allowed = {"python", "console", "text", "c", "cpp", "sh", "toml", "yaml", "python gpu", "console gpu", "make"}
     for page, text in READS.items():
         fences = [line[3:].strip() for line in text.splitlines() if line.startswith("```")]
@@ -216,14 +216,14 @@ PLAIN = {"docs/design.md"}  # drawings in plain text
 
 
 def test_no_code_is_without_a_fence():
-    """A block that is only indented would not be seen by these tests: nobody would run it."""
+    """No code is only indented: these tests would not run it."""
     for page, text in READS.items():
         after = [*re.finditer(r"\n\n {4}(?![-*:])\S.*", prose(text))]
         assert not after, f"{name_of(page)}: {after[0][0].strip()}"
 
 
 def test_names_and_powers_are_marked_as_code():
-    """Else Markdown drops their underscores and asterisks, and prints what is between them in bold."""
+    """Names are marked as code; otherwise Markdown drops underscores and asterisks and prints bold text."""
     for page, text in READS.items():
         text = re.sub(r"(?m)^ {4}.*$", "", prose(text))  # options of the reference's pages
         assert bold_by_mistake(text) == [], name_of(page)
@@ -239,33 +239,51 @@ def test_names_and_powers_are_marked_as_code():
 
 
 def bold_by_mistake(text):
-    """Give what Markdown would take for a mark of bold text, outside of code."""
+    """Return the marks of bold text that Markdown would find outside of code."""
     text = re.sub(r"(`+)(?:(?!\1).)+\1", "", text, flags=re.DOTALL)
     return re.findall(r"(?<![\w(])__\w+__(?!\w)|\d\*\*\d+", text)
 
 
+TARGETS = {*re.findall(r"^# make (\w+) ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)}
+SESSIONS = {
+    name or function
+    for name, function in re.findall(
+        r'^@nox\.session(?:\(name="([\w-]+)"\))?\ndef (\w+)',
+        (ROOT / "noxfile.py").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+}
+
+
 def test_contributing_lists_the_targets_of_make():
-    """Each target that is meant to be called has a row, and each row is a target."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()} - {"clean"}
-    rows = re.findall(r"^\| (`make.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
+    """`make help` describes every target for users; CONTRIBUTING names these targets and every session of nox."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| `make .*\n", text, re.MULTILINE))
+    assert {*re.findall(r"`make (\w+)`", rows)} == TARGETS
+    table = text.partition("| sessions |")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`([\w-]+)`", table)} == SESSIONS - TARGETS
+
+
+def test_sessions_of_nox_exist():
+    """Pages name sessions of noxfile.py."""
+    for page, text in READS.items():
+        for name in re.findall(r"\b(?:nox -s |make nox-)([\w-]+)", text):
+            assert name in SESSIONS, f"{name_of(page)}: {name}"
 
 
 def test_contributing_maps_the_packages_as_their_docstrings_do():
-    """The rows are printed by `python docs/tools/structure.py map`: nothing is said twice, and nothing drifts."""
-    assert structure.package_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    """The rows are the output of `python docs/tools/structure.py map`."""
+    assert structure.format_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_shell_blocks_name_what_is_there():
     """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     seen = 0
     for page, text in READS.items():
         for line in "".join(code for kind, code, _ in blocks(text) if kind == "sh").splitlines():
             command = line.partition("  #")[0]
             for name in re.findall(r"\bmake ([\w-]+)", command):
-                assert name in targets, f"{name_of(page)}: {line}"
+                assert name in TARGETS, f"{name_of(page)}: {line}"
             for module in re.findall(r"python -m ([\w.]+)", command):
                 assert importlib.util.find_spec(module), f"{name_of(page)}: {line}"
             for file in re.findall(r"python (\w+\.py)", command):
@@ -284,7 +302,7 @@ TEXTS = [
     if (path.suffix in (".py", ".pyi", ".c", ".h", ".toml", ".yml") or path.name == "Makefile")
     and "test_" not in path.name
 ]
-# Files of others, and those that a reader of a page writes.
+# Files of others, and those that the reader of a page writes.
 OTHERS = {
     "dlpack.h",
     "cuda.h",
@@ -303,7 +321,7 @@ OTHERS |= {"_core/tests/test_dlpack.py", "dlx_mylib.py", "dlx_labelled.py"}
 
 @pytest.mark.parametrize("page", [*PAGES, *TEXTS], ids=name_of)
 def test_paths_of_the_repository_are_there(page):
-    """A file or folder that a page, a comment or a docstring names exists, patterns included."""
+    """Each file or folder that a page, a comment or a docstring names exists, including patterns."""
     text = re.sub(r"^#include <.*>|\*\.egg-info", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for path in set(PATH.findall(text)):
         assert [*ROOT.glob(path)], f"{name_of(page)}: there is no {path}"
@@ -313,7 +331,7 @@ def test_paths_of_the_repository_are_there(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
-    """Files are there, headings too. Addresses on the network are not asked."""
+    """Linked files and headings exist. Network addresses are not checked."""
     for link in links(READS[page]):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -325,7 +343,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_is_in_the_navigation_once():
-    """A page that nobody can reach is no page."""
+    """Every page is in the navigation once."""
     named = navigation()
     assert len(named) == len({*named})
     written = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
@@ -333,7 +351,7 @@ def test_every_page_is_in_the_navigation_once():
 
 
 def test_pages_name_public_names_that_exist():
-    """Whatever a page calls `dlx.something` is there."""
+    """Each `dlx.something` on a page exists."""
     import dlx
 
     modules = {"h", "include"} | {path.stem for path in (ROOT / "dlx").glob("*")}
@@ -343,7 +361,7 @@ def test_pages_name_public_names_that_exist():
 
 
 def test_the_stub_of_tensor_says_what_the_type_says():
-    """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/_core/native.py`."""
+    """`dlx/_core/native.py`, which checkers, editors and the site read, repeats the C documentation."""
     import dlx
 
     tree = ast.parse((ROOT / "dlx" / "_core" / "native.py").read_text(encoding="utf-8"))

@@ -1,30 +1,33 @@
-"""The recipes of the Makefile: which interpreters they take, and when the extensions are built anew.
+"""The Makefile and noxfile.py: the interpreters that they choose, and when the extensions are built again.
 
-Nothing is built or installed: `make -n` says what would be done.
+Nothing is built or installed: `make -n` prints the commands, and sessions of nox run with a session that records them.
 """
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
-# What `make` tells the programs that it runs, these tests among them: the variables that it was given.
-PASSED_ON = (
+# Variables that `make` exports to the programs that it runs, these tests among them.
+EXPORTED = (
     *("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS"),
-    *("PYTHON", "PYTHONS", "SLOW", "TORCH", "VENV"),
+    *("PYTHON", "PYTHONS", "SLOW", "TORCH", "VENV", "FREE_THREADED_PYTHON"),
 )
 WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 
 
 @pytest.fixture
 def made(tmp_path):
-    """Run `make -n` in an empty copy of the recipes, on a path whose python3.91 and python3.92 are shims that fail."""
+    """Run `make -n` in a copy of the Makefile, on a path whose python3.91 and python3.92 are shims that fail."""
     if shutil.which("make") is None:
-        pytest.skip("there is no make")
+        pytest.skip("make is not installed")
     for name in ("python3.91", "python3.92"):
         script(tmp_path / "shims" / name, BROKEN)
     script(tmp_path / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92", WORKING)
@@ -37,7 +40,7 @@ def made(tmp_path):
     def run(*arguments, dry=True):
         changes = {"PATH": f"{tmp_path / 'shims'}:{os.environ['PATH']}", "PYENV_ROOT": str(tmp_path / "pyenv")}
         command = ["make", *(["-n"] if dry else []), f"PYTHON={sys.executable}", *arguments]
-        environment = {key: value for key, value in os.environ.items() if key not in PASSED_ON}
+        environment = {key: value for key, value in os.environ.items() if key not in EXPORTED}
         done = subprocess.run(
             command, cwd=tmp_path / "checkout", env=environment | changes, capture_output=True, text=True, check=False
         )
@@ -48,23 +51,73 @@ def made(tmp_path):
     return run
 
 
+class Recorder(list):
+    """A session of nox that records the commands, as text."""
+
+    class Skip(Exception):
+        """The session was skipped."""
+
+    def __init__(self, *posargs):
+        self.posargs = posargs
+
+    def run(self, *command, **_):
+        self.append(" ".join(command))
+
+    def log(self, text):
+        self.append(f"note: {text}")
+
+    def notify(self, name):
+        self.append(f"nox -s {name}")
+
+    def skip(self, reason):
+        raise self.Skip(reason)
+
+
+@pytest.fixture
+def sessions(made, monkeypatch):
+    """Load noxfile.py, which finds interpreters as the fixture `made` does; return (the module, a session)."""
+    session = lambda *arguments, **_: arguments[0] if arguments else lambda function: function  # noqa: E731
+    monkeypatch.setitem(
+        sys.modules, "nox", types.SimpleNamespace(session=session, options=types.SimpleNamespace(), Session=Recorder)
+    )
+    for name in EXPORTED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONS", "python3.91 python3.92")
+    monkeypatch.setenv("PYENV_ROOT", str(made.folder / "pyenv"))
+    monkeypatch.setenv("PATH", f"{made.folder / 'shims'}:{os.environ['PATH']}")
+    spec = importlib.util.spec_from_file_location("sessions", ROOT / "noxfile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, Recorder()
+
+
 def script(path, text):
-    """Write a file that can be run."""
+    """Write an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     path.chmod(0o755)
 
 
-def test_an_interpreter_that_does_not_run_is_left_out_with_a_word(made):
-    """It is told before anything is tested; the others are tested."""
-    printed = made("test-all", "PYTHONS=python3.91 python3.92")
-    note = printed.index("note: python3.91 does not run here; left out")
-    assert note < printed.index("-m venv") and note < printed.index("-m pytest")
+def test_an_interpreter_that_does_not_run_is_left_out_with_a_word(sessions):
+    """A note comes before the tests under the other interpreters."""
+    module, session = sessions
+    module.pythons(session)
+    note, tests = session
+    assert note == "note: python3.91 does not run here; left out"
+    assert tests.startswith("make --no-print-directory test ") and "VENV=.venv-3.92" in tests
+
+
+def test_all_runs_every_environment(sessions):
+    """All tests here, then the sessions for other environments."""
+    module, session = sessions
+    module.everything(session)
+    assert [each.split()[-1] for each in session[:4]] == ["pythons", "debian", "old-numpy", "bare"]
+    assert "test" in session[4].split()
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(made, target):
-    """A compiler; `make test` says how long it takes before all else."""
+    """A missing compiler is found before any download; `make test` first prints how long it takes."""
     printed = made(target)
     assert printed.index("setup.py --name") < printed.index("--editable") < printed.index("--requirement")
     assert printed.index("--requirement") < printed.index("--only-binary")
@@ -72,7 +125,7 @@ def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(m
 
 
 def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
-    """Python keeps what it imports, also where that is switched off. Tests start Python often: all is compiled."""
+    """The demo compiles no byte code; the tests, which start Python often, compile all."""
     assert "compileall" not in made("demo") and "PYTHONDONTWRITEBYTECODE= " in made("demo")
 
     def without(*words):
@@ -85,8 +138,8 @@ def test_the_demo_waits_for_no_byte_code_that_it_does_not_need(made):
     assert printed.index("--only-binary") < printed.index("compileall -qq -j 0 .venv/lib") < printed.index("-m pytest")
 
 
-def test_slow_tests_are_left_out_by_make_test_alone(made):
-    """Not where they are asked for, nor where tests are picked, nor by what is run seldom; CI asks for them."""
+def test_slow_tests_are_left_out_by_make_test_alone(made, sessions):
+    """`make test` leaves them out, except with SLOW=1 or ARGS; sessions of nox and CI run them."""
 
     def left_out(*arguments):
         (line,) = [line for line in made(*arguments).splitlines() if " -m pytest " in line]
@@ -95,28 +148,55 @@ def test_slow_tests_are_left_out_by_make_test_alone(made):
 
     assert left_out("test") and left_out("test", "SLOW=0")
     assert not left_out("test", "ARGS=-x") and not left_out("test", "SLOW=1")
-    assert not left_out("test-bare") and not left_out("test-sanitize") and not left_out("without-gil")
+    module, session = sessions
+    for run in (module.bare, module.sanitize, module.cookbook):
+        run(session)
+    assert len(session) == 3 and all(" SLOW=1" in each for each in session)
     ci = ROOT / ".ci" / "run"
-    assert not ci.exists() or '\n.ci/tests test "" SLOW=1\n' in ci.read_text(encoding="utf-8")
+    assert not ci.exists() or "\n.ci/tests make test SLOW=1\n" in ci.read_text(encoding="utf-8")
 
 
-def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made):
-    """Stated for the further tests, and stated as the one that everything runs with."""
+def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made, sessions):
+    """By the session `pythons`, and by the variable PYTHON of make."""
     found = str(made.folder / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92")
-    version = "{}.{}".format(*sys.version_info)
-    assert f"{found} -m venv .venv-{version}\n" in made("test-pythons", "PYTHONS=python3.91 python3.92")
+    module, session = sessions
+    module.pythons(session)
+    assert f" PYTHON={found} VENV=.venv-3.92" in session[-1]
     assert f"{found} -m venv .venv\n" in made("demo", "PYTHON=python3.91 python3.92")
 
 
+def test_arguments_reach_the_tests(made, sessions, monkeypatch):
+    """Those behind `--` of a session, or those of the variable ARGS, as `make nox-NAME ARGS=...` passes them on."""
+    module, _ = sessions
+    session = Recorder("-k", "two words")
+    module.bare(session)
+    module.soak(session)
+    assert "ARGS=-k 'two words'" in session[0] and "ARGS=tests/support stress.soak -k 'two words'" in session[1]
+    monkeypatch.setenv("ARGS", "-x -q")
+    module.bare(session := Recorder())
+    assert "ARGS=-x -q" in session[0]
+    assert ".venv-nox/bin/nox --session bare\n" in made("nox-bare", "ARGS=-x -q")
+
+
+def test_sessions_describe_themselves(sessions):
+    """`nox --list` shows the first line of each docstring, in one line of a terminal."""
+    module, _ = sessions
+    source = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    found = re.findall(r"^@nox\.session.*\ndef (\w+)", source, re.MULTILINE)
+    assert len(found) > 25
+    for name in found:
+        assert getattr(module, name).__doc__.partition("\n")[0].endswith("."), name
+
+
 def test_the_sanitizers_are_part_of_what_is_built(made):
-    """With another DLX_SANITIZE the extensions are built anew, by each environment; with the same one they are not."""
+    """A changed DLX_SANITIZE rebuilds the extensions in each environment; an unchanged one does not."""
     for name in (".made", ".built", ".torch-"):
         stamp = made.folder / "checkout" / ".venv" / name
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
 
     def builds(*arguments):
-        """Note what is asked for, tell whether that means to build, and act as if it were done."""
+        """Record the request, return whether it builds, and act as if it were done."""
         made("build/sanitize", *arguments, dry=False)
         printed = made("test", "TORCH=", *arguments)
         (made.folder / "checkout" / ".venv" / ".built").touch()
@@ -131,15 +211,19 @@ def test_the_sanitizers_are_part_of_what_is_built(made):
     assert not builds("DLX_SANITIZE=0")
 
 
-def test_what_builds_a_free_threaded_python_is_not_run_by_a_dry_run_and_may_fail(made):
-    """It downloads and configures; without an interpreter of it nothing is tested, and where it fails make does."""
+def test_what_builds_a_free_threaded_python_is_not_run_by_a_dry_run_and_may_fail(made, sessions, monkeypatch):
+    """Without an interpreter the session is skipped; if the build fails, the session fails."""
+    module, session = sessions
     folder = made.folder / "checkout"
-    helper = folder / "tests" / "support" / "free_threaded.sh"
+    monkeypatch.setattr(module, "ROOT", folder)
+    helper = folder / "tests" / "support" / "environments" / "free_threaded.sh"
     script(helper, "#!/bin/sh\ntouch called\n")
-    made("test-free-threaded")
-    assert not (folder / "called").exists()
-    assert "-m pytest" not in made("test-free-threaded", dry=False)
-    assert (folder / "called").exists()
+    with pytest.raises(Recorder.Skip):
+        module.free_threaded(session)
+    assert not session and (folder / "called").exists()
     script(helper, "#!/bin/sh\nexit 3\n")
-    with pytest.raises(AssertionError, match="Error 3"):
-        made("test-free-threaded", dry=False)
+    with pytest.raises(subprocess.CalledProcessError):
+        module.free_threaded(session)
+    script(helper, "#!/bin/sh\necho a-python\n")
+    module.free_threaded(session)
+    assert len(session) == 2 and all("PYTHON=a-python" in each for each in session)

@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: whole, read without a network, and true to the pages and to the code."""
+"""The site of `make docs`: complete, usable without a network, and equal to the pages and the code."""
 
 import collections
 import html
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, blocks, navigation
+from support.repository.pages import PAGES, ROOT, blocks, navigation
 
-pytestmark = pytest.mark.slow  # the site is built for these
+pytestmark = pytest.mark.slow  # these tests build the site
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site, by the environment of `make docs`, or by this one if it has mkdocs."""
+    """Return the site, built by the environment of `make docs`, or by this one if it has mkdocs."""
     python = ROOT / ".venv-docs" / "bin" / "python"
     if not python.exists():
         if importlib.util.find_spec("mkdocs") is None:
@@ -33,7 +33,7 @@ def site(tmp_path_factory):
 
 
 def test_the_site_is_whole_and_needs_no_network(site):
-    """No warning; every local link, anchor and picture is there; nothing is loaded from elsewhere."""
+    """The build has no warning; local links, anchors and pictures exist; nothing is loaded from elsewhere."""
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
     assert len(pages) >= len(PAGES) - 2
     ids = {page: {*re.findall(r'\bid="([^"]+)"', text)} for page, text in pages.items()}
@@ -43,7 +43,7 @@ def test_the_site_is_whole_and_needs_no_network(site):
                 assert tag == "a" or 'rel="canonical"' in text, f"{page.name} loads {target}"
                 continue
             if page.name == "404.html":
-                continue  # its links are from the root of a server
+                continue  # its links start at the root of a server
             path, _, anchor = target.partition("#")
             found = (page.parent / path).resolve() if path else page
             found = found / "index.html" if found.is_dir() else found
@@ -53,7 +53,7 @@ def test_the_site_is_whole_and_needs_no_network(site):
 
 
 def test_the_site_shows_code_as_it_stands(site):
-    """Each block of each page, to the letter: nothing in it is taken for a link or a name."""
+    """Each block of code is unchanged: no part becomes a link or a name."""
     hooks = (ROOT / "docs" / "tools" / "hooks.py").read_text(encoding="utf-8")
     outside = re.findall(r'"([\w-]+\.md)": "([\w./-]+\.md)"', hooks)
     source = {name: ROOT / path for name, path in outside}
@@ -69,7 +69,7 @@ def test_the_site_shows_code_as_it_stands(site):
 
 
 def test_the_reference_has_every_public_name(site):
-    """Each name in `dlx.__all__` stands in the reference, with its docstring."""
+    """Each name in `dlx.__all__` is in the reference, with its docstring."""
     import dlx
 
     text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
@@ -78,14 +78,14 @@ def test_the_reference_has_every_public_name(site):
 
 
 def test_the_reference_names_no_module_that_nobody_imports_from(site):
-    """Neither in headings nor where a pointer rests; a private path is in addresses within a page only."""
+    """Private module paths appear only in addresses within a page, not in headings or tooltips."""
     for page in (site / "reference").glob("*.html"):
         text = re.sub(r'\b(?:id|href|for|class|name)="[^"]*"', "", page.read_text(encoding="utf-8"))
         assert re.findall(r"\bdlx\._\w+[^<]{0,40}", text) == [], page.name
 
 
 def test_the_reference_gives_each_parameter_its_own_default(site):
-    """Also those that share a line in the docstring; and nothing is left of how docstrings are written."""
+    """Parameters that share a docstring line have their own defaults, and no markup of the docstring is left."""
     import dlx
 
     text = (site / "reference" / "converting.html").read_text(encoding="utf-8")

@@ -1,15 +1,15 @@
-"""GitHub's workflows, which no machine of ours runs: they can be read, and what they name is there."""
+"""GitHub's workflows, which run on none of our machines: they can be read, and the names in them exist."""
 
 import re
 import tomllib
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 yaml = pytest.importorskip("yaml")
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
+MAKE, NOX = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "noxfile.py"))
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = [
     each.rpartition(" ")[2] for each in SETTINGS["project"]["classifiers"] if re.search(r"Python :: 3\.\d+$", each)
@@ -23,14 +23,14 @@ TESTS = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8
 
 
 def steps(path):
-    """Give the steps of all jobs of a workflow."""
+    """Yield the steps of all jobs of a workflow."""
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
     assert all("runs-on" in job for job in jobs.values())
     return [step for job in jobs.values() for step in job["steps"]]
 
 
 def test_there_is_a_workflow_for_each_purpose():
-    """Tests, wheels, the site and sanitizers, under their file's name, started by something."""
+    """There are workflows for tests, wheels, the site and sanitizers, named after their files, each with a trigger."""
     assert [path.stem for path in FILES] == ["docs", "sanitizers", "tests", "wheels"]
     for path in FILES:
         workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -41,16 +41,20 @@ def test_there_is_a_workflow_for_each_purpose():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_steps_name_make_targets_that_exist(path):
-    """Each runs a make target, so that a developer can run the same."""
+    """Each runs a target of make, or a session of nox, so that a developer can run the same."""
     targets = [word for step in steps(path) for word in re.findall(r"make (\S+)", step.get("run", ""))]
     assert targets or path.stem == "wheels"
     for target in targets:
-        assert re.search(rf"^{target}:", MAKE, re.MULTILINE), target
+        session = target.removeprefix("nox-")
+        if session == target:
+            assert re.search(rf"^(\w+ )*{target}( \w+)*:", MAKE, re.MULTILINE), target
+        else:
+            assert re.search(rf'^def {session}\(|^@nox.session\(name="{session}"\)', NOX, re.MULTILINE), target
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_actions_are_pinned(path):
-    """An action is named by a commit, which nobody can move, and by the version that it is."""
+    """An action is pinned to a commit, with its version in a comment."""
     used = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
     assert len(used) == sum("uses" in step for step in steps(path)) > 0
     for each in used:
@@ -58,7 +62,7 @@ def test_actions_are_pinned(path):
 
 
 def test_the_same_pythons_everywhere():
-    """The classifiers, the tests, the wheels and the Makefile agree on the Pythons that are supported."""
+    """The classifiers, the tests, the wheels, the Makefile and noxfile.py agree on the Pythons that are supported."""
     tests = yaml.safe_load(TESTS)
     assert PYTHONS == tests["jobs"]["tests"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14", "3.15"]
     wheels = {f"cp{each.replace('.', '')}-*" for each in PYTHONS}
@@ -66,4 +70,4 @@ def test_the_same_pythons_everywhere():
     assert free_threaded == ["cp314t-*"]
     assert SETTINGS["tool"]["cibuildwheel"]["build"] == sorted({*wheels, *free_threaded})
     assert f"PYTHON ?= {' '.join('python' + each for each in PYTHONS)} python3\n" in MAKE
-    assert f"PYTHONS ?= {' '.join('python' + each for each in PYTHONS[1:])}\n" in MAKE
+    assert f'"PYTHONS", "{" ".join("python" + each for each in PYTHONS[1:])}"' in NOX

@@ -1,4 +1,4 @@
-"""Known defects of frameworks: each row of an adapter is proven on the version installed, or shown to be mended there.
+"""Known defects of frameworks: each row of an adapter is reproduced, or shown to be fixed, on the installed version.
 
 A proof answers whether the fault is there. It must agree with the row's versions: when a framework mends a fault, the
 proof here fails, and the row wants its first good version.
@@ -8,7 +8,7 @@ import sys
 import warnings
 
 import pytest
-import warm
+from support.processes import warm
 
 import dlx
 from dlx import errors
@@ -44,7 +44,7 @@ def raises(kinds, function, *args, **keywords):
 
 
 class Producer:
-    """Another producer's way to a tensor; remembers how it was asked."""
+    """A producer of a tensor that records the arguments of its calls."""
 
     def __init__(self, tensor=None, error=None):
         self.tensor, self.error, self.calls = tensor, error, []
@@ -93,7 +93,7 @@ def numpy_masks(np):
 
 
 def torch_negative(torch):
-    """In a process of its own; torch 2.14 raises."""
+    """In a separate process; torch 2.14 raises."""
     pytest.importorskip("numpy")
     return dies("""if True:
         import numpy, os, torch
@@ -136,20 +136,20 @@ def torch_calls(torch):
 
 
 def torch_misaligned(torch):
-    """In a process of its own: two complex128 at an odd address."""
+    """In a separate process: two complex128 at an odd address."""
     odd = "torch.frombuffer(bytearray(33), dtype=torch.complex128, count=2, offset=1)"
     return dies(f"import torch; {odd}.conj().resolve_conj()")
 
 
 def torch_odd(torch):
-    """In a process of its own: one complex128 at an odd address."""
+    """In a separate process: one complex128 at an odd address."""
     return dies(
         "import torch; torch.frombuffer(bytearray(33), dtype=torch.complex128, count=1, offset=1).view(()).clone()"
     )
 
 
 def torch_emptied(torch):
-    """In a process of its own."""
+    """In a separate process."""
     return dies("import torch; t = torch.zeros(1000); t.untyped_storage().resize_(0); t.clone()")
 
 
@@ -171,7 +171,7 @@ def torch_table(torch):
 
 
 def jax_narrows(jax):
-    """With x64 off, as it is unless a user says otherwise."""
+    """With x64 off, the default."""
     return str(jax.dlpack.from_dlpack(memory("float64")).dtype) == "float32"
 
 
@@ -217,7 +217,7 @@ def tvm_version(tvm_ffi):
 
 
 def tvm_handle(tvm_ffi):
-    """In a process of its own."""
+    """In a separate process."""
     return dies("import tvm_ffi; tvm_ffi.Tensor.__new__(tvm_ffi.Tensor).shape")
 
 
@@ -240,37 +240,37 @@ def pyarrow_tensor(pa):
 
 
 PROOFS = {
-    ("torch", "over data that is not aligned"): torch_misaligned,
-    ("torch", "at an odd address"): torch_odd,
-    ("torch", "resized to nothing"): torch_emptied,
+    ("torch", "bit of unaligned data"): torch_misaligned,
+    ("torch", "unaligned complex128"): torch_odd,
+    ("torch", "resized to 0"): torch_emptied,
     ("torch", "refuses float8"): torch_narrow,
     ("torch", "exchange table"): torch_table,
     ("jax", "less than a byte"): jax_int4,
-    ("jax", "was deleted"): jax_deleted,
-    ("numpy", "gives read-only arrays"): numpy_readonly,
-    ("numpy", "legacy capsules only"): numpy_legacy,
+    ("jax", "deleted array"): jax_deleted,
+    ("numpy", "returns read-only arrays"): numpy_readonly,
+    ("numpy", "only legacy capsules"): numpy_legacy,
     ("numpy", "at most 32 dimensions"): numpy_ndim,
     ("numpy", "drops the mask"): numpy_masks,
     ("torch", "aborts the process"): torch_negative,
-    ("torch", "ignores that memory is read-only"): torch_readonly,
+    ("torch", "ignores the read-only flag"): torch_readonly,
     ("torch", "as int8 or uint8"): torch_shells,
     ("torch", "without negating"): torch_neg,
     ("torch", "up to four times"): torch_calls,
     ("jax", "narrows"): jax_narrows,
     ("jax", "float4"): jax_float4,
-    ("jax", "legacy capsules only"): jax_legacy,
+    ("jax", "requests legacy capsules"): jax_legacy,
     ("tvm_ffi", "read-only"): tvm_readonly,
     ("tvm_ffi", "complex"): tvm_complex,
     ("tvm_ffi", "(0, 8)"): tvm_version,
     ("tvm_ffi", "without a handle"): tvm_handle,
     ("pyarrow", "nulls inside"): pyarrow_nulls,
-    ("pyarrow", "lose read-only"): pyarrow_tensor,
+    ("pyarrow", "without the read-only flag"): pyarrow_tensor,
 }
 ROWS = [(name, defect) for name in FRAMEWORKS if (found := framework(name)) for defect in found.known_issues]
 
 
 def proofs_of(name, defect):
-    """Return the proofs that stand for a row."""
+    """Return the proofs of a row."""
     return [proof for (owner, words), proof in PROOFS.items() if owner == name and words in defect.does]
 
 
@@ -297,7 +297,7 @@ def test_every_row_says_where_to_read_on():
 
 
 def test_no_proof_without_a_row():
-    """A proof that stands for nothing has been forgotten."""
+    """Every proof belongs to a row."""
     there = {name for name, _ in ROWS}
     for owner, words in PROOFS:
         assert owner not in there or any(words in defect.does for name, defect in ROWS if name == owner), words

@@ -1,12 +1,12 @@
-"""What the fast path says of an array (`FastPath.describe`) is what its adapter says, in descriptions and in plans."""
+"""Descriptions by the fast path (`FastPath.describe`) equal the adapter's, also in plans."""
 
 from __future__ import annotations
 
-import arrays
 import pytest
+from support.arrays import layouts
 
 import dlx
-from dlx._engine.fast_path import exported
+from dlx._engine.fast_path import export_and_describe
 from dlx._engine.sources import array_info
 from dlx._registry.lookup import source as source_of
 from dlx._registry.registry import registry
@@ -18,15 +18,15 @@ DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", "complex64", 
 
 def of_numpy(np, torch):
     """Arrays of numpy by name."""
-    layouts = {name: make(np, "float32") for name, make in arrays.LAYOUTS.items()}
-    dtypes = {name: np.zeros((2, 3), name) for name in arrays.DTYPES}
+    shapes = {name: make(np, "float32") for name, make in layouts.LAYOUTS.items()}
+    dtypes = {name: np.zeros((2, 3), name) for name in layouts.DTYPES}
     empty = {str(shape): np.zeros(shape, "f4") for shape in ((0,), (2, 0, 3), (0, 4))}
     (readonly := np.ones(3, "f4")).flags.writeable = False
     view = np.ones((4, 4), "f4")[1:]
     others = {"reversed": np.arange(6)[::-1], "read-only": readonly, "view": view, "swapped": np.ones(3, ">f4")}
     odd = np.zeros(12, "u1")[1:9].view("f4")
     more = {"odd": odd, "bytes": np.zeros(6, "u1"), "recarray": np.ones(2).view(np.recarray)}
-    return layouts | dtypes | empty | others | more
+    return shapes | dtypes | empty | others | more
 
 
 def of_torch(np, torch):
@@ -62,7 +62,7 @@ KEPT = ("0-d", "1-d", "3-d", "transposed", "sliced", "broadcast", "float16", "in
 def of_pyarrow(np, torch):
     """Arrays of pyarrow by name."""
     pa = pytest.importorskip("pyarrow")
-    plain = {name: pa.array(np.zeros(5, name)) for name in arrays.DTYPES if not name.startswith("complex")}
+    plain = {name: pa.array(np.zeros(5, name)) for name in layouts.DTYPES if not name.startswith("complex")}
     chunked = pa.chunked_array([pa.array([1, 2]), pa.array([3])])
     more = {"slice": pa.array([1, 2, 3, 4])[1:3], "empty": pa.array([], pa.float32()), "nulls": pa.array([1, None])}
     tensor = pa.Tensor.from_numpy(np.ones((2, 3)))
@@ -94,17 +94,17 @@ def plain(plan):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_fast_path_describes_as_the_adapter_does(np, torch, source):
-    """Every field is the same, for every dtype and layout; where there is a blocker the adapter is asked."""
+    """Every field is equal, for every dtype and layout; arrays with blockers are described by the adapter."""
     described = 0
     for name, array in SOURCES[source](np, torch).items():
-        described += exported(array) is not None
+        described += export_and_describe(array) is not None
         assert say(dlx.describe, array) == say(lambda array: array_info(*source_of(array)), array), name
     assert described >= 8
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_plans_by_the_fast_path_are_those_of_the_complete_way(np, torch, monkeypatch, source):
-    """For every target and option; a second plan of the same layout is what the first one was."""
+    """For every target and option; a second plan of the same layout equals the first."""
     found = SOURCES[source](np, torch)
     targets = [to for to in TARGETS if to in ("numpy", "torch", "dlx", "arrow") or _there(to)]
     calls = [{}, {"copy": True}, {"copy": False}, {"readonly": "share"}, {"readonly": "error"}, {"device": "cpu"}]
@@ -115,7 +115,7 @@ def test_plans_by_the_fast_path_are_those_of_the_complete_way(np, torch, monkeyp
                 once = plain(dlx.plan(array, to=to, **options))
                 assert plain(dlx.plan(array, to=to, **options)) == once
                 first[name, to, i] = once
-    monkeypatch.setattr("dlx._engine.preview.exported", lambda obj: None)
+    monkeypatch.setattr("dlx._engine.preview.export_and_describe", lambda obj: None)
     for name, array in found.items():
         for to in targets:
             registry.target(to).decisions.clear()
@@ -132,7 +132,7 @@ def _there(package):
 
 
 def test_plans_that_are_kept_tell_layouts_and_options_apart(np):
-    """Plans for a consumer that copies what is read-only: each says the bytes of its own array, and no address."""
+    """Plans for a consumer that copies read-only memory have the bytes of their array, and no address."""
     torch = pytest.importorskip("torch")
     assert torch is not None
     for n in range(1, 200):  # more than are kept

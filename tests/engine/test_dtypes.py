@@ -7,9 +7,9 @@ import types
 from types import MappingProxyType
 
 import pytest
-from agreement import agree
-from reference import PADDED, offsets
-from registries import use
+from support.arrays.agreement import agree
+from support.arrays.reference import PADDED, offsets
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors
@@ -86,12 +86,12 @@ def test_wide_dtypes_cross_bit_for_bit(np, ml, framework, name):
         assert back.ctypes.data == array.ctypes.data
     steps = dlx.plan(there, to="numpy").steps
     if "view" in {step.do for step in steps}:
-        assert any(step.why.endswith(f"which is viewed as {name} again") for step in steps)
+        assert any(step.why.endswith(f"and views it as {name}") for step in steps)
 
 
 @pytest.mark.parametrize("name", WIDE)
 def test_frameworks_get_the_right_numbers(np, ml, name):
-    """What the other framework reads is the number that ml_dtypes means."""
+    """The other framework reads the same numbers as ml_dtypes."""
     array = every_value(np, ml, name)
     for framework in WIDE[name] & {"torch", "jax"}:
         pytest.importorskip(framework)
@@ -119,7 +119,7 @@ def test_layouts_and_readonly_of_extension_dtypes(np, ml, torch):
 
 
 def test_scalars_and_other_byte_orders_of_extension_dtypes(np, ml, torch):
-    """A scalar of ml_dtypes becomes a 0-d tensor; a graph, empty and 0-d tensors come over as they are."""
+    """A scalar of ml_dtypes becomes a 0-d tensor; a graph, empty and 0-d tensors are converted unchanged."""
     assert dlx.convert(ml.bfloat16(1.5), to="torch").item() == 1.5
     assert dlx.convert(torch.tensor(1.5, dtype=torch.bfloat16), to="numpy").shape == ()
     assert dlx.convert(torch.empty((0, 3), dtype=torch.bfloat16), to="numpy").dtype == ml.bfloat16
@@ -139,7 +139,7 @@ def test_what_dlpack_cannot_say_is_refused(np, ml):
 
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_arrays_are_padded(np, ml, name):
-    """Numpy keeps one element in a byte: that is said, and goes round in place."""
+    """Numpy stores one element per byte: the flag says so, and round trips share memory."""
     array = every_value(np, ml, name)
     tensor = dlx.convert(array, to="dlx", copy=False)
     assert tensor.flags & PADDED and tensor.nbytes == array.nbytes and tensor.data_ptr == array.ctypes.data
@@ -154,11 +154,11 @@ def test_narrow_arrays_are_packed_and_unpacked(np, ml, name):
     pytest.importorskip("tvm_ffi")
     array = every_value(np, ml, name)
     for source in (array, array[::-1], np.stack([array] * 3)[:, 1:].T, array[:1].reshape(())):
-        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements take a byte each, and tvm_ffi packs"):
+        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements take one byte each, but tvm_ffi packs"):
             dlx.convert(source, to="tvm_ffi", copy=False)
         packed = dlx.convert(source, to="tvm_ffi")
         assert dlx.describe(packed).nbytes == (source.size * NARROW[name] + 7) // 8
-        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements are packed, and numpy wants a byte each"):
+        with pytest.raises(errors.CopyRequiredError, match=f"{name} elements are packed, but numpy needs one"):
             dlx.convert(packed, to="numpy", copy=False)
         assert dlx.plan(packed, to="numpy").outcome == "copied"
         back = dlx.convert(packed, to="numpy")
@@ -243,7 +243,7 @@ def test_without_ml_dtypes(python, np):
         try:
             dlx.convert(source, to="numpy")
         except dlx.errors.DTypeError as error:
-            assert "ml_dtypes, which has one, is not installed" in str(error), error
+            assert "ml_dtypes, which provides it, is not installed" in str(error), error
             assert "pip install ml_dtypes" in str(error) and str(error) == str(plan.error)
         else:
             raise SystemExit("no error")
@@ -252,7 +252,7 @@ def test_without_ml_dtypes(python, np):
 
 
 def test_numpy_is_told_where_it_can_be(np, ml, monkeypatch):
-    """From numpy 2.5 on its own from_dlpack takes a registered dtype as what it is; nothing is viewed then."""
+    """From numpy 2.5 on, from_dlpack accepts registered dtypes, so no view is needed."""
     if not hasattr(np.dtypes, "register_dlpack_dtype"):
         pytest.skip(f"numpy {np.__version__} has no register_dlpack_dtype")
     array = np.arange(7, dtype=np.uint16).view(ml.bfloat16)
@@ -265,7 +265,7 @@ def test_numpy_is_told_where_it_can_be(np, ml, monkeypatch):
 
 @pytest.mark.parametrize("name", WIDE)
 def test_dtypes_of_ml_dtypes_take_the_fast_path(np, ml, name):
-    """Whether numpy can be told of a dtype or not; both paths give the same."""
+    """With and without a registration in numpy; both paths agree."""
     if not hasattr(ml, name):
         pytest.skip(f"this ml_dtypes has no {name}")
     tensor = dlx.convert(every_value(np, ml, name), to="dlx")
@@ -276,7 +276,7 @@ def test_dtypes_of_ml_dtypes_take_the_fast_path(np, ml, name):
 
 
 def test_somebody_else_registered_first(python, np, ml):
-    """Where another dtype stands for the same numbers, dlx views, and takes nothing away from anybody."""
+    """If another library registered a dtype for the same numbers, dlx views, and keeps that registration."""
     if not hasattr(np.dtypes, "register_dlpack_dtype"):
         pytest.skip(f"numpy {np.__version__} has no register_dlpack_dtype")
     python("""
@@ -350,10 +350,10 @@ def test_a_consumer_that_wants_an_address(onlybytes, monkeypatch):
 
 
 def test_capabilities_are_checked():
-    """A mistake in a statement is said where it is made."""
+    """An invalid declaration raises immediately."""
     with pytest.raises(ValueError, match="subbyte must be"):
         Capabilities(dtypes=None, subbyte="dense")
-    with pytest.raises(ValueError, match="taken and refused"):
+    with pytest.raises(ValueError, match="must not overlap"):
         Capabilities(dtypes=frozenset({"int64"}), refusals={"int64": ("it would narrow it", "")})
     for alignment in (8192, 4097, 48, -1):
         with pytest.raises(ValueError, match="min_alignment must be 0 or a power of 2 up to 4096"):
@@ -382,7 +382,7 @@ def test_the_core_needs_no_ml_dtypes():
 
 
 def test_a_subclass_that_lies_about_itself(np, ml, torch):
-    """Shape, strides and dtype are asked of the memory's owner, numpy, not of what a subclass says."""
+    """Shape, strides and dtype come from numpy, not from a subclass's overrides."""
 
     class Liar(np.ndarray):
         shape = property(lambda self: (99,))
@@ -408,7 +408,7 @@ def test_where_there_is_no_element_there_is_no_copy(np, ml, make):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_what_load_raises_leaves_the_capsule_whole(onlybytes, monkeypatch, error):
-    """A capsule that was claimed is given back, also when somebody presses Ctrl-C meanwhile."""
+    """A claimed capsule is restored, also after Ctrl-C."""
 
     def load(self, tensor):
         raise error("now")

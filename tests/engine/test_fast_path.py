@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from agreement import address, agree, emptied, outcome, slow
-from called import called
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import address, agree, emptied, outcome, slow
+from support.arrays.examples import examples, product, shapes
+from support.processes.calls import called
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import examples, product, shapes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning"),
@@ -55,7 +55,7 @@ NUMPY_STRIDES = [st.tuples(*[STEP] * ndim) for ndim in range(5)]
 
 @st.composite
 def numpy_sources(draw, np):
-    """A function that makes one and the same numpy array anew."""
+    """Functions that create the same numpy array again."""
     name, ndim, offset, writeable, subclass, strided = draw(NUMPY_SOURCES)
     dtype, shape = np.dtype(name), draw(SHAPES[ndim])
     item = dtype.itemsize
@@ -85,7 +85,7 @@ TORCH_STRIDES = [st.tuples(*[st.integers(0, 20)] * ndim) for ndim in range(5)]
 
 @st.composite
 def torch_sources(draw, torch):
-    """A function that makes one and the same torch tensor anew."""
+    """Functions that create the same torch tensor again."""
     ndim, strided, misaligned, twist, offset = draw(TORCH_SOURCES)
     dtype = getattr(torch, draw(st.sampled_from([name for name in TORCH if hasattr(torch, name)])))
     shape, strides = draw(SHAPES[ndim]), draw(TORCH_STRIDES[ndim])
@@ -391,7 +391,7 @@ def test_shells(np, torch, name, shape):
 
 
 def test_copy_on_write(np, torch):
-    """A lazy clone is given out with memory of its own: writing to the result leaves the original alone."""
+    """A lazy clone is exported with separate memory: writes to the result do not change the original."""
     warm(torch)
     for target in ("numpy", "dlx"):
         original = torch.ones(1000)
@@ -455,7 +455,7 @@ def test_writes_through_the_fast_path_show(np, torch):
 
 
 def test_overwritten_strides_do_not_show(np):
-    """Results keep their strides, whatever the table lends next: what it lends may be overwritten."""
+    """Results keep their strides even if the table overwrites the borrowed ones."""
     first = dlx.convert(np.zeros((3, 4))[:, ::2], to="dlx")
     second = dlx.convert(np.zeros((2, 5)), to="dlx")
     assert first.strides == (4, 2) and second.strides == (5, 1)

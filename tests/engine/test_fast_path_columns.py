@@ -2,9 +2,9 @@
 
 import gc
 
-import madearrow as made
 import pytest
-from agreement import facts, slow
+from support.arrays.agreement import facts, slow
+from support.foreign import arrow as made
 
 import dlx
 from dlx import errors
@@ -103,7 +103,7 @@ def table(*columns, kind=made.Gives, **fields):
 
 @pytest.mark.parametrize("kind", [made.Gives, made.Streams])
 def test_it_is_asked_once(np, kind, released):
-    """What the fast path was given goes to the Python path, where that says why it is refused."""
+    """The Python path gets the exported stream, and raises the error."""
     for _ in range(2):  # the second time there is a route
         obj = table("a", "b", kind=kind)
         assert [each.tolist() for each in dlx.convert(obj, to="numpy").values()] == [[1, 2, 3]] * 2 and obj.asked == 1
@@ -125,7 +125,7 @@ def test_it_is_asked_once(np, kind, released):
 
 
 def test_a_column_is_asked_once_by_a_type_that_gives_tables(np, released):
-    """It becomes an array by the Python path, of what the fast path was given."""
+    """The Python path makes the array from the export of the fast path."""
     dlx.convert(table("a"), to="numpy")
     one = made.column(1, 2)
     assert dlx.convert(one, to="numpy").tolist() == [1, 2] and one.asked == 1
@@ -168,8 +168,8 @@ def test_nothing_is_copied_beside_what_is_refused(python):
     python(
         """
         import sys
-        sys.path[:0] = ["tests/support"]
-        import madearrow as made
+        sys.path[:0] = ["tests"]
+        from support.foreign import arrow as made
         import dlx
         for _ in range(2):
             kinds = made.schema("b", name="b"), made.schema("u", name="t")
@@ -190,13 +190,13 @@ def test_one_array_is_wanted():
     pa = pytest.importorskip("pyarrow")
     source = pa.table({"x": [1.5]})
     for _ in range(2):
-        with pytest.raises(errors.AdapterNotFoundError, match="one array is needed"):
+        with pytest.raises(errors.AdapterNotFoundError, match="not one array"):
             dlx.from_dlpack(source)
         assert dlx.convert(source, to="dlx")["x"].shape == (1,)
 
 
 def test_a_trace_sees_every_column():
-    """While somebody observes, the Python path tells of each."""
+    """With a trace, the Python path records each column."""
     pa = pytest.importorskip("pyarrow")
     source = pa.table({"x": [1.5], "b": [True]})
     dlx.convert(source, to="dlx")
@@ -206,7 +206,7 @@ def test_a_trace_sees_every_column():
 
 
 def test_nothing_leaks():
-    """Neither of what is taken nor of what is left."""
+    """Neither for accepted nor for refused columns."""
     pa = pytest.importorskip("pyarrow")
     gc.collect()  # what other tests left
     before = pa.total_allocated_bytes()

@@ -6,13 +6,13 @@ import array
 import mmap
 
 import pytest
-from agreement import agree, bits, outcome, slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import agree, bits, outcome, slow
+from support.arrays.examples import examples
 
 import dlx
 from dlx._core import native
-from examples import examples
 
 TARGETS = ("numpy", "torch", "dlx", "jax", "tvm_ffi", "pyarrow")
 FORMATS = ("b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "f", "d", "?", "c", "n", "N")
@@ -35,7 +35,7 @@ def there(to):
 
 @st.composite
 def buffers(draw):
-    """A function that makes one and the same buffer anew."""
+    """Functions that create the same buffer again."""
     nbytes = draw(st.sampled_from([0, 8, 16, 48]))
     data = bytes(i % 2 for i in range(nbytes))
     kind = draw(st.sampled_from(["bytes", "bytearray", "view", "cast", "sliced", "array", "mmap"]))
@@ -75,7 +75,7 @@ def test_buffers(to):
 
 
 def test_a_buffer_is_held_until_the_result_is_gone():
-    """A bytearray cannot be resized meanwhile; afterwards it can."""
+    """A bytearray cannot be resized while the result exists, but afterwards."""
     source = bytearray(8)
     for _ in range(2):
         result = dlx.convert(source, to="dlx")
@@ -135,7 +135,7 @@ def test_jax_arrays_stay_read_only():
 
 
 def test_jax_takes_what_its_switches_say(np):
-    """A route to jax is found anew where x64 was switched."""
+    """A route to jax is found again after x64 was switched."""
     jax = pytest.importorskip("jax")
     source = np.ones(3)
     before = jax.config.jax_enable_x64
@@ -181,7 +181,7 @@ def test_tensors_of_tvm_ffi(np, to):
 
 
 def test_a_moved_handle_takes_no_memory_away(np, torch):
-    """What was converted keeps the memory, should its tensor be given another handle."""
+    """The result keeps the memory even if its tensor gets another handle."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     source = tvm_ffi.from_dlpack(np.arange(1000.0))
     result = dlx.convert(source, to="torch")
@@ -212,7 +212,7 @@ EXTENSIONS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "co
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 @pytest.mark.parametrize("name", EXTENSIONS)
 def test_dtypes_that_are_viewed(np, torch, name):
-    """What numpy takes as a storage dtype is viewed as what it is, and goes back, by both paths."""
+    """Numpy imports a storage dtype and views it as the real one; both paths also convert it back."""
     pytest.importorskip("ml_dtypes")
     dtype = getattr(torch, name, None)
     if dtype is None:
@@ -437,7 +437,7 @@ def test_shared_memory_is_found_alike(data):
 
 
 def test_a_type_that_nobody_claims_is_looked_up_once(np, monkeypatch):
-    """Unless something was imported or registered meanwhile; a protocol that it learns later is found."""
+    """Unless a module was imported or registered since; a protocol added later is found."""
     from abc import ABC
 
     from dlx._registry.registry import registry

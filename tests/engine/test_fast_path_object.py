@@ -1,4 +1,4 @@
-"""`dlx.convert` as an object: a function to whoever looks; what is unusual about a call goes to Python unchanged."""
+"""`dlx.convert` looks like a function; unusual calls reach Python unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import sys
 import weakref
 
 import pytest
-import storage_actions
-import warm
-from called import called
+from support.processes import warm
+from support.processes.calls import called
+from support.stress import storage_actions
 
 import dlx
 from dlx._core import native
@@ -87,7 +87,7 @@ class Odd:
     ids=lambda to: type(to).__name__,
 )
 def test_odd_targets_have_pythons_error(to):
-    """A target that is none has the error of the slow path, by keyword and by place."""
+    """An invalid target raises the error of the Python path, as keyword and as positional argument."""
     texts = []
     for convert in (lambda: dlx.convert(b"x", to=to), lambda: dlx.convert(b"x", to), lambda: slow(b"x", to=to)):
         with pytest.raises(Exception) as caught:
@@ -402,7 +402,7 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
             return [dlx.empty((2,), "float32")]
         kept = Kept()
         dlx.convert(dlx.empty((2,), "float32"), to="dlx")
-        target = native.target_of("dlx")
+        target = native.target_find("dlx")
         source = native.Source(Box, what="children", parts=children, export=kept)
         native.pair_add("dlx", source, target, "children")
         del source
@@ -425,9 +425,9 @@ def test_a_route_that_left_the_table_stays_while_a_thread_runs_on_it(python):
 
 
 def test_ten_threads_and_routes_that_are_cleared(np, torch, python):
-    """Ten threads convert shared and private arrays, routes are cleared meanwhile: nothing is left.
+    """Ten threads convert shared and private arrays while routes are cleared; nothing leaks.
 
-    `make test-deep` sets DLX_ROUNDS, how often.
+    `nox -s deep` sets DLX_ROUNDS, how often.
     """
     out = python(
         """
@@ -472,7 +472,7 @@ def test_ten_threads_and_routes_that_are_cleared(np, torch, python):
 
 
 def test_a_type_without_a_route_is_not_kept(python):
-    """What the fast path remembers of a type that Python must look at does not keep the type alive."""
+    """The fast path's record of a type of the Python path does not keep the type alive."""
     python(
         """
         import gc, weakref

@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from agreement import agree
+from support.arrays.agreement import agree
 
 import dlx
 from dlx._core import native
@@ -32,7 +32,7 @@ def locked(np):
 @pytest.mark.parametrize("to", ["torch", "numpy", "dlx", "tvm_ffi"])
 @pytest.mark.parametrize("copy", [None, False, True])
 def test_memory_that_is_shared_though_it_is_read_only(np, locked, to, copy):
-    """`readonly="share"`, and what the other two say."""
+    """`readonly="share"`, and the other two values."""
     pytest.importorskip(to)
     check(lambda: locked, to, readonly="share", copy=copy)
     if to in ("torch", "tvm_ffi"):
@@ -111,7 +111,7 @@ def test_a_tensor_of_dlx_that_is_copied():
 
 
 def test_empty_tensors_of_torch(np, torch):
-    """They have no address; what only pretends to be empty has none either."""
+    """They have no address; neither do tensors that claim to be empty."""
     for to in ("numpy", "dlx"):
         for make in (lambda: torch.empty(0, 3), lambda: torch.ones(3)[1:1], lambda: torch.empty(0, dtype=torch.int8)):
             check(make, to)
@@ -159,7 +159,7 @@ def test_nothing_is_copied_before_the_whole_tree_was_looked_at(np, torch, copies
 
 
 def test_a_copy_within_torch_leaves_a_lazy_clone_lazy(torch):
-    """To borrow a copy-on-write tensor would give it memory of its own."""
+    """Borrowing a copy-on-write tensor would copy its memory."""
     if not hasattr(torch._C, "_is_cow_tensor"):
         pytest.skip("this torch has no copy-on-write tensors")
     dlx.convert(torch.ones(3), to="torch", copy=True)
@@ -256,7 +256,7 @@ def test_what_passes_through_a_tree(np, torch):
 
 @pytest.mark.parametrize("to", ["torch", "numpy", "dlx"])
 def test_scalars_of_numpy(np, to):
-    """Values: each conversion makes memory of its own, which `copy=False` forbids."""
+    """Each conversion copies a value, which `copy=False` forbids."""
     pytest.importorskip(to)
     for scalar in (np.float32(1.5), np.float64(2), np.int8(-3), np.bool_(True), np.complex64(1j)):
         check(lambda scalar=scalar: scalar, to)
@@ -268,7 +268,7 @@ def test_scalars_of_numpy(np, to):
 
 @pytest.mark.parametrize("to", ["torch", "numpy", "dlx"])
 def test_arrays_of_ctypes(to):
-    """Each length has a type of its own."""
+    """Each length has a separate type."""
     pytest.importorskip(to)
     for kind in (ctypes.c_float, ctypes.c_uint8, ctypes.c_int64, ctypes.c_bool):
         check(lambda kind=kind: (kind * 6)(), to)
@@ -365,7 +365,7 @@ def test_a_subclass_that_answers_for_itself(python, torch, body, to):
 
 @pytest.mark.parametrize("to", ["numpy", "dlx", "torch"])
 def test_subclasses_of_tensors(torch, to):
-    """Those that have memory as torch's own do; what a class answers for itself is asked."""
+    """Subclasses with torch's memory; overridden methods are called."""
 
     class Image(torch.Tensor):
         pass

@@ -1,7 +1,5 @@
 """The fast path of generic producers: called once, by the same calls, with the same results as on the Python path."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
-
 from __future__ import annotations
 
 import abc
@@ -12,8 +10,7 @@ import threading
 import weakref
 
 import pytest
-from agreement import agree, outcome, slow
-from hostile import hostile, library, mylib
+from support.arrays.agreement import agree, outcome, slow
 
 import dlx
 from dlx import errors
@@ -38,7 +35,7 @@ def there(to):
 
 
 class Producer:
-    """A producer around an array of numpy that notes in which order it is asked what."""
+    """A producer around a numpy array that records the order of its calls."""
 
     def __init__(self, array):
         self.array, self.asked = array, []
@@ -114,7 +111,6 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_answers_that_are_no_capsules(np, answer, in_list):
     """What a producer raised or gave instead of a capsule is judged by the Python path, without a second call."""
-    import datetime
 
     class Odd(Producer):
         def __dlpack__(self, **options):
@@ -279,7 +275,7 @@ def test_other_entry_points_call_once(np):
 
 
 def test_a_type_that_is_changed(np):
-    """A route holds while the type is what it was: its methods, its being an array of a framework."""
+    """A route holds until the type changes: its methods, or its framework."""
 
     class Changing(Producer):
         pass
@@ -323,7 +319,7 @@ def test_a_type_may_go(np):
 
 
 def test_a_class_registered_later(np):
-    """Once any class is registered with an abstract base class the type is looked up anew."""
+    """After any registration with an abstract base class, the type is looked up again."""
     producer = Producer(np.ones(3))
     for _ in range(2):
         dlx.convert(producer, to="dlx")
@@ -348,7 +344,7 @@ def test_plain_data_with_a_capsule_passes_through_trees(np):
 
 
 def test_threads(np):
-    """What is left to the Python path stays in its thread."""
+    """The exports left to the Python path stay in their thread."""
 
     class Odd(Producer):
         def __dlpack__(self, **options):
@@ -394,7 +390,7 @@ def test_nothing_is_lost(np, counting):
 
 
 def test_answers_that_convert_while_they_are_released(python):
-    """What a producer raised is released where nobody took it: that may run Python, which converts the same object."""
+    """Releasing a producer's unused export may run Python code that converts the same object."""
     python("""
         import numpy as np
         import dlx
@@ -473,7 +469,7 @@ def test_a_release_that_converts_takes_no_answer_of_another_call():
 
 
 def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
-    """A producer may load a plugin, which drops all routes: what was exported before is loaded as Python loads it."""
+    """A producer may load a plugin, which drops all routes; earlier exports are loaded by Python."""
     pytest.importorskip("ml_dtypes")  # numpy takes a storage dtype, or is told of bfloat16 by Python
 
     class Clears(Producer):
@@ -503,7 +499,7 @@ def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
 
 
 def test_greenlets_that_end_in_another_order_than_they_began(np, python):
-    """What the Python path was left belongs to its own call, also where another one of the same thread ends first."""
+    """An export left to the Python path belongs to its call, even if another call of the thread ends first."""
     pytest.importorskip("greenlet")
     python("""
         import gc

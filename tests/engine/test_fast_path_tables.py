@@ -1,6 +1,4 @@
-"""Exchange tables of others in the fast path: hostile ones do no harm, and what a type has is looked at anew."""
-
-# ruff: noqa: F401, F811 -- fixtures of another file
+"""Foreign exchange tables in the fast path: hostile tables do no harm, and changes of a type are noticed."""
 
 from __future__ import annotations
 
@@ -11,15 +9,14 @@ import types
 from dataclasses import replace
 
 import pytest
-from called import called
-from hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
-from project import compiled
+from support.foreign.hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, tensor
+from support.processes.calls import called
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, FastPath, Guard, Layout
+from dlx.adapter import Adapter, Capabilities, Guard, Layout
 
 
 def guarded(mylib, *guards):
@@ -52,7 +49,7 @@ def test_a_good_consumer_takes_by_its_table(mylib, hostile):
 
 @pytest.mark.parametrize("copy", [None, False])
 def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile, copy):
-    """A table takes the device that the tensor says: where another is asked for, the fast path is not the path."""
+    """A table imports the tensor's device, so the Python path handles another requested device."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     accepted = Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, device_types=None)
     mylib.adapter.capabilities = lambda: accepted
@@ -69,7 +66,7 @@ def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile,
 
 @pytest.mark.parametrize("mode", FAILING)
 def test_a_failing_consumer_is_final(mylib, hostile, mode):
-    """Its failure is a ConversionError with the cause, where there is one; it is called once, and Python never."""
+    """Its failure is a ConversionError with its cause, if any; the consumer is called once, without the Python path."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     dlx.convert(tensor(Owner(64)), to="mylib")
     hostile.set(mode)
@@ -171,7 +168,7 @@ def test_a_consumer_without_a_table_takes_a_tensor(mylib):
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tree):
-    """A copy that the target needs, asked for by nobody, is no reason to forbid torch's storage to be resized."""
+    """A copy that only the target needs does not pin torch's storage."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     mylib.adapter.capabilities = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
     hostile.set("takes")
@@ -185,7 +182,7 @@ def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tre
 
 
 def test_a_consumer_that_checks_by_itself_is_asked(mylib):
-    """What it refuses of one tensor, by a variant, is not handed to it, however often it is tried."""
+    """A tensor that its variant refuses is never passed to it."""
     owner = Owner(64)
     address = native.buffer_address(memoryview(owner))
     source = native.tensor_new(address, (2, 3), (1, 2), FLOAT32, (1, 0), 0, owner)
@@ -288,7 +285,7 @@ def test_a_bad_loan_falls_back_to_one_dlpack_call(np, mylib, hostile, loan, targ
 
 
 def test_a_good_loan_needs_no_python(np, mylib, hostile):
-    """What a borrow slot lends is converted without `__dlpack__`; the array is kept alive meanwhile."""
+    """A borrowed tensor is converted without `__dlpack__`, and the array is kept alive."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
     before = sys.getrefcount(source)
@@ -373,7 +370,7 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
 
 @pytest.mark.parametrize(("early", "late"), [(1, 1), (0, 1), (1, 0)])
 def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, early, late):
-    """Its function is asked without a tensor, then with the one that was lent; either 0 leaves the array to Python."""
+    """Its function is called without a tensor, then with the borrowed one; 0 leaves the array to Python."""
     asked = []
 
     def answer(array, borrowed):
@@ -479,7 +476,7 @@ def test_every_spelling_of_a_target(mylib, hostile, spell):
 
 
 def counted(monkeypatch, fast_path):
-    """A fast path whose `learn` is counted: a list of the pairs that it was asked for."""
+    """A fast path that counts calls of `learn`, in a list of pairs."""
     from dlx._engine.fast_path import learn
 
     asked = []
@@ -526,7 +523,7 @@ def test_a_type_that_nobody_has_looked_at_has_a_route_at_once(python):
 
 
 def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
-    """When a plugin is loaded every pair is looked at anew."""
+    """Loading a plugin drops every pair."""
     asked, convert = counted(monkeypatch, dlx.convert)
     convert(b"abc", to="dlx")
     convert(b"abc", to="dlx")
@@ -542,7 +539,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
 
 
 def test_many_types_do_not_close_the_fast_path(monkeypatch, mylib, hostile):
-    """Types that come and go, or targets spelled anew each time, leave the fast path open for new pairs."""
+    """Short-lived types and new target spellings leave room for new pairs."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     dlx.convert(b"abc", to="mylib")  # the plugin is loaded, and clears the routes, before they are many
     for n in range(400):
@@ -583,7 +580,7 @@ def test_guards(mylib, hostile, answer):
 
 
 def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
-    """An answer whose `bool()` raises is not false: Python is asked, and no exception is left behind."""
+    """An answer whose `bool()` raises is not false: Python converts, and no exception remains."""
 
     class Neither:
         def __bool__(self):
@@ -600,7 +597,7 @@ def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
 
 
 def test_a_guard_that_raises(mylib, hostile):
-    """A guard that cannot be asked sends the array to Python, which says why; nothing leaks."""
+    """A guard that raises leaves the array to Python, which raises the reason; nothing leaks."""
     guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = property(lambda self: 1 / 0)
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()

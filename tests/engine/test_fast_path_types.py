@@ -17,15 +17,15 @@ import uuid
 import weakref
 
 import pytest
-from agreement import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import slow
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._engine import fast_path
-from examples import examples
 
 in_c = native.FastPathFunction(lambda *args, **options: NotImplemented, fast_path.learn, fast_path.consumer_failed)
 
@@ -63,7 +63,7 @@ class Slotted:
 
 
 def plain_objects():
-    """Return {name: object} of what batches hold beside arrays."""
+    """Return {name: object} for objects in batches that aren't arrays."""
     return {
         "date": datetime.date(2026, 1, 1),
         "timedelta": datetime.timedelta(1),
@@ -210,7 +210,7 @@ def test_a_class_attribute_that_is_written_between_calls(np, torch, learns):
 
 
 def test_a_producer_whose_class_is_written_between_calls(np, learns):
-    """What is asked of it is the same."""
+    """The calls are the same."""
 
     class Producer:
         n = 0
@@ -233,7 +233,7 @@ def test_the_class_of_the_target_that_is_written_between_calls(np, torch, learns
 
 
 def test_an_attribute_that_matters_is_seen(np, torch, learns):
-    """A class that gets an export of its own is asked by that."""
+    """A class with a new export method is exported by it."""
     kind = type("Kind", (np.ndarray,), {})
     array, asked = np.ones(2).view(kind), []
     assert learns.convert(array, to="torch").shape == (2,)
@@ -434,7 +434,7 @@ def test_a_dtype_of_less_than_a_byte_divides_nothing_by_zero(python):
         fields = (*asked, ask("__dlpack_device__", True), "ptr", {"int4": 4 << 8})
         source = native.Source(Array, what="converts", table=False, fields=fields)
         native.source_add(source)
-        native.pair_add("dlx", source, native.target_of("dlx"), "converts")
+        native.pair_add("dlx", source, native.target_find("dlx"), "converts")
         print(dlx.convert._borrow(Array(), "dlx"))
         """
     )

@@ -1,7 +1,7 @@
 """Arrays whose export is blocked until their framework has copied them: both paths make the same copy."""
 
 import pytest
-from agreement import agree, outcome, slow
+from support.arrays.agreement import agree, outcome, slow
 
 import dlx
 from dlx import errors
@@ -133,7 +133,7 @@ def test_chunks_of_arrow(to):
 @pytest.mark.torch("2.10")
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx"])
 def test_trees(np, torch, to):
-    """In trees as well: an array that is there twice is copied once; nothing is copied beside what is refused."""
+    """In trees, too: repeated arrays are copied once, and nothing is copied if another array is refused."""
     pa = pytest.importorskip("pyarrow")
     conj, swapped = torch.ones(3, dtype=torch.complex64).conj(), np.arange(3, dtype="<f4" if to == "numpy" else ">f4")
     chunks = pa.chunked_array([pa.array([1.0]), pa.array([2.0])])

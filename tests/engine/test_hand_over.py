@@ -1,4 +1,4 @@
-"""What is handed over to a consumer's exchange table is released once, whatever the consumer does when it fails."""
+"""A tensor passed to a consumer's exchange table is released once, even if the consumer fails."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_empty_arrays_of_frameworks(np, torch, source, target):
 
 
 def test_empty_arrays_of_jax(np):
-    """The product that jax refuses is refused before; what it takes it still takes."""
+    """Products that jax refuses are refused before the import; others are converted."""
     pytest.importorskip("jax")
     for shape, held in (((2**61, 2, 0), False), ((2**62, 2**62, 0), False), ((0, 2**62, 2**62), True)):
         empty = dlx.from_pointer(0, shape, "float32")
@@ -189,7 +189,7 @@ def test_empty_arrays_of_jax(np):
 
 
 def test_what_extents_must_keep_to_is_checked():
-    """A word that nobody knows is an error of the adapter's author, at once."""
+    """An unknown value raises immediately."""
     with pytest.raises(ValueError, match="found 'some'"):
         dlx.adapter.Capabilities(dtypes=None, empty_extents="some")
 

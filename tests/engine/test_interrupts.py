@@ -1,7 +1,5 @@
 """Interrupts, exits and the lack of memory go on, wherever an Exception would be forgotten for a slower way."""
 
-# ruff: noqa: F401, F811 -- fixtures of another file
-
 from __future__ import annotations
 
 import dis
@@ -10,11 +8,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hostile import Owner, hostile, library, mylib, tensor
+from support.foreign.hostile import Owner, tensor
 
 import dlx
 from dlx._core import native, stream
-from dlx._registry import generic as strangers
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx.adapter import Adapter, Guard, StreamSupport
@@ -25,7 +22,7 @@ GO_ON = pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryE
 
 
 class Once:
-    """Raises an error the first time it is called, and then does what it stands for."""
+    """A function that raises at its first call and then calls the original."""
 
     def __init__(self, error, function=lambda *args: False):
         self.error, self.function = error, function
@@ -49,7 +46,7 @@ SHAPES = {
 
 
 def converted(shape, obj, to):
-    """Convert an array as it is, or somewhere in a tree."""
+    """Convert an array alone or in a tree."""
     options = {"copy": True} if shape == "option" else {}
     return dlx.convert(SHAPES[shape](obj), to=to, **options)
 
@@ -71,7 +68,9 @@ def test_while_a_route_is_learnt(mylib, monkeypatch, error, shape):
 @GO_ON
 def test_while_an_adapter_says_how_its_arrays_are_made(mylib, monkeypatch, error):
     """An adapter that fails there goes without a fast path; one that was interrupted does not."""
-    monkeypatch.setattr("dlx._engine.fast_path._making", Once(error, sys.modules["dlx._engine.fast_path"]._making))
+    monkeypatch.setattr(
+        "dlx._engine.fast_path._target_fields", Once(error, sys.modules["dlx._engine.fast_path"]._target_fields)
+    )
     with pytest.raises(error, match="now"):
         dlx.convert(tensor(Owner(64)), to="mylib")
     assert dlx.convert(tensor(Owner(64)), to="mylib")
@@ -167,7 +166,7 @@ def test_while_an_array_is_examined(mylib, hostile, monkeypatch, error, where, s
 @pytest.mark.parametrize("shape", ["root", "option"])
 @pytest.mark.parametrize("where", [_ask, _quick_guard, _truth, _truth_with_amend, _amend, _owner])
 def test_a_question_that_fails_is_left_to_python(mylib, hostile, monkeypatch, where, shape):
-    """What is an Exception sends the array to Python, which asks the producer itself."""
+    """An Exception leaves the array to Python, which calls the producer."""
     if shape == "option" and where in FREEZING:
         pytest.skip("a copy is asked for")
     asked = Once(None)
@@ -183,7 +182,7 @@ def test_a_question_that_fails_is_left_to_python(mylib, hostile, monkeypatch, wh
 
 @GO_ON
 def test_while_a_stream_is_looked_for(cuda, error):
-    """Who keeps a consumer's stream alive is asked in Python, when device memory is given out."""
+    """Python finds the owner of a consumer's stream when device memory is exported."""
     source, own = dlx.empty((4,), "float32", "cuda:0"), cuda.stream()
     live = native.live()
     native.register(stream_keeper=Once(error, registry.stream_keeper))
@@ -209,7 +208,7 @@ FILES = ("executor.py", "generic.py", "batch.py", "failures.py")
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_interrupt_anywhere_gives_a_capsule_back(np, counting, call):
-    """Before every instruction on the way of a capsule, but those where Python itself lets nobody interrupt."""
+    """At every instruction of a capsule's conversion where Python can be interrupted."""
     state = [0, None, False]
     deaf = {dis.opmap.get(name) for name in ("RETURN_VALUE", "NOT_TAKEN")}  # the latter is in no `try`, from 3.14 on
 
@@ -319,7 +318,7 @@ def test_memory_that_runs_out_while_a_type_is_looked_at(shape):
 
 
 def test_memory_that_runs_out_in_the_tables_of_types():
-    """The same, where they are looked up."""
+    """The same during their lookup."""
     with pytest.raises(MemoryError, match="now"):
         lookup.kind(Looked)
 
@@ -327,19 +326,19 @@ def test_memory_that_runs_out_in_the_tables_of_types():
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 def test_memory_that_runs_out_while_an_object_is_looked_at(no_memory, lazy, strict):
-    """An object of a tree that speaks no protocol is asked for each."""
+    """An object without a protocol in a tree is checked for each of them."""
 
     class Thing:
         pass
 
-    no_memory(f"dlx._registry.lookup.{'_has_buffer' if strict else '_by_protocol'}")
+    no_memory(f"dlx._registry.lookup.{'_has_buffer' if strict else '_find_by_protocol'}")
     with pytest.raises(MemoryError, match="now"):
         tree = dlx.convert([Thing()], to="dlx", lazy=lazy, strict=strict)
         tree[0]
 
 
 def test_memory_that_runs_out_where_a_buffer_is_asked_for(no_memory):
-    """An object whose buffer cannot be had just now has one; without memory nobody knows."""
+    """An object whose buffer is unavailable still has one; a MemoryError is passed on."""
     no_memory("dlx._registry.lookup.memoryview")
     with pytest.raises(MemoryError, match="now"):
         lookup._has_buffer(b"")
@@ -365,7 +364,7 @@ def test_memory_that_runs_out_in_somebody_elses_attribute():
 
 
 def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
-    """Whatever an adapter is asked: a framework is not given up, nor an error made up, for want of memory."""
+    """In every call of an adapter: a MemoryError neither disables a framework nor becomes another error."""
 
     def fail(*args, **options):
         raise MemoryError("now")
@@ -427,7 +426,7 @@ def test_an_interrupt_before_a_plugin_is_loaded(mylib):
 def test_memory_that_runs_out_while_an_argument_is_written_back(np, torch, monkeypatch):
     """It is no word about the argument."""
     function = dlx.using("torch", writes="x")(lambda x: x.add_(1))
-    monkeypatch.setattr("dlx._using.write_back._write", Once(MemoryError))
+    monkeypatch.setattr("dlx._using.write_back._copy_into", Once(MemoryError))
     with pytest.raises(MemoryError, match="now"):
         function(np.arange(4.0)[::-1])
 

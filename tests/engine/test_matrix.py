@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from matrix.measure import versions
-from matrix.render import is_further, page, picture, read_page
+from matrix.measure import read_versions
+from matrix.render import draw_picture, format_page, is_further, read_page
 from matrix.sources import FURTHER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture(scope="module")
 def measured():
-    """The page of what is here."""
+    """The page for the installed frameworks."""
     return tried()
 
 
@@ -35,10 +35,10 @@ def tried(*arguments):
 
 @pytest.mark.slow
 def test_every_cell_is_as_the_page_says(measured):
-    """Cells between frameworks of the page's versions are as they are on the page; no other may be wrong either."""
+    """Cells between frameworks of the page's versions equal the page; no other cell is wrong."""
     cells, _ = read_page(measured)
     wanted, written = read_page((ROOT / "docs" / "matrix.md").read_text())
-    other = {name for name, version in versions().items() if written.get(name) != version}
+    other = {name for name, version in read_versions().items() if written.get(name) != version}
 
     def comparable(table, source, target):
         frameworks = {target, table.removeprefix("dtypes out of "), source.split()[0]}
@@ -49,27 +49,27 @@ def test_every_cell_is_as_the_page_says(measured):
         for at, outcome in cells.items()
         if comparable(*at) and outcome != "?" and outcome != wanted.get(at)
     }
-    assert not changed, "run `make matrix` and look at the difference"
+    assert not changed, "run `nox -s matrix` and look at the difference"
     assert cells
 
 
 @pytest.mark.slow
 def test_the_page_is_whole(measured):
-    """With all frameworks of the page in its versions, it is what the command writes, picture included."""
+    """With all frameworks in the page's versions, the command writes the page and its picture."""
     text = (ROOT / "docs" / "matrix.md").read_text()
     cells, written = read_page(text)
-    assert page(cells, written) == text
-    assert (ROOT / "docs" / "matrix.svg").read_text() == picture(cells)
+    assert format_page(cells, written) == text
+    assert (ROOT / "docs" / "matrix.svg").read_text() == draw_picture(cells)
     mine = {name: version for name, version in written.items() if name not in FURTHER}
-    if versions() != mine:
-        pytest.skip(f"the page is about {mine}, found {versions()}")
+    if read_versions() != mine:
+        pytest.skip(f"the page is about {mine}, found {read_versions()}")
     assert read_page(measured)[0] == {at: each for at, each in cells.items() if not is_further(at) and each != "?"}
 
 
 def test_cells_of_further_frameworks_are_as_the_page_says():
-    """In the environment of each; it has cells of its own on the page."""
+    """In the environment of each, which has its cells on the page."""
     wanted, written = read_page((ROOT / "docs" / "matrix.md").read_text())
-    here = {name: version for name, version in versions(FURTHER).items() if written.get(name) == version}
+    here = {name: version for name, version in read_versions(FURTHER).items() if written.get(name) == version}
     if not here:
         pytest.skip("none of them is here in the page's version")
     cells, _ = read_page(tried("--further"))

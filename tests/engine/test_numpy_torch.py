@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from arrays import DTYPES, LAYOUTS, address, fill, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.arrays.layouts import DTYPES, LAYOUTS, address, fill, same
 
 import dlx
 from dlx._registry.registry import registry
-from examples import examples
 
 EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (1, 0, 1)]
 
@@ -98,7 +98,7 @@ def test_writes_show_on_both_sides(np, torch):
 @pytest.mark.parametrize("source", ["numpy", "torch", "dlx"])
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 def test_copy_by_address(np, torch, source, target):
-    """copy=True always gives memory of its own, copy=False never does."""
+    """copy=True always makes new memory, copy=False never does."""
     array = dlx.convert(fill(np, "int32", (3, 4)), to=source)
     shared, copied = (dlx.convert(array, to=target, copy=copy) for copy in (False, True))
     assert address(shared) == address(array) != address(copied)
@@ -127,7 +127,7 @@ def test_copies_are_exact(np, torch, layout, target):
 
 
 def numpy_arrays(np):
-    """Arrays that stay as they are in numpy, several of which could not leave it."""
+    """Arrays that stay unchanged in numpy; several cannot be exported."""
 
     class Mine(np.ndarray):
         pass
@@ -155,7 +155,7 @@ def test_memmap_stays_itself(np, tmp_path):
 
 
 def torch_tensors(torch):
-    """Tensors that stay as they are in torch, several of which could not leave it."""
+    """Tensors that stay unchanged in torch; several cannot be exported."""
 
     class Mine(torch.Tensor):
         pass
@@ -267,7 +267,7 @@ def test_like(np, torch):
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", (1, 0), dlx.Device("cpu")])
 def test_device_cpu(np, torch, device):
-    """The host may be asked for in every spelling, and changes nothing."""
+    """The host may be given in every spelling, without an effect."""
     array = np.ones(2)
     assert dlx.convert(array, to="torch", device=device, copy=False).data_ptr() == address(array)
 

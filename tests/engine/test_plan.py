@@ -13,8 +13,8 @@ import types
 import weakref
 
 import pytest
-from planted_adapter import Array, MyLib, plugin
-from registries import use
+from support.plugins.mylib import Array, MyLib, plugin
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors
@@ -25,7 +25,7 @@ from dlx.adapter import Description
 
 
 class Stranger:
-    """An object that only speaks DLPack, over bytes of its own."""
+    """An object with only DLPack, over private bytes."""
 
     def __init__(self, readonly=False):
         self.memory = b"abcdefgh" if readonly else bytearray(b"abcdefgh")
@@ -245,7 +245,7 @@ def address(obj):
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_the_plan_is_what_happens(np, torch, counting, case):
-    """Outcome, error class, message and reason agree with what convert does to the very same object."""
+    """Outcome, error class, message and reason agree with the conversion of the same object."""
     source, to, options, expected = case
     obj = SOURCES[source](np, torch, counting)
     plan = dlx.plan(obj, to, **options)
@@ -351,7 +351,7 @@ def test_without_probe_a_generic_producer_is_not_asked():
 
 @pytest.mark.parametrize("source", [name for name in SOURCES if "generic" not in name and name != "failing"])
 def test_probe_matters_to_generic_producers_only(np, torch, counting, source):
-    """What can be described is planned without a probe as with one."""
+    """Arrays with a description have the same plan with and without a probe."""
     obj = SOURCES[source](np, torch, counting)
     assert str(dlx.plan(obj, "torch", probe=False)) == str(dlx.plan(obj, "torch"))
 
@@ -404,7 +404,7 @@ WRONG = {
 @pytest.mark.parametrize("verb", [dlx.convert, dlx.plan])
 @pytest.mark.parametrize("why", WRONG)
 def test_wrong_calls(verb, why):
-    """A call that is wrong in itself raises TypeError or ValueError, from plan too, and says what was found."""
+    """An invalid call raises TypeError or ValueError with the argument, also from plan."""
     options, error, text = WRONG[why]
     with pytest.raises(error, match=text) as caught:
         verb(b"abc", **options)
@@ -427,7 +427,7 @@ def test_targets_that_do_not_exist(to):
     """An unknown name, module or type is AdapterNotFoundError; known targets are listed."""
     plan = dlx.plan(b"abc", to=to)
     assert type(plan.error) is errors.AdapterNotFoundError
-    assert {"dlx", "numpy", "torch"} <= set(plan.error.fix.removeprefix("Known targets: ").rstrip(".").split(", "))
+    assert {"dlx", "numpy", "torch"} <= set(plan.error.fix.removeprefix("Use one of: ").rstrip(".").split(", "))
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(b"abc", to=to)
 
@@ -439,7 +439,7 @@ def test_types_that_are_no_target_name_one(np, torch, name, target):
     """A type that an adapter knows but does not list is refused, and the fix names a target that there is."""
     kind = functools.reduce(getattr, name.split(".")[1:], {"numpy": np, "torch": torch}[target])
     plan = dlx.plan(b"abc", to=kind)
-    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Say to={target!r}."
+    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Pass to={target!r}."
 
 
 # ---- how a plan reads ------------------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ READS = [
 
 @pytest.mark.parametrize(("source", "options", "text"), READS, ids=lambda value: str(value)[:40])
 def test_a_plan_reads_well(np, torch, source, options, text):
-    """A plan as text says what was found, what will be done, why, and how many bytes that moves."""
+    """The text of a plan has the array, the steps, the reasons and the moved bytes."""
     assert str(dlx.plan(SOURCES[source](np, torch, None), "torch", **options)) == text
 
 
@@ -556,7 +556,7 @@ def test_describe_says_where(np, torch):
 
 
 def test_describe_notes_what_decides(torch):
-    """What keeps a tensor from crossing as it is stands in the notes."""
+    """The notes have the properties that block an unchanged export."""
     assert dlx.describe(torch.ones(1, requires_grad=True)).notes == ("requires_grad",)
     assert dlx.describe(torch.ones(1, dtype=torch.complex64).conj()).notes == ("is_conj",)
 
@@ -607,7 +607,7 @@ def test_a_subclass_with_an_export_of_its_own_is_planned_as_it_is_converted(np, 
 
 
 def test_a_copy_of_a_subclass_with_an_export_of_its_own_is_not_foretold(torch):
-    """What its resolution gives is exported by its own `__dlpack__`, which nobody knows beforehand."""
+    """Its resolved array is exported by its `__dlpack__`, whose result is unknown before the call."""
 
     class Own(torch.Tensor):
         def __dlpack__(self, *args, **keywords):
@@ -622,7 +622,7 @@ def test_a_copy_of_a_subclass_with_an_export_of_its_own_is_not_foretold(torch):
 
 
 def test_managed_memory_as_that_of_a_device_needs_the_driver():
-    """The plan says what the conversion raises where there is no driver."""
+    """Without a driver, the plan has the error of the conversion."""
     memory = dlx.from_dlpack(bytearray(64))
     managed = dlx.from_pointer(memory.data_ptr, (8,), "float32", device="cuda_managed", owner=memory)
     plan = dlx.plan(managed, to="dlx", device="cuda")

@@ -3,14 +3,14 @@
 import importlib
 import importlib.util
 
-from file_samples import arrow_table, numpy_array, torch_tensor
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.files.samples import arrow_table, numpy_array, torch_tensor
 
 import dlx
-from dlx.cli.targets import installed
+from dlx.cli.targets import installed_targets
 from dlx.errors import DlxError
-from examples import examples
 
 
 class Slice:
@@ -21,7 +21,7 @@ class Slice:
 
 
 def leaf(draw):
-    """Draw an array of any framework here, or what is none."""
+    """Draw an array of any installed framework, or another object."""
     kinds = ["bytes", "dlx", "plain", "array-like"]
     kinds += [name for name in ("numpy", "torch", "pyarrow") if importlib.util.find_spec(name)]
     kind = draw(st.sampled_from(kinds))
@@ -49,7 +49,7 @@ def leaf(draw):
 
 
 def tree(draw):
-    """Draw a list or dict of arrays, some of which stand in it twice."""
+    """Draw a list or dict of arrays, some of them repeated."""
     leaves = [leaf(draw) for _ in range(draw(st.integers(1, 4)))]
     leaves += [leaves[0]] * draw(st.integers(0, 1))
     return draw(st.sampled_from([leaves, {"a": leaves[0], "b": [*leaves, "text"]}, (leaves, {"x": leaves[-1]})]))
@@ -73,7 +73,7 @@ def told(error):
 
 
 def at(result, path):
-    """Return what stands at a path in a tree."""
+    """Return the object at a path in a tree."""
     for key in path:
         result = result[key]
     return result
@@ -90,7 +90,7 @@ def paths(obj, path=()):
 
 
 @settings(max_examples=examples(1200), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from([*installed(), "arrow"]), OPTIONS)
+@given(st.data(), st.sampled_from([*installed_targets(), "arrow"]), OPTIONS)
 def test_plan_says_what_convert_does(data, to, options):
     """Of a tree, eagerly and lazily, and of each element by itself."""
     root = tree(data.draw)

@@ -84,7 +84,7 @@ def test_copy_false(np, torch, make):
 
 
 def test_copy_true_is_never_refused(np, torch, make):
-    """copy=True makes writable memory of its own whatever readonly= says."""
+    """copy=True makes new writable memory for every value of readonly=."""
     source = make()
     for readonly in ("copy", "error", "share"):
         tensor = dlx.convert(source, to="torch", copy=True, readonly=readonly)
@@ -157,7 +157,7 @@ def test_versioned_capsules_keep_the_bit():
 
 
 def test_a_writable_source_stays_writable(np, torch):
-    """What is writable is shared writable, also under readonly="error"."""
+    """Writable memory is shared as writable, also with readonly="error"."""
     array = np.zeros(2)
     tensor = dlx.convert(array, to="torch", readonly="error", copy=False)
     result = dlx.convert(tensor, to="numpy", readonly="error")
@@ -166,7 +166,7 @@ def test_a_writable_source_stays_writable(np, torch):
 
 
 def test_readonly_does_not_act_inside_a_framework(np):
-    """Inside one framework a read-only array is returned as it is."""
+    """Inside one framework, a read-only array is returned unchanged."""
     source = locked(np)
     assert dlx.convert(source, to="numpy", readonly="error", copy=False) is source
 

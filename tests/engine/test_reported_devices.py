@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gpulib
 import pytest
+from support.cuda import gpulib
 
 import dlx
 from dlx import errors
@@ -49,7 +49,7 @@ def lib(request, monkeypatch, cuda):
 
 @pytest.mark.parametrize("convert", [dlx.convert, slow], ids=["fast", "slow"])
 def test_memory_on_a_gpu_is_not_the_host_s(lib, convert):
-    """Asked for on the host it is moved, and the plan says so; asked for where it is, it stays as it is."""
+    """It is moved to the host if requested, also in the plan; on its own device it stays unchanged."""
     x = lib.made(1)
     assert convert(x, to="libhost") is x
     assert convert(x, to="libhost", device="cuda:1") is x

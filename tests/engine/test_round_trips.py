@@ -1,6 +1,6 @@
 """Bit-exact round trips: any dtype, shape, strides, offset and flag, out of any framework and into any other.
 
-The bits of every element are known from the start, so nothing here trusts a framework to compare. `make test-deep`
+The bits of every element are known from the start, so nothing here trusts a framework to compare. `nox -s deep`
 draws 100 000 examples.
 """
 
@@ -12,15 +12,15 @@ from math import prod
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from matrix.measure import elements, installed
-from reference import PADDED, READ_ONLY, extent, row_major
+from matrix.measure import list_installed, read_elements
+from support.arrays.examples import EXAMPLES
+from support.arrays.reference import PADDED, READ_ONLY, extent, row_major
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi
 from dlx._registry.registry import registry
-from examples import EXAMPLES
 
 ROOM = 1 << 12
 NAMES = (
@@ -32,7 +32,7 @@ NAMES = (
 )
 
 
-TARGETS = installed()
+TARGETS = list_installed()
 SOURCES = TARGETS + [name for name in TARGETS for _ in range(2) if name in ("dlx", "numpy")]  # these hold any layout
 
 
@@ -147,7 +147,7 @@ def seen(outcomes, function, *args, **keywords):
 def check(case, outcomes):
     """Send one array on its way, and compare what arrives."""
     tensor = tensor_of(case)
-    expected = elements(tensor)
+    expected = read_elements(tensor)
     source, _ = seen(outcomes, dlx.convert, tensor, to=case.source)
     if source is None:
         return
@@ -157,7 +157,7 @@ def check(case, outcomes):
         return
     arrived = dlx.convert(result, to="dlx")
     assert (arrived.dtype, arrived.shape) == (case.dtype, case.shape)
-    assert elements(arrived) == expected
+    assert read_elements(arrived) == expected
     after = dlx.describe(result)
     assert (after.dtype, after.shape) == (case.dtype, case.shape)
     if plan.outcome == "same":
@@ -172,7 +172,7 @@ def check(case, outcomes):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Counts of what came out of all examples: each kind must have been there."""
+    """Counts of the outcomes of all examples; each kind must occur."""
     counts = Counter()
     yield counts
     if len(TARGETS) > 4 and EXAMPLES >= 800:

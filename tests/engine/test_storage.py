@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-import warm
-from storage_actions import ACTIONS, FORKS, PRELUDE
+from support.processes import warm
+from support.stress.storage_actions import ACTIONS, FORKS, PRELUDE
 
 import dlx
 from dlx import errors
@@ -16,7 +16,7 @@ from dlx import errors
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What became of every action, each in a process of its own; torch is imported once for all of them."""
+    """Outcomes of all actions, each in a separate process that is forked after the import of torch."""
     pytest.importorskip("numpy")
     pytest.importorskip("torch")
     code = f"{PRELUDE}\nactions = { {name: textwrap.dedent(code) for name, code in ACTIONS.items()}!r}\n{FORKS}"

@@ -7,11 +7,11 @@ import os
 import threading
 import weakref
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, MANAGED, PER_THREAD
-from gpulib import N
-from project import ROOT
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, MANAGED, PER_THREAD
+from support.cuda.gpulib import N
+from support.project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
@@ -29,20 +29,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """A framework with current streams."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """Another one."""
-    return gpulib.install(monkeypatch, "libb", cuda)
-
-
-@pytest.fixture
 def lib_e(monkeypatch, cuda):
-    """A framework whose arrays have streams of their own."""
+    """A framework with one stream per array."""
     return gpulib.install(monkeypatch, "libe", cuda, gpulib.EventAdapter)
 
 
@@ -76,7 +64,7 @@ def test_without_order_it_would_race(cuda, lib_a, lib_b):
     """The instrument: stream=-1 orders nothing, calls nothing, and the consumer races."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
         array = lib_a.made()
-        assert "nobody waits" in str(dlx.plan(array, "libb", stream=-1))
+        assert "no stream waits" in str(dlx.plan(array, "libb", stream=-1))
         cuda.forget()
         result = dlx.convert(array, to="libb", stream=-1)
         assert cuda.ordering == 0 and lib_b.read(result)
@@ -106,7 +94,7 @@ def test_a_stream_that_is_said(cuda, lib_a, lib_b, as_object):
 
 
 @pytest.mark.parametrize(
-    ("stream", "message"), [(0, "Say 1"), ("x", "is no stream"), (gpulib.Stream(5, 1), "device 1")]
+    ("stream", "message"), [(0, "Pass 1"), ("x", "is not a stream"), (gpulib.Stream(5, 1), "device 1")]
 )
 def test_what_is_no_stream_is_refused_before_the_producer_is_asked(cuda, lib_a, lib_b, stream, message):
     """And nothing is ordered."""
@@ -118,7 +106,7 @@ def test_what_is_no_stream_is_refused_before_the_producer_is_asked(cuda, lib_a, 
 
 
 def test_a_producer_with_a_current_stream_orders_nothing_itself(cuda, lib_a, lib_b):
-    """It is told -1 in every case: many do not know 2, and dlx orders once for all."""
+    """It always gets -1: many producers do not support 2, and dlx orders once for all arrays."""
     with lib_a.on(cuda.stream()), lib_b.on(PER_THREAD):
         dlx.convert(lib_a.made(), to="libb")
     assert lib_a.heard == [-1]
@@ -154,7 +142,7 @@ class Silent:
 
 
 def test_a_producer_that_does_not_say_where_it_is(cuda, lib_a, lib_b):
-    """It is asked without a stream, which means the legacy one: the consumer waits for that."""
+    """It is called without a stream, so the consumer waits for the legacy stream."""
     p = driver.Stream(dlx.Device("cuda"), cuda.stream())
     with lib_a.on(p.handle), lib_b.on(cuda.stream()):
         result = dlx.convert(Silent(cuda, lib_a.made().tensor, p), to="libb")
@@ -169,7 +157,7 @@ def test_a_consumer_without_a_current_stream_says_it_itself(cuda, lib_a, lib_e):
 
 
 def test_to_dlx_and_from_it(cuda, lib_a, lib_b):
-    """A dlx.Tensor remembers when it is ready; whoever reads it later, on any stream, waits."""
+    """A dlx.Tensor records when it is ready; later readers on any stream wait."""
     with lib_a.on(cuda.stream()):
         tensor = dlx.convert(lib_a.made(), to="dlx")
     with lib_b.on(cuda.stream()):
@@ -180,7 +168,7 @@ def test_to_dlx_and_from_it(cuda, lib_a, lib_b):
 
 
 def test_to_dlx_for_a_stream(cuda, lib_a):
-    """A stream that is said waits at once, and the tensor still makes others wait."""
+    """The given stream waits immediately, and the tensor still makes other streams wait."""
     c, d = cuda.stream(), cuda.stream()
     with lib_a.on(cuda.stream()):
         tensor = dlx.convert(lib_a.made(), to="dlx", stream=c)
@@ -190,7 +178,7 @@ def test_to_dlx_for_a_stream(cuda, lib_a):
 
 
 def test_a_capsule_is_ready_on_the_legacy_stream(cuda, lib_a, lib_b):
-    """Whoever made it did not say when it is; most work is there."""
+    """Its producer gave no stream, and most work is on the legacy stream."""
     with lib_b.on(cuda.stream()):
         capsule = lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0))
         result = dlx.convert(capsule, to="libb")
@@ -200,7 +188,7 @@ def test_a_capsule_is_ready_on_the_legacy_stream(cuda, lib_a, lib_b):
 
 
 def test_borrowed_for_a_stream(cuda, lib_a):
-    """What C code is lent is ready on the stream that was said, on the legacy stream otherwise."""
+    """Borrowed memory is ready on the given stream, or else on the legacy stream."""
     for stream in (cuda.stream(), None):
         with lib_a.on(cuda.stream()), dlx.borrow(lib_a.made(), stream=stream) as borrowed:
             address = int(native.ffi.cast("uintptr_t", borrowed.data))
@@ -280,7 +268,7 @@ def test_producers_with_streams_of_their_own_are_asked_with_it_every_time(cuda, 
 
 
 class Spoken:
-    """An array of a framework that dlx does not know: it makes the stream wait that it is told."""
+    """An array of an unknown framework, which makes the given stream wait."""
 
     def __init__(self, tensor):
         self.tensor, self.told = tensor, []
@@ -295,7 +283,7 @@ class Spoken:
 
 @pytest.mark.parametrize("n", [1, 10])
 def test_a_generic_producer_orders_for_itself(cuda, lib_b, n):
-    """It is told the consumer's stream, with each array, and dlx calls nothing."""
+    """It gets the consumer's stream with each array, and dlx calls nothing."""
     arrays = [Spoken(dlx.from_pointer(cuda.alloc(N), (N,), "uint8", device="cuda")) for _ in range(n)]
     with lib_b.on(cuda.stream()) as c:
         cuda.forget()
@@ -370,7 +358,7 @@ def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monk
 
 
 def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
-    """The instrument: with stream=-1 nobody waits at the end either."""
+    """The instrument: with stream=-1, no stream waits at the end either."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
         result = dlx.convert(lib_a.made(), to="libb", stream=-1)
         cuda.stall(c.ptr)
@@ -381,7 +369,7 @@ def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
 
 
 def test_a_later_conversion_releases(cuda, lib_a, lib_b):
-    """Nobody has to call release_pending."""
+    """No call of release_pending is needed."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
         result = dlx.convert(lib_a.made(), to="libb")
         cuda.stall(c.ptr)
@@ -429,12 +417,12 @@ def test_threads(cuda, lib_a, lib_b):
 
 
 def test_after_a_fork(python, fake_driver):
-    """The child is told what to do instead, lets go of its arrays without a call, and converts host memory as ever."""
+    """The child gets an error with a fix, releases its arrays without a call, and still converts host memory."""
     code = """
         import gc, os
         import dlx
         from dlx._core import native
-        from fake_cuda import FakeCuda
+        from support.cuda.fake_cuda import FakeCuda
 
         cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
         tensor = dlx.empty(64, "uint8", device="cuda")
@@ -451,7 +439,7 @@ def test_after_a_fork(python, fake_driver):
         assert os.waitpid(pid, 0)[1] == 0
         print(dlx.convert(tensor, to="dlx", device="cpu").device)
     """
-    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     lines = python(code, env=env).splitlines()
     assert len(lines) == 3 and lines[2] == "cpu" and all("spawn" in line for line in lines[:2])
@@ -522,7 +510,7 @@ def test_device_to_host(cuda, np, lib_a):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1", (2, 1)])
 def test_host_to_device(cuda, np, lib_b, device):
-    """A numpy array goes to a device when it is asked for, and may be written to at once."""
+    """A numpy array is copied to a requested device, and may be written to immediately."""
     lib_b.device = 1  # "cuda" is the framework's current one
     place = dlx.Device("cuda:1" if device == "cuda" else device)
     source = np.arange(N, dtype="uint8")
@@ -556,7 +544,7 @@ def test_device_to_device(cuda, lib_a, lib_b):
 
 
 def test_dlx_tensors_move_and_are_copied(cuda, lib_a):
-    """From device to device, to the host, from it, and in place; ready for whoever reads them next."""
+    """From device to device, to and from the host, and in place; ready for the next reader."""
     with lib_a.on(cuda.stream(1), 1):
         array = lib_a.made(1)
         fill(array, range(N))
@@ -805,7 +793,7 @@ def test_a_plan_says_what_happens(cuda, np, lib_b, kind, to, copy, outcome, plac
 
 
 def test_pinned_memory_is_host_memory_where_it_is_asked_for(cuda):
-    """What the host reads anyway is not moved, whoever holds it."""
+    """Memory that the host can read is not moved, for any owner."""
     tensor = over(cuda, "cuda_host")
     for copy in (None, False):
         plan = dlx.plan(tensor, to="dlx", device="cpu", copy=copy)
@@ -834,7 +822,7 @@ def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
     lib_b.adapter.capabilities = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
     plan = dlx.plan(tensor, "libb", device=device)
-    with pytest.raises(LayoutError, match=r"on the host only.*Pass device='cpu'") as caught:
+    with pytest.raises(LayoutError, match=r"only on the host.*Pass device='cpu'") as caught:
         dlx.convert(tensor, to="libb", device=device)
     assert str(plan.error) == str(caught.value)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, PER_THREAD
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx._core import cuda as driver
@@ -14,19 +14,6 @@ from dlx._core import native
 from dlx._core.native import ffi
 from dlx._core.stream import Stream
 from dlx.errors import DeviceError, StreamError
-
-
-@pytest.fixture
-def lib_a(monkeypatch, cuda):
-    """A framework with current streams."""
-    return gpulib.install(monkeypatch, "liba", cuda)
-
-
-@pytest.fixture
-def lib_b(monkeypatch, cuda):
-    """Another one."""
-    return gpulib.install(monkeypatch, "libb", cuda)
-
 
 SHAPES = {
     "one": lambda made: [made()],
@@ -169,7 +156,7 @@ def test_stack(cuda, np, lib_a, lib_b, device):
 
 
 def test_sources_of_a_stack_stay_until_it_is_made(cuda, lib_a, lib_b):
-    """Though nobody else has them."""
+    """Even without other references."""
     work = driver.work_stream(dlx.Device("cuda")).handle
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
         cuda.stall(work)
@@ -194,10 +181,10 @@ def test_a_capture_is_not_broken_by_the_last_of_many(cuda, lib_a, lib_b):
 
 
 def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
-    """Named by its place, before anything is allocated; and nothing, where there are no elements."""
+    """The error has its path and comes before the allocation; empty arrays allocate nothing."""
     arrays = [lib_a.made(), lib_a.made(1)]
     cuda.forget()
-    with pytest.raises(DeviceError, match=r"arrays\[1\].*its device is cuda:1, that of arrays\[0\] is cuda:0"):
+    with pytest.raises(DeviceError, match=r"arrays\[1\].*its device is cuda:1, but arrays\[0\] has cuda:0"):
         dlx.stack(arrays, "libb")
     with pytest.raises(DeviceError, match=r"arrays\[1\]"):
         dlx.stack([arrays[0], np.zeros(gpulib.N, "uint8")], "libb")
@@ -229,7 +216,7 @@ def test_an_element_is_ordered_when_it_is_asked_for(cuda, lib_a, lib_b, producer
 
 
 def test_the_current_stream_is_that_of_the_look(cuda, lib_a, lib_b):
-    """Streams are asked for when an element is, not when the view was made, or another element looked at."""
+    """Streams are looked up at the access of each element, not when the view is created."""
     device, first = dlx.Device("cuda"), cuda.stream()
     with lib_a.on(first):
         tree = [lib_a.made(), lib_a.made()]
@@ -243,7 +230,7 @@ def test_the_current_stream_is_that_of_the_look(cuda, lib_a, lib_b):
 
 @pytest.mark.parametrize("side", ["producer", "consumer"])
 def test_a_lazy_look_does_not_break_a_capture(cuda, lib_a, lib_b, side):
-    """Refused by name; the element can be asked for again later."""
+    """The error names the element, which can be accessed again later."""
     p, c = cuda.stream(), cuda.stream()
     with lib_a.on(p), lib_b.on(c):
         view = dlx.convert([lib_a.made()], to="libb", lazy=True)

@@ -1,17 +1,17 @@
-"""`materialize()` and eager conversion of a file, and of a view of any kind: plain containers, whatever the target."""
+"""`materialize()` and conversion of a whole file, and of views of any kind, return plain containers for any target."""
 
 import copy
 import io
 import pickle
 
 import pytest
-from files import gguf, safetensors
+from support.files.writers import gguf, safetensors
 
 import dlx
 
 
 def made(np, torch, folder):
-    """Write a file of each format that is installed; return their paths."""
+    """Write a file of each installed format; return their paths."""
     arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(4, "f4")}
     np.save(folder / "x.npy", arrays["a"])
     np.savez(folder / "x.npz", **arrays)
@@ -45,7 +45,7 @@ def made(np, torch, folder):
 
 
 def types_of(tree):
-    """The types of all containers in a tree."""
+    """Return the types of all containers in a tree."""
     if isinstance(tree, dict):
         return {type(tree)}.union(*map(types_of, tree.values()))
     if isinstance(tree, list | tuple):
@@ -56,7 +56,7 @@ def types_of(tree):
 @pytest.mark.parametrize("to", [None, "dlx", "numpy", "torch"])
 @pytest.mark.parametrize("way", ["materialize", "convert", "inside", "copy", "lazy", "again"])
 def test_what_a_file_becomes(tmp_path, np, torch, to, way):
-    """A dict of Python's own at the root, whether or not anything was converted, and no view inside of it."""
+    """The root is a dict, whether or not anything was converted, and it contains no view."""
     for path in made(np, torch, tmp_path):
         file = dlx.open(path) if to is None else dlx.open(path, to)
         to_name = to or "dlx"
@@ -78,7 +78,7 @@ def test_what_a_file_becomes(tmp_path, np, torch, to, way):
 
 
 def test_what_safetensors_saves(tmp_path, np, torch):
-    """The state dict of a .pt file, as torch maps it, and as numpy has it."""
+    """The state dict of a .pt file is materialized for torch and for numpy."""
     torch.save(torch.nn.Linear(2, 3).state_dict(), tmp_path / "x.pt")
     for to in ("torch", "numpy"):
         save = pytest.importorskip(f"safetensors.{to}").save_file
@@ -87,7 +87,7 @@ def test_what_safetensors_saves(tmp_path, np, torch):
 
 
 def test_files_that_other_libraries_opened(tmp_path, np, torch):
-    """They become dicts even if they hold arrays of the target already: what is read once is not read again."""
+    """Files of other libraries become dicts even if their arrays are in the target already; each is read once."""
     np.savez(tmp_path / "x.npz", a=np.ones(2))
     with np.load(tmp_path / "x.npz") as file:
         for tree in (dlx.convert(file, to="numpy"), dlx.convert(file, to="numpy", lazy=True).materialize()):
@@ -100,7 +100,7 @@ def test_files_that_other_libraries_opened(tmp_path, np, torch):
 
 
 def test_shapes_and_dtypes_are_no_containers(tmp_path, torch):
-    """A view gives them as they are, since C code takes tuples only: `torch.zeros(view["size"])`."""
+    """A view returns shapes and dtypes unchanged, since C code accepts only tuples: `torch.zeros(view["size"])`."""
     torch.save({"size": torch.Size([2, 3]), "w": torch.ones(2)}, tmp_path / "x.pt")
     for view in (dlx.open(tmp_path / "x.pt"), dlx.open(tmp_path / "x.pt", "torch")):
         assert type(view["size"]) is torch.Size and torch.zeros(view["size"]).shape == (2, 3)

@@ -1,4 +1,4 @@
-"""A file's names are all of its names: one member that dlx does not read is refused by its name, and costs no other."""
+"""All names of a file are listed: an unsupported member raises its own error and does not affect the others."""
 
 import ast
 import contextlib
@@ -12,21 +12,21 @@ import sys
 import zipfile
 
 import pytest
-from arrays import same
-from command import document, refused
-from files import gguf, npy, safetensors, said, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.arrays.layouts import same
+from support.files.writers import gguf, npy, safetensors, said, shards
+from support.processes.command import document, refused
 
 import dlx
 from dlx._files.hdf5 import read_hdf5
-from dlx._files.header import File, unreadable
+from dlx._files.header import File, reader_error
 from dlx.errors import DlxError, DTypeError, FileError
-from examples import examples
 
 
 def fates(path, inspected=True, to="numpy"):
-    """Return what each name of a file gives: the array, or the text of the error; the plan and `inspect` agree."""
+    """Return the array or error text for each name of a file; check that the plan and `inspect` agree."""
     file, found = dlx.open(path, to), {}
     for key in file:
         try:
@@ -51,7 +51,7 @@ def fates(path, inspected=True, to="numpy"):
 @pytest.mark.parametrize("shape", ["(3L,)", "(3L, )", "(1L, 3L)", "( 3L ,1)", "(3,)"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_headers_of_python_2(tmp_path, np, shape, version):
-    """Their integers end in L; numpy reads them, with a warning."""
+    """Integers in these headers end in L; numpy reads them with a warning."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     head = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 * version, "little")
     (tmp_path / "x.npy").write_bytes(head + text + np.arange(3, dtype="f4").tobytes())
@@ -73,21 +73,21 @@ LITERALS = st.recursive(
 @settings(max_examples=examples(400), deadline=None, database=None)
 @given(LITERALS)
 def test_literals_of_headers(value):
-    """Whatever Python writes as a literal is read as the same value."""
-    from dlx._files.npy import _literal
+    """Any literal that Python writes is read as the same value."""
+    from dlx._files.npy import _parse_literal
 
-    assert _literal(repr(value)) == value
-    assert _literal(f"  {value!r} \n") == value
+    assert _parse_literal(repr(value)) == value
+    assert _parse_literal(f"  {value!r} \n") == value
 
 
 @settings(max_examples=examples(400), deadline=None, database=None)
 @given(st.text(alphabet="()[]{}'\"\\,:L019-+ \n.aTrueNoFls", max_size=60))
 def test_texts_that_are_no_literals(text):
-    """What Python does not read raises one of three errors, and no other value comes out."""
-    from dlx._files.npy import _literal
+    """A text that Python cannot read raises one of three errors and never returns a value."""
+    from dlx._files.npy import _parse_literal
 
     try:
-        found = _literal(text)
+        found = _parse_literal(text)
     except (ValueError, SyntaxError, TypeError):
         return
     assert found == ast.literal_eval(re.sub(r"(?<=\d)L", "", text).strip())
@@ -97,15 +97,15 @@ def test_texts_that_are_no_literals(text):
     "text", ["(" * 1000, "-" * 9000 + "1", "not " * 9000 + "1", "lambda:" * 5000 + "1", "[" * 33 + "]" * 33]
 )
 def test_deep_literals(text):
-    """They are refused before the parser's stack runs out, which Python reports as a lack of memory."""
-    from dlx._files.npy import _literal
+    """Deep literals are refused before the parser's stack overflows, which Python reports as MemoryError."""
+    from dlx._files.npy import _parse_literal
 
     with pytest.raises(ValueError):
-        _literal(text)
+        _parse_literal(text)
 
 
 def test_odd_npy_files(tmp_path, np):
-    """Several arrays in one file are refused; a structure is refused by its fields; the byte order may be left out."""
+    """Several arrays in one file, and structures, are refused; the byte order may be missing."""
     out = io.BytesIO()
     for value in (1, 2):
         np.save(out, np.full(3, value))
@@ -127,7 +127,7 @@ def test_odd_npy_files(tmp_path, np):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_npz_of_every_method(tmp_path, np, method):
-    """Numpy reads what zipfile reads: every method, 64-bit sizes, a comment, and a program before the archive."""
+    """Like numpy, dlx reads every compression method, 64-bit sizes, a comment, and an archive after a program."""
     noise = np.random.default_rng(1).integers(0, 256, 300_001, dtype=np.uint8)
     made = {
         "noise": noise,
@@ -151,12 +151,12 @@ def test_npz_of_every_method(tmp_path, np, method):
         packed = bytearray(path.read_bytes())
         packed[len(prefix) + 100] ^= 0xFF
         path.write_bytes(packed)
-        with pytest.raises(DlxError, match=r"damaged|checksum|another file|version"):
+        with pytest.raises(DlxError, match=r"damaged|valid|checksum|another file|version"):
             dlx.open(path)["noise"]
 
 
 def test_npz_with_odd_members(tmp_path, np):
-    """Text, objects, files without .npy, encrypted members and unknown methods are refused by name."""
+    """Text, objects, other files, encrypted members and unknown methods each raise their own error."""
     path = tmp_path / "x.npz"
     good, out = npy("<f4", (2,), bytes(8)), io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -190,17 +190,17 @@ def test_npz_with_odd_members(tmp_path, np):
     for name, words in (
         ("readme.txt", "another file in the archive"),
         ("short", "another file in the archive"),
-        ("empty", "it is empty, and an array has a header"),
+        ("empty", "it is empty, without the header of an array"),
         ("void", "another file in the archive"),
         ("table", "numpy.load(path)['table']['a']"),
         ("locked", "it is encrypted"),
-        ("method", "compressed by method 97"),
+        ("method", "compressed with method 97"),
     ):
         assert words in found[name], (name, found[name])
 
 
 def test_zips_that_hold_more_than_their_list(tmp_path, np):
-    """A name twice, and two archives one after the other: all or an error, for .npz and .pt."""
+    """Duplicate names and two concatenated archives are refused, unless all members are listed; for .npz and .pt."""
     two = io.BytesIO()
     for name in "ab":
         one = io.BytesIO()
@@ -212,17 +212,17 @@ def test_zips_that_hold_more_than_their_list(tmp_path, np):
     with pytest.warns(UserWarning), zipfile.ZipFile(tmp_path / "y.npz", "w") as archive:
         for _ in range(2):
             archive.writestr("a.npy", npy("<f4", (2,), bytes(8)))
-    with pytest.raises(FileError, match=r"it lists 'a.npy' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'a.npy' twice"):
         dlx.open(tmp_path / "y.npz")
     with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
         for name in ("a.npy", "a"):
             archive.writestr(name, npy("<f4", (2,), bytes(8)))
-    with pytest.raises(FileError, match=r"it lists 'a' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'a' twice"):
         dlx.open(tmp_path / "z.npz")
 
 
 def test_zip_members_in_one_another(tmp_path):
-    """A list may find one member inside another, or beyond the file; Python's newer zipfile says it in its words."""
+    """A list may refer to a member inside another, or beyond the file; newer zipfile versions detect it, too."""
 
     def parts(name, content):
         out = io.BytesIO()
@@ -244,12 +244,12 @@ def test_zip_members_in_one_another(tmp_path):
     outer, first, end = parts("a.npy", npy("<f4", (2,), bytes(8)))
     first[20:28] = struct.pack("<II", 5000, 5000)
     (tmp_path / "x.npz").write_bytes(outer + first + end)
-    with pytest.raises(FileError, match=r"(?i)leave the file|overlap"):
+    with pytest.raises(FileError, match=r"(?i)end after the file|overlap"):
         dlx.open(tmp_path / "x.npz")
 
 
 def test_two_checkpoints_in_one_file(tmp_path, torch):
-    """Torch reads the last one without a word."""
+    """It is refused; torch silently reads the last checkpoint."""
     for name in "ab":
         torch.save({name: torch.ones(2)}, tmp_path / name)
     (tmp_path / "x.pt").write_bytes((tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes())
@@ -261,7 +261,7 @@ def test_two_checkpoints_in_one_file(tmp_path, torch):
 
 
 def test_gguf_with_odd_tensors(tmp_path):
-    """Blocks, unknown types and scalars of blocks: each by name; metadata are Python's own values."""
+    """Quantized, unknown and scalar types are refused by name; metadata has builtin values."""
     path = tmp_path / "x.gguf"
     nested = struct.pack("<IQ", 9, 2) + struct.pack("<IQ2B", 0, 2, 1, 2) + struct.pack("<IQ", 8, 0)
     values = [
@@ -276,7 +276,7 @@ def test_gguf_with_odd_tensors(tmp_path):
     assert "quantized (Q8_0)" in found["q"] and "type 77" in found["new"]
     assert dict(dlx.open(path).metadata) == {"a.list": [1, 2, 3], "nested": [[1, 2], []], "e": []}
     path.write_bytes(gguf({"a": (8, (), bytes(34))}))
-    with pytest.raises(FileError, match="rows of 1, and Q8_0 has blocks of 32"):
+    with pytest.raises(FileError, match="rows of 1 elements, but Q8_0 has blocks of 32"):
         dlx.open(path)
     for count in (0, 2, 3):
         path.write_bytes(gguf({"a": (0, (2,), bytes(8))}, values=[said("split.count", 2, struct.pack("<H", count))]))
@@ -294,7 +294,7 @@ GGUF_TENSORS = st.dictionaries(
 
 
 def test_gguf_headers_of_any_type_and_shape(tmp_path_factory):
-    """Every tensor by its name, or one FileError."""
+    """Opening returns every tensor by its name or raises one FileError."""
     path = tmp_path_factory.mktemp("gguf") / "x.gguf"
 
     @settings(max_examples=examples(200), deadline=None, database=None)
@@ -319,7 +319,7 @@ def test_gguf_headers_of_any_type_and_shape(tmp_path_factory):
 
 
 def test_safetensors_of_an_unknown_dtype(tmp_path):
-    """It is refused by name; a name twice is."""
+    """An unknown dtype is refused when it is read; a duplicate name is refused when the file is opened."""
     path = tmp_path / "x.safetensors"
     header = {
         "new": {"dtype": "F2", "shape": [4], "data_offsets": [0, 1]},
@@ -331,12 +331,12 @@ def test_safetensors_of_an_unknown_dtype(tmp_path):
     assert found["w"].tolist() == [98, 99] and "the dtype 'F2'" in found["new"]
     raw = b'{"w": 1, "w": 2}'
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
-    with pytest.raises(FileError, match=r"it lists 'w' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'w' twice"):
         dlx.open(path)
 
 
 def test_names_that_an_index_forgets(tmp_path):
-    """They are the checkpoint's, too; a stale copy in another file is not; the files' own metadata are kept."""
+    """Unlisted tensors belong to the checkpoint, stale copies do not; the files' metadata is kept."""
     index = shards(tmp_path, {"a": ("F32", (2, 3)), "b": ("I64", (4,))})
     first = "model-00001-of-00002.safetensors"
     safetensors(
@@ -348,7 +348,7 @@ def test_names_that_an_index_forgets(tmp_path):
         assert dict(file.metadata) == {"format": "pt", "total_size": "1"}
     second = "model-00002-of-00002.safetensors"
     safetensors(tmp_path / second, {"b": ("I64", (4,)), "c": ("F32", (5,))})
-    with pytest.raises(FileError, match="two of its files hold 'c'"):
+    with pytest.raises(FileError, match="two of its files contain 'c'"):
         dlx.open(index)
 
 
@@ -356,7 +356,7 @@ def test_names_that_an_index_forgets(tmp_path):
 
 
 def test_hdf5_with_odd_members(tmp_path, np):
-    """Links, types, second names, dimensions, structures, data elsewhere, unknown filters: all are listed."""
+    """Links, types, second names, dimensions, structures, external data and unknown filters are all listed."""
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as out:
@@ -394,7 +394,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
         names = set(out) - {"g"} | {"g/a", "g/self"}
     with h5py.File(tmp_path / "other.h5", "w") as out:
         out["x"] = np.arange(3.0)
-    os.mkfifo(tmp_path / "pipe.h5")  # to open it would be to wait for ever
+    os.mkfifo(tmp_path / "pipe.h5")  # opening it would block forever
     found = fates(path)
     assert found.keys() == names
     for name in ("g/a", "hard", "soft"):
@@ -402,19 +402,19 @@ def test_hdf5_with_odd_members(tmp_path, np):
     assert found["scale"].tolist() == [0, 1] and found["bits"].shape == (2,)
     assert found["unwritten"].tolist() == [0, 0]  # no chunk, so its filter is not needed
     for name, words in {
-        "second": "a second name of the group", "g/self": "a second name of the group '/",
-        "a link": "a link to the group '/g'", "loop": "which the file does not hold",
-        "nowhere": "a link to '/none/x', which the file does not hold", "outside": "a link to another file, 'other.h5'",
+        "second": "another name of the group", "g/self": "another name of the group '/",
+        "a link": "a link to the group '/g'", "loop": "which is missing",
+        "nowhere": "a link to '/none/x', which is missing", "outside": "a link to another file, 'other.h5'",
         "through": "behind another link", "twice": "behind another link", "to the pipe": "behind another link",
         "pipe": "a link to another file, 'pipe.h5'", "soft type": "a named type, without data",
-        "type": "a named type, without data",
-        "table": "h5py.File(path)['table']['a']", "text": "vary in length", "ref": "vary in length, or are references",
+        "type": "a named type, without data", "table": "h5py.File(path)['table']['a']", "text": "variable length",
+        "ref": "variable length, or are references",
         "virtual": "h5py.File(path)['virtual'][...]", "dimension": "a netCDF dimension of 3, without values",
         "filtered": "it needs the filter 32123", "long": "<f16",
     }.items():  # fmt: skip
         assert any(word in found[name] for word in words.split("|")), (name, found[name])
     metadata = dict(dlx.open(path).metadata)
-    unread = "a value that dlx does not read"
+    unread = "(unsupported value)"
     assert {key: value for key, value in metadata.items() if "@" not in key} == {
         "title": "abc", "n": 2.0, "list": [0, 1, 2], "bytes": "x", "texts": ["a", "b"], "ok": True, "ref": unread,
         "null": unread, "none": "", "record": [unread, unread],
@@ -424,7 +424,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
 
 
 def test_hdf5_that_is_deep_or_wide(tmp_path, np):
-    """2^40 paths and 3,000 levels: each name once, in time that grows with the file."""
+    """With 2^40 paths or 3,000 levels, each name is listed once, in time proportional to the file."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "wide.h5", "w") as out:
         group = out
@@ -445,7 +445,7 @@ def test_hdf5_that_is_deep_or_wide(tmp_path, np):
 
 
 def test_converting_a_file_with_links(tmp_path, np):
-    """What holds no array is left out and named; what holds data that dlx does not read is refused by its name."""
+    """Names without data are left out and listed; unsupported data raises an error with its name."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as out:
         out["a"], out["type"], out["outside"] = np.ones(2), np.dtype("f4"), h5py.ExternalLink("y.h5", "/x")
@@ -461,7 +461,7 @@ def test_converting_a_file_with_links(tmp_path, np):
 
 
 def columns(pa):
-    """Return {name: (column, whether it is read)} of every kind of type that pyarrow has."""
+    """Return {name: (column, whether it is supported)} for each type of pyarrow."""
     lists = pa.list_(pa.int64(), 2)
     tensors = pa.fixed_shape_tensor(pa.int32(), [2])
     return {
@@ -494,7 +494,7 @@ def columns(pa):
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_arrow_columns_of_every_type(tmp_path, np, kind):
-    """Each is read, or refused by name; a file without columns is empty; a name twice is refused."""
+    """Each column is read, or refused by name; a file may have no column; duplicate names are refused."""
     pa = pytest.importorskip("pyarrow")
     made, path = columns(pa), tmp_path / "x.arrow"
 
@@ -503,7 +503,7 @@ def test_arrow_columns_of_every_type(tmp_path, np, kind):
             sink.write_table(table)
 
     write(pa.table({name: column for name, (column, _) in made.items()}))
-    found = fates(path, inspected=False)  # which reads the schema only, and does not know of nulls
+    found = fates(path, inspected=False)  # it reads only the schema, without nulls
     assert list(found) == list(made)
     assert {name: not isinstance(value, str) for name, value in found.items()} == {
         name: read for name, (_, read) in made.items()
@@ -511,12 +511,12 @@ def test_arrow_columns_of_every_type(tmp_path, np, kind):
     write(pa.table({}))
     assert dlx.open(path).materialize() == {}
     write(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
-    with pytest.raises(FileError, match=r"it lists 'a' twice"):
+    with pytest.raises(FileError, match=r"its header lists 'a' twice"):
         dlx.open(path)
 
 
 def test_several_arrow_streams_in_one_file(tmp_path, np):
-    """Pyarrow reads the first one without a word; one without its end mark is read."""
+    """It is refused; pyarrow silently reads the first stream; a stream without an end mark is read."""
     pa = pytest.importorskip("pyarrow")
     table, path = pa.table({"a": [1, 2]}), tmp_path / "x.arrows"
     with pa.ipc.new_stream(str(path), table.schema) as sink:
@@ -533,7 +533,7 @@ def test_several_arrow_streams_in_one_file(tmp_path, np):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_the_best_that_compression_does(tmp_path, np, method):
-    """64 MiB of zeros are 181 bytes of bzip2: the bound on claims is above it."""
+    """bzip2 compresses 64 MiB of zeros to 181 bytes, within dlx's limit on claimed sizes."""
     with zipfile.ZipFile(tmp_path / "x.npz", "w", method) as out, out.open("a.npy", "w") as member:
         np.lib.format.write_array(member, np.zeros(1 << 26, np.uint8))
     assert dlx.describe(dlx.open(tmp_path / "x.npz", to="numpy")["a"]).shape == (1 << 26,)
@@ -550,13 +550,13 @@ def test_the_best_that_compression_does(tmp_path, np, method):
     ],
 )
 def test_a_library_that_lacks_memory_or_threads(package, words):
-    """The file is not damaged, whatever class the error is of; the words are theirs under a limit on memory."""
-    assert type(unreadable(package, OSError(words))) is MemoryError
-    assert type(unreadable(package, OSError("Invalid: the file is cut off"))) is FileError
+    """These errors become MemoryError, whatever their class; the texts were recorded under a memory limit."""
+    assert type(reader_error(package, OSError(words))) is MemoryError
+    assert type(reader_error(package, OSError("Invalid: the file is cut off"))) is FileError
 
 
 def test_several_arrow_files_in_one(tmp_path, np):
-    """Pyarrow reads the first file's bytes by the last file's list; the words of a signature may be data."""
+    """It is refused, since pyarrow would apply the last footer to the first file; data may contain the signature."""
     pa = pytest.importorskip("pyarrow")
     wholes = []
     for name, values in (("a", [1, 2]), ("b", [3, 4, 5])):
@@ -575,7 +575,7 @@ def test_several_arrow_files_in_one(tmp_path, np):
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_several_gguf_files_in_one(tmp_path, pad):
-    """The second would be lost."""
+    """It is refused, since the second model would be ignored."""
     whole = gguf({"a": (24, (3,), b"abc")})
     (tmp_path / "one.gguf").write_bytes(whole + bytes(29 * pad))
     assert [*dlx.open(tmp_path / "one.gguf")] == ["a"]
@@ -587,7 +587,7 @@ def test_several_gguf_files_in_one(tmp_path, pad):
 @pytest.mark.parametrize("block", [0, 512, 2048])
 @pytest.mark.parametrize("version", ["earliest", "v108", "v110"])  # of the superblock: 0, 2, 3
 def test_several_hdf5_files_in_one(tmp_path, np, version, block):
-    """H5py reads the first one without a word; the signature among data, or after other bytes, is none."""
+    """It is refused; h5py silently reads the first file; the signature inside data is no second file."""
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "x.h5"
     with h5py.File(path, "w", libver=(version, "latest"), userblock_size=block) as made:
@@ -604,7 +604,7 @@ def test_several_hdf5_files_in_one(tmp_path, np, version, block):
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_an_hdf5_file_that_is_not_as_long_as_its_data(tmp_path, np, missing):
-    """Older HDF5 believes the address of a dataset, and a file may have grown since it was measured."""
+    """Older HDF5 versions trust the address of a dataset, and a file may have grown since it was opened."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as made:
         made["a"] = np.arange(1000)
@@ -612,7 +612,7 @@ def test_an_hdf5_file_that_is_not_as_long_as_its_data(tmp_path, np, missing):
     with File(tmp_path / "x.h5") as file:
         file.size = end - missing
         if missing:
-            with pytest.raises(FileError, match=r"it is cut off: 'a' ends after the file"):
+            with pytest.raises(FileError, match=r"it is truncated: 'a' ends after the file"):
                 read_hdf5(file)
         else:
             contents = read_hdf5(file)
@@ -621,7 +621,7 @@ def test_an_hdf5_file_that_is_not_as_long_as_its_data(tmp_path, np, missing):
 
 
 def test_an_empty_member_is_not_left_out(tmp_path):
-    """A .npy file without a byte is an array that is lost; an empty file of another name is none."""
+    """An empty .npy member is a lost array and refused; an empty file with another suffix is not an array."""
     for name in ("void", "a.npy"):
         with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
             archive.writestr("good.npy", npy("<f4", (2,), bytes(8)))
@@ -630,11 +630,11 @@ def test_an_empty_member_is_not_left_out(tmp_path):
         if name == "void":
             assert document(*command)
         else:
-            assert "'a': it is empty, and an array has a header" in refused(*command)
+            assert "'a': it is empty, without the header of an array" in refused(*command)
 
 
 def test_arrow_buffers_that_end_too_early(tmp_path, np):
-    """Any bit of the list of buffers may be wrong: no column is opened that would be read beyond its buffer."""
+    """After a change of any bit in the buffer list, no column is opened that extends beyond its buffer."""
     pa = pytest.importorskip("pyarrow")
     table, path, reasons = pa.table({"a": [1, 2, 3], "b": [4, 5, 6]}), tmp_path / "x.arrow", []
     with pa.ipc.new_file(str(path), table.schema) as sink:
@@ -650,7 +650,7 @@ def test_arrow_buffers_that_end_too_early(tmp_path, np):
 
 
 def test_arrow_lengths_that_lie(tmp_path, np):
-    """A length of a compressed buffer that no machine has is the file's fault, not a lack of memory."""
+    """An impossible length of a compressed buffer is an error of the file, not a MemoryError."""
     pa = pytest.importorskip("pyarrow")
     table, path = pa.table({"a": np.zeros(10_000)}), tmp_path / "x.arrow"
     with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as sink:
@@ -670,7 +670,7 @@ import numpy, dlx
 for name in sys.argv[2].split():
     __import__(name)
 path = sys.argv[1]
-with dlx.open(sys.argv[3]) as file:  # what is imported later needs memory, too
+with dlx.open(sys.argv[3]) as file:  # imports first, since they need memory, too
     list(file.values())
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 25),) * 2)
@@ -685,7 +685,7 @@ except MemoryError:
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "gguf", "pt", "arrow", "h5"])
 @pytest.mark.unsanitized("the sanitizer needs its own memory")
 def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):
-    """Never a damaged file: a caller may delete those."""
+    """It is never reported as a damaged file, which a caller may delete."""
     large, needs = 1 << 27, ""
     for name, size in (("small", 100), ("large", large)):
         path, array = tmp_path / f"{name}.{kind}", np.zeros(size, np.uint8)
@@ -712,13 +712,13 @@ def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):
             with pytest.importorskip("h5py").File(path, "w") as out:
                 out.create_dataset("a", data=array, compression="gzip", chunks=(min(size, 1 << 20),))
     command = [sys.executable, "-W", "ignore", "-c", MEMORY, str(path), needs, str(tmp_path / f"small.{kind}")]
-    env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the others reserve a gigabyte before they need it
+    env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the other pools reserve a gigabyte in advance
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert (done.returncode, done.stdout) == (0, "memory\n"), done.stderr
 
 
 def test_a_file_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
-    """Mmap refuses the length by a ValueError; dlx names the file."""
+    """Mmap raises a ValueError for the length; dlx raises a FileError with the path."""
     from dlx._files import header
 
     path = tmp_path / "x.npy"
@@ -730,13 +730,13 @@ def test_a_file_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
         plain(self, file, **options)
 
     monkeypatch.setattr(header.Memory, "__init__", later)
-    with pytest.raises(FileError, match=r"x\.npy: another program cut it off"):
+    with pytest.raises(FileError, match=r"x\.npy: another program truncated it"):
         dlx.open(path)
 
 
 def test_every_error_of_a_file_names_it(tmp_path):
-    """The path, what is wrong, and one fix."""
+    """The message contains the path, the reason and one fix."""
     (tmp_path / "x.npz").write_bytes(b"PK\3\4" + bytes(100))
     with pytest.raises(DlxError) as caught:
         dlx.open(tmp_path / "x.npz")
-    assert str(tmp_path / "x.npz") in str(caught.value) and caught.value.fix == "Write it or fetch it again."
+    assert str(tmp_path / "x.npz") in str(caught.value) and caught.value.fix == "Save or download it again."

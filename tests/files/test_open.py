@@ -1,4 +1,4 @@
-"""`dlx.open`: life and death of a mapping, and files that are not what they say."""
+"""`dlx.open`: the lifetime of mappings, and damaged or misleading files."""
 
 import gc
 import io
@@ -14,9 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from files import gguf, npy, safetensors, shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.files.writers import gguf, npy, safetensors, shards
 
 import dlx
 from dlx._core import native
@@ -27,17 +28,16 @@ from dlx.errors import (
     FrameworkNotInstalledError,
     ReadOnlyError,
 )
-from examples import examples
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A .safetensors file of two tensors of zeros."""
+    """Write a .safetensors file with two tensors of zeros."""
     return safetensors(tmp_path / "x.safetensors", {"a": ("F32", (1 << 20,)), "b": ("BF16", (4,))})
 
 
 def deflated(*names, **raw):
-    """The bytes of an .npz file with a stored and a deflated member."""
+    """Return the bytes of an .npz file with a stored and a deflated member."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in raw.items():
@@ -61,7 +61,7 @@ SMALL = {
 
 
 def test_what_was_given_out_outlives_the_file(checkpoint):
-    """After the block no array can be read; those that were taken keep their memory, until they go."""
+    """After the block no array can be read; arrays read before keep their memory until they are freed."""
     before = native.live()
     with dlx.open(checkpoint) as file:
         taken = file["a"]
@@ -73,7 +73,7 @@ def test_what_was_given_out_outlives_the_file(checkpoint):
         lambda: file.get("b"),
         file.materialize,
     ):
-        with pytest.raises(FileError, match="was closed"):
+        with pytest.raises(FileError, match="it is closed"):
             read()
     assert list(file) == ["a", "b"] and len(file) == 2 and "a" in file  # names are known
     assert "(closed)" in repr(file)
@@ -89,7 +89,7 @@ def test_what_was_given_out_outlives_the_file(checkpoint):
 
 
 def test_a_mapping_that_is_dropped_is_unmapped(checkpoint):
-    """Without close() as well; no file descriptor stays open."""
+    """A dropped mapping is unmapped without close(), and no file descriptor stays open."""
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
@@ -100,7 +100,7 @@ def test_a_mapping_that_is_dropped_is_unmapped(checkpoint):
 
 
 def test_it_is_a_mapping_like_any_lazy_view(checkpoint, np):
-    """Keys, values, items, get, in, ==, dict, plan, convert, materialize; nothing can be stored in it."""
+    """It supports keys, values, items, get, in, ==, dict, plan, convert and materialize, but no item assignment."""
     file = dlx.open(checkpoint, "numpy")
     assert [*file] == [*file.keys()] == [*dict(file)] == [key for key, _ in file.items()] == ["a", "b"]
     assert file.get("none", 3) == 3 and "none" not in file
@@ -116,7 +116,7 @@ def test_it_is_a_mapping_like_any_lazy_view(checkpoint, np):
 
 
 def test_read_only_stays_read_only(checkpoint, torch):
-    """Writing to the file's memory is refused by targets that can say so; torch gets a copy, or pages of its own."""
+    """Targets that can represent read-only memory refuse writes; torch gets a copy, or private pages."""
     assert not dlx.open(checkpoint, "numpy")["a"].flags.writeable
     with pytest.raises(ReadOnlyError):
         dlx.open(checkpoint, "torch", readonly="error")["a"]
@@ -132,7 +132,7 @@ def test_read_only_stays_read_only(checkpoint, torch):
 
 
 def test_memory_that_is_touched_is_all_that_is_resident(tmp_path):
-    """Of a large file that was opened, only what was read is in memory."""
+    """Only the pages of a large file that were read are in memory."""
     path = tmp_path / "x.npy"
     head = npy("<f4", (1 << 28,), b"")
     path.write_bytes(head)
@@ -148,7 +148,7 @@ def test_memory_that_is_touched_is_all_that_is_resident(tmp_path):
 
 
 def resident(path):
-    """How many bytes of a mapped file are in memory."""
+    """Return the number of bytes of a mapped file that are in memory."""
     inside, total = False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
@@ -159,15 +159,15 @@ def resident(path):
 
 
 def test_pickle_and_copy(checkpoint, np):
-    """An open file cannot be pickled, and the error says what can."""
+    """Pickling an open file raises an error with an alternative."""
     file = dlx.open(checkpoint, "numpy")
-    with pytest.raises(TypeError, match=r"cannot pickle or copy .*x.safetensors, an open file.*materialize"):
+    with pytest.raises(TypeError, match=r"cannot pickle or copy the open file .*x.safetensors: .*materialize"):
         pickle.dumps(file)
     assert set(pickle.loads(pickle.dumps(file.materialize()))) == {"a", "b"}
 
 
 def test_many_threads_read_one_file(tmp_path, np):
-    """Mapped and deflated arrays, each the same for all who hold it."""
+    """Mapped and deflated arrays have the right values in all threads."""
     made = {f"x{i}": np.full(5000, i) for i in range(20)}
     np.savez_compressed(tmp_path / "x.npz", **made)
     np.savez(tmp_path / "y.npz", **made)
@@ -188,7 +188,7 @@ def test_many_threads_read_one_file(tmp_path, np):
 
 
 def test_a_forked_child_reads_on(python, checkpoint):
-    """The child shares the mapping, opens new arrays, and its end changes nothing."""
+    """A forked child shares the mapping and can open new arrays; its exit does not affect the parent."""
     code = f"""
         import os, dlx
         file = dlx.open({str(checkpoint)!r})
@@ -207,7 +207,7 @@ def test_a_forked_child_reads_on(python, checkpoint):
 
 @pytest.mark.unsanitized("the signal is caught and reported")
 def test_a_file_that_is_cut_off_later(checkpoint):
-    """The kernel ends the process where missing pages are read (SIGBUS), as the documentation says."""
+    """The kernel ends the process with SIGBUS when it reads missing pages, as documented."""
     import signal
     import subprocess
 
@@ -222,12 +222,12 @@ sum(memoryview(tensor)[-10:])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "opened\n")
-    with pytest.raises(FileError, match="cut off"):
+    with pytest.raises(FileError, match="truncated"):
         dlx.open(checkpoint)
 
 
 def test_a_file_that_is_replaced(tmp_path):
-    """What was opened stays: a new file of the same name is another one."""
+    """Arrays of the old file stay valid after a new file gets its name."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("|u1", (3,), b"abc"))
     file = dlx.open(path)
@@ -237,7 +237,7 @@ def test_a_file_that_is_replaced(tmp_path):
 
 
 def test_importing_dlx_loads_no_reader(python, checkpoint):
-    """Nor does `dlx.convert`; a .safetensors file needs neither numpy nor zipfile, and no entry point is read."""
+    """Nor does `dlx.convert`; opening .safetensors loads neither numpy nor zipfile, and reads no entry points."""
     code = f"""
         import sys
         before = set(sys.modules)
@@ -254,7 +254,7 @@ def test_importing_dlx_loads_no_reader(python, checkpoint):
 
 
 def test_calls_that_are_wrong(tmp_path, checkpoint, monkeypatch):
-    """Unknown targets and devices before the file is opened; missing files as Python says it; what is no file."""
+    """Invalid targets, devices and files raise the right errors before anything is opened."""
     with pytest.raises(AdapterNotFoundError):
         dlx.open(tmp_path / "none", "nonsense")
     with pytest.raises(ValueError, match="readonly must be"):
@@ -266,7 +266,7 @@ def test_calls_that_are_wrong(tmp_path, checkpoint, monkeypatch):
     with pytest.raises(TypeError):
         dlx.open(3)
     os.mkfifo(tmp_path / "pipe")
-    for path, words in ((tmp_path / "pipe", "no regular file"), ("/dev/zero", "no regular file")):
+    for path, words in ((tmp_path / "pipe", "not a regular file"), ("/dev/zero", "not a regular file")):
         with pytest.raises(FileError, match=words):
             dlx.open(path)
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(20))
@@ -290,20 +290,20 @@ def test_the_device_is_that_of_convert(checkpoint, cuda):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_file_that_is_cut_off_anywhere(tmp_path, name):
-    """At every byte: refused when it is opened, before anything is given out."""
+    """A file truncated at any byte is refused when it is opened."""
     whole, path = SMALL[name], tmp_path / name
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
         with pytest.raises(FileError) as caught:
             dlx.open(path)
         assert str(caught.value).startswith(f"cannot open {path}: ")
-    (tmp_path / "x").write_bytes(whole)  # told by its first bytes, not by its name
+    (tmp_path / "x").write_bytes(whole)  # recognized by its first bytes
     assert len(read(tmp_path / "x")) > 0
 
 
 @pytest.mark.parametrize("name", ["x.h5", "x.pt"])
 def test_a_file_of_another_library_that_is_cut_off(tmp_path, name, request):
-    """At many places: refused, or a whole file; never the end of the process."""
+    """A file truncated at many places is refused or complete, and never ends the process."""
     path, whole = tmp_path / name, tmp_path / "whole"
     if name == "x.h5":
         h5py = pytest.importorskip("h5py")
@@ -362,7 +362,7 @@ print(*sorted(told))
 @pytest.mark.parametrize(("kind", "package"), [("arrow", "pyarrow"), ("pt", "torch"), ("h5", "h5py")])
 @pytest.mark.slow
 def test_damaged_files_of_other_libraries(tmp_path, kind, package):
-    """Bytes changed by chance: read or refused, in a process of its own, which they could end."""
+    """A file with random changes is read or refused; each runs in a separate process, which may crash."""
     pytest.importorskip(package)
     pytest.importorskip("numpy")
     command = [sys.executable, "-W", "ignore", "-c", DAMAGED, kind, str(tmp_path)]
@@ -372,7 +372,7 @@ def test_damaged_files_of_other_libraries(tmp_path, kind, package):
 
 
 def read(path):
-    """Read all that a file gives out, its bytes included; return it by name, refusals as errors."""
+    """Read all arrays of a file with their bytes; return arrays and errors by name."""
     found = {}
     with dlx.open(path) as file:
         for key in file:
@@ -389,28 +389,28 @@ EVIL = b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."  # a pickle that leaves a
 
 @pytest.mark.parametrize("name", ["x.npy", "x.pkl", "x.pt", "x.bin", "o.npy", "o.npz"])
 def test_no_pickle_is_read(tmp_path, name, monkeypatch):
-    """Objects and pickles are refused by name, and nothing is run."""
+    """Objects and pickles are refused, and none of their code runs."""
     monkeypatch.chdir(tmp_path)
     objects = npy("|O", (1,), EVIL)
     (tmp_path / name).write_bytes({"o.npy": objects, "o.npz": deflated("o", o=objects)}.get(name, EVIL))
-    with pytest.raises(DlxError, match=r"pickle|does not begin like"):
+    with pytest.raises(DlxError, match=r"pickle|does not begin with"):
         dlx.open(tmp_path / name)["o"]
     assert os.listdir(tmp_path) == [name]
 
 
 @pytest.mark.filterwarnings("ignore:Overlapped entries")  # by zipfile, from Python 3.14 on
 def test_headers_that_lie(tmp_path):
-    """Lengths, shapes, offsets and names that cannot be; more of them in the tests of `dlx inspect`."""
+    """Invalid lengths, shapes, offsets and names are refused; more cases are in the tests of `dlx inspect`."""
     one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     for header, data, words in (
-        ({"a": {**one, "shape": [3]}}, 8, "12 bytes by its shape and 8 by its offsets"),
-        ({"a": {**one, "data_offsets": [-8, 0]}}, 8, "no tensor can be"),
-        ({"a": {**one, "data_offsets": [8, 0]}}, 8, "no tensor can be"),
-        ({"a": {**one, "shape": [1 << 62] * 4}}, 8, "more bytes than there are"),
-        ({"a": {**one, "shape": [True, 2]}}, 8, "no tensor can be"),
+        ({"a": {**one, "shape": [3]}}, 8, "12 bytes by its shape, 8 by its offsets"),
+        ({"a": {**one, "data_offsets": [-8, 0]}}, 8, "invalid entry"),
+        ({"a": {**one, "data_offsets": [8, 0]}}, 8, "invalid entry"),
+        ({"a": {**one, "shape": [1 << 62] * 4}}, 8, "too many bytes"),
+        ({"a": {**one, "shape": [True, 2]}}, 8, "invalid entry"),
         ({"a": one, "b": {**one, "data_offsets": [4, 12]}}, 12, "overlap"),
         ({"a": {**one, "data_offsets": [8, 16]}}, 16, "gap"),
-        ({"a": one}, 7, "cut off"),
+        ({"a": one}, 7, "truncated"),
         ({"a": one}, 9, "follow its last tensor"),
     ):
         raw = json.dumps(header).encode()
@@ -420,9 +420,9 @@ def test_headers_that_lie(tmp_path):
     whole = deflated("b", a=ONE, b=ONE)
     at = whole.rindex(b"PK\1\2")
     for place, value, words in (
-        (at + 42, struct.pack("<I", 0), "overlap|damaged|differ"),  # the offset of the first member
+        (at + 42, struct.pack("<I", 0), "overlap|valid|differ"),  # the offset of the first member
         (at + 24, struct.pack("<I", 1 << 30), r"claims 1\.0 GiB, more than"),  # the inflated length
-        (at + 24, struct.pack("<I", 200), "length and checksum"),
+        (at + 24, struct.pack("<I", 200), "length or checksum"),
         (at + 16, b"\0\0\0\0", "checksum|CRC"),
     ):
         lying = bytearray(whole)
@@ -450,7 +450,7 @@ CHANGES = st.lists(
 
 @pytest.mark.parametrize("name", SMALL)
 def test_files_changed_by_chance(tmp_path_factory, name):
-    """Arrays inside of the file, or a `DlxError`: nothing else, whatever was changed."""
+    """Whatever byte was changed, opening returns arrays inside the file or raises a `DlxError`."""
     path = tmp_path_factory.mktemp("chance") / name
 
     @settings(max_examples=examples(40), deadline=None, database=None)
@@ -470,7 +470,7 @@ def test_files_changed_by_chance(tmp_path_factory, name):
 
 
 def test_opening_is_quick(tmp_path):
-    """300 tensors of 2 GiB, none of which is read. Bounds are wide: `python -m benchmarks --only files` measures."""
+    """Opening 300 tensors of 2 GiB reads none; bounds are wide, see `python -m benchmarks --only files`."""
     header, at, each = {}, 0, 7 << 20
     for number in range(300):
         header[f"layers.{number}.weight"] = {"dtype": "BF16", "shape": [each // 2], "data_offsets": [at, at + each]}
@@ -506,7 +506,7 @@ def test_a_folder_of_shards_is_mapped_as_one(tmp_path):
 
 
 def test_a_checkpoint_whose_data_are_not_what_its_list_says(tmp_path, torch):
-    """What the list names is mapped by torch, compressed or not, as long as it claims."""
+    """Mapped tensors must match the file's records, compressed or not."""
     good, packed, cut = (tmp_path / f"{name}.pt" for name in ("good", "packed", "cut"))
     torch.save({"a": torch.arange(1000.0), "b": torch.ones(20000)}, good)
     with zipfile.ZipFile(good) as archive, zipfile.ZipFile(packed, "w") as out, zipfile.ZipFile(cut, "w") as short:
@@ -522,7 +522,7 @@ def test_a_checkpoint_whose_data_are_not_what_its_list_says(tmp_path, torch):
 
 
 def test_a_checkpoint_is_not_changed_whatever_torch_is_told(tmp_path, torch):
-    """Its default for mapped files may be shared pages."""
+    """A file is not changed even if torch's default for mapped files is shared pages."""
     import mmap
 
     torch.save({"a": torch.zeros(1000)}, tmp_path / "x.pt")
@@ -533,7 +533,7 @@ def test_a_checkpoint_is_not_changed_whatever_torch_is_told(tmp_path, torch):
 
 
 def test_parameters_of_a_checkpoint(tmp_path, torch, np):
-    """The error's fix can be followed."""
+    """The error's fix works."""
     torch.save({"p": torch.nn.Parameter(torch.ones(3))}, tmp_path / "x.pt")
     with pytest.raises(DlxError, match="detach=True"):
         dlx.open(tmp_path / "x.pt", to="numpy")["p"]
@@ -541,7 +541,7 @@ def test_parameters_of_a_checkpoint(tmp_path, torch, np):
 
 
 def test_columns_of_a_file_that_are_written_to(tmp_path, torch):
-    """With readonly="share" the pages are private, and the file stays as it is."""
+    """With readonly="share", writes go to private pages and do not change the file."""
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"x": pa.array([1.5, 2.5])})
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -553,7 +553,7 @@ def test_columns_of_a_file_that_are_written_to(tmp_path, torch):
 
 
 def test_a_dtype_of_five_thousand_digits(tmp_path):
-    """Python refuses to read such a number; the file is what is wrong."""
+    """Python refuses to parse such a number; the error is a FileError."""
     (tmp_path / "x.npy").write_bytes(npy("<f" + "9" * 5000, (2,), bytes(8)))
     with pytest.raises(FileError, match=r"x\.npy"):
         dlx.open(tmp_path / "x.npy")

@@ -1,4 +1,4 @@
-"""The command, `dlx.plan`, `dlx.open` and `dlx.convert` say and do the same, for files of every format and content."""
+"""The command, `dlx.plan`, `dlx.open` and `dlx.convert` agree for files of every format and content."""
 
 import contextlib
 import io
@@ -7,23 +7,23 @@ import json
 import warnings
 
 import pytest
-from arrays import address
-from file_samples import WRITERS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.arrays.examples import examples
+from support.arrays.layouts import address
+from support.files.samples import WRITERS
 
 import dlx
 from dlx.cli import main
-from dlx.cli.targets import installed
+from dlx.cli.targets import installed_targets
 from dlx.errors import DlxError, path_text
-from examples import examples
 
 COPY = {None: "auto", False: "never", True: "always"}
 NUMBERS = itertools.count()
 
 
 def command(*words):
-    """Run the command in this process; return (exit status, what it printed as JSON)."""
+    """Run the command in this process; return its exit status and JSON output."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([*map(str, words), "--json"])
@@ -31,12 +31,12 @@ def command(*words):
 
 
 def told(error):
-    """Return the class, the reason and the fix of an error, as JSON has them."""
+    """Return the class, reason and fix of an error, as in the JSON output."""
     return type(error).__name__, error.reason, error.fix
 
 
 def of_command(path, to, copy, readonly, detach, device):
-    """Return {name: facts} of `dlx plan`, or the line with which it ends."""
+    """Return {name: facts} of `dlx plan`, or the error that it prints."""
     words = [
         "--copy",
         COPY[copy],
@@ -59,7 +59,7 @@ def of_command(path, to, copy, readonly, detach, device):
 
 
 def of_plan(view, to, **options):
-    """Return ({name: facts} of `dlx.plan`, the plan)."""
+    """Return {name: facts} of `dlx.plan`, and the plan."""
     plan = dlx.plan(view, to=to, errors="collect", **options)
     known = {}
     for leaf in plan.leaves:
@@ -71,7 +71,7 @@ def of_plan(view, to, **options):
 
 
 def is_mapped(path, result):
-    """Return whether the elements of an array lie in a mapping of a file, or of a file in a folder."""
+    """Return whether an array's elements are in a mapping of a file, or of a file in a folder."""
     at = address(result)
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -100,11 +100,11 @@ OPTIONS = st.sampled_from([
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
-    """The same arrays, outcomes, bytes, and errors with their reasons."""
+    """Arrays, outcomes, bytes, errors and reasons are the same in all four."""
     write, packages = WRITERS[kind]
     for package in packages:
         pytest.importorskip(package)
-    targets = [name for name in [*installed(), "arrow"] if name != "dask"]  # which makes its chunks later
+    targets = [name for name in [*installed_targets(), "arrow"] if name != "dask"]  # it converts chunks later
 
     @settings(
         max_examples=examples(160), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
@@ -113,7 +113,7 @@ def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
     def check(data, to, drawn):
         path = tmp_path / f"{next(NUMBERS)}{kind}"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of those who write, about what they write
+            warnings.simplefilter("ignore")  # of the writers
             write(path, data.draw)
         agree(path, kind, to, *drawn)
 
@@ -121,7 +121,7 @@ def test_the_command_plan_open_and_convert_agree(kind, tmp_path):
 
 
 def agree(path, kind, to, copy, readonly, detach, device):
-    """Compare all that speaks of one file."""
+    """Compare all results for one file."""
     said = of_command(path, to, copy, readonly, detach, device)
     options = {"readonly": readonly, "detach": detach, "device": device}
     try:
@@ -134,7 +134,7 @@ def agree(path, kind, to, copy, readonly, detach, device):
         return
     planned, plan = of_plan(view, to, copy=copy, **options)
     if isinstance(said, str):
-        assert "there is no tensor in it" in said and not planned
+        assert "it contains no tensor" in said and not planned
         return
     assert said == {named(key, kind): facts for key, facts in planned.items()}
     converted(path, view, plan, to, copy, options)
@@ -144,7 +144,7 @@ def agree(path, kind, to, copy, readonly, detach, device):
 
 
 def converted(path, view, plan, to, copy, options):
-    """`convert` of the whole file does what the plan says, and shares memory where it says so."""
+    """`convert` of the whole file does what the plan says, and shares memory if the plan says so."""
     try:
         result = dlx.convert(view, to=to, copy=copy, errors="collect", **options)
     except ExceptionGroup as group:
@@ -155,7 +155,7 @@ def converted(path, view, plan, to, copy, options):
 
 
 def opened(path, view, planned, to, copy, options):
-    """Each array of `dlx.open(path, to)` fares as planned, and lies in the file where nothing is copied."""
+    """Each array of `dlx.open(path, to)` has the planned outcome, and uses the file's memory unless it is copied."""
     lazy = dlx.open(path, to, **options)
     for name in view:
         facts = planned[path_text((name,), "")]
@@ -176,13 +176,13 @@ def opened(path, view, planned, to, copy, options):
 
 
 def is_compressed(source, path):
-    """Return whether a column was read, since it is compressed: then its own memory is not the file's."""
+    """Return whether a column is compressed, so that its memory is not the file's."""
     chunk = source.chunks[0] if hasattr(source, "chunks") else source
     return type(source).__module__.startswith("pyarrow") and not is_mapped(path, chunk)
 
 
 def inspected(path, to, said, copy, options):
-    """`dlx inspect --to` says what `dlx plan` says without options."""
+    """`dlx inspect --to` agrees with `dlx plan` without options."""
     if copy is None and options == {"readonly": "copy", "detach": False, "device": None}:
         status, found = command("inspect", path, "--to", to)
         assert status == 0

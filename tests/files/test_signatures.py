@@ -1,4 +1,4 @@
-"""Files that are not what their names say: the error names what they are, and what to run."""
+"""Files whose content does not match their name: the error identifies the content and has a fix."""
 
 import bz2
 import contextlib
@@ -12,8 +12,8 @@ import tarfile
 import zipfile
 
 import pytest
-from command import document, refused
-from files import gguf, npy, safetensors, shards
+from support.files.writers import gguf, npy, safetensors, shards
+from support.processes.command import document, refused
 
 import dlx
 from dlx._files.signatures import _FOLDERS, _OTHERS, _ZIPS
@@ -24,7 +24,7 @@ PAGE = "\n <!-- made by a proxy -->\n<!DOCTYPE html>\n<html><body>404</body></ht
 
 
 def tar():
-    """The bytes of a tar archive."""
+    """Return the bytes of a tar archive."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("a.npy"))
@@ -32,7 +32,7 @@ def tar():
 
 
 def zipped(*names):
-    """The bytes of a zip file with empty members."""
+    """Return the bytes of a zip file with empty members."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in names:
@@ -42,21 +42,21 @@ def zipped(*names):
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 BODIES = {
-    "lfs": (LFS, "pointer of Git LFS", "git lfs pull"),
-    "annex": ("/annex/objects/SHA256E-s12--4d7a.npy\n", "pointer of git-annex", "git annex get"),
-    "dvc": ("outs:\n- md5: a304afb96060aad90176268345e10355\n  path: x\n", "pointer of DVC", "dvc pull"),
+    "lfs": (LFS, "Git LFS pointer", "git lfs pull"),
+    "annex": ("/annex/objects/SHA256E-s12--4d7a.npy\n", "git-annex pointer", "git annex get"),
+    "dvc": ("outs:\n- md5: a304afb96060aad90176268345e10355\n  path: x\n", "DVC pointer", "dvc pull"),
     "html": (PAGE, "a web page", "curl -fL"),
     "html upper": ("<HTML><HEAD></HEAD></HTML>", "a web page", "curl -fL"),
     "xml": ('<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "XML", "curl -fL"),
     "json error": ('{"error": "Repository not found"}', "error message", "curl -fL"),
-    "json": ('{"weights": [1, 2]}', "it is JSON, which begins with '{\"weights\"", ""),
-    "index": ('{"metadata": {}, "weight_map": {"a": "model-1.bin"}}', "index of a checkpoint", "Open each"),
-    "text": ("Entry not found", "it is text, which begins with 'Entry not found'", ""),
+    "json": ('{"weights": [1, 2]}', "it is JSON that begins with '{\"weights\"", ""),
+    "index": ('{"metadata": {}, "weight_map": {"a": "model-1.bin"}}', "index of a checkpoint", "one by one"),
+    "text": ("Entry not found", "it is text that begins with 'Entry not found'", ""),
     "csv": ("a,b\n1,2\n" * 200, "it is text", ""),
     "umlauts": ("Größe, Maß\n" * 200, "it is text", ""),
-    "gzip": (gzip.compress(b"x"), "compressed by gzip", "gzip -dk"),
-    "bzip2": (bz2.compress(b"x"), "compressed by bzip2", "bzip2 -dk"),
-    "xz": (lzma.compress(b"x"), "compressed by xz", "xz -dk"),
+    "gzip": (gzip.compress(b"x"), "compressed with gzip", "gzip -dk"),
+    "bzip2": (bz2.compress(b"x"), "compressed with bzip2", "bzip2 -dk"),
+    "xz": (lzma.compress(b"x"), "compressed with xz", "xz -dk"),
     "tar": (tar(), "tar archive", "tar -xf"),
     "pickle": (pickle.dumps([1]), "it is a pickle", ""),
     "old pickle": (pickle.dumps([1], 2), "it is a pickle", ""),
@@ -64,14 +64,14 @@ BODIES = {
     "few zeros": (bytes(9), "its first 9 bytes are 0", "again"),
     "keras": (zipped("metadata.json", "config.json", "model.weights.h5"), "Keras 3", "unzip"),
     "docx": (zipped("[Content_Types].xml"), "office", ""),
-    "zip": (zipped("a.txt", "b.txt"), "a zip file without arrays in it; it holds a.txt, b.txt", ""),
-    "empty zip": (zipped(), "it holds nothing", ""),
+    "zip": (zipped("a.txt", "b.txt"), "a zip file without arrays; it contains a.txt, b.txt", ""),
+    "empty zip": (zipped(), "it contains nothing", ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_bytes_of_another_format(tmp_path, kind):
-    """Whatever name they have, `open`, `inspect`, `plan` and `convert` say the same."""
+    """`open`, `inspect`, `plan` and `convert` give the same reason, whatever the file's name."""
     body, words, fix = BODIES[kind]
     for name in NAMES:
         path = tmp_path / name
@@ -85,7 +85,7 @@ def test_bytes_of_another_format(tmp_path, kind):
 
 @pytest.mark.parametrize("row", [row for row in _OTHERS if isinstance(row[1], bytes)], ids=lambda row: row[2])
 def test_every_signature(tmp_path, row):
-    """Each row of the table is reached, and none hides a file of a format that dlx reads."""
+    """Each row of the table is reached, and none matches a supported file."""
     offset, signature, words, fix = row
     (tmp_path / "x.npz").write_bytes(b"\xff" * offset + signature + b"\xff" * 600)
     with pytest.raises(FileError) as caught:
@@ -95,7 +95,7 @@ def test_every_signature(tmp_path, row):
 
 @pytest.mark.parametrize("row", _ZIPS, ids=lambda row: row[1])
 def test_every_zip(tmp_path, row):
-    """By a member that only such archives have."""
+    """The archive is recognized by its characteristic member."""
     for name in (row[0], f"folder/{row[0]}"):
         (tmp_path / "x.npz").write_bytes(zipped("a", "b", "c", name))
         with pytest.raises(FileError) as caught:
@@ -105,7 +105,7 @@ def test_every_zip(tmp_path, row):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of old formats
 def test_files_of_other_libraries(tmp_path, np, torch):
-    """As these libraries write them today."""
+    """Files are recognized as current versions of these libraries write them."""
     said = {}
 
     def tell(name):
@@ -131,7 +131,7 @@ def test_files_of_other_libraries(tmp_path, np, torch):
 
         pyarrow.feather.write_feather(pyarrow.table({"a": [1]}), str(tmp_path / "x.feather"), version=1)
         tell("x.feather")
-        assert "Feather of version 1" in said["x.feather"]
+        assert "Feather file of version 1" in said["x.feather"]
     with contextlib.suppress(ImportError):
         import pyarrow.orc
 
@@ -158,7 +158,7 @@ def test_files_of_other_libraries(tmp_path, np, torch):
 
 
 def test_what_dlx_reads_is_not_hidden(tmp_path, np):
-    """A header's length, which a .safetensors file begins with, may be any two bytes: those of gzip, too."""
+    """A .safetensors header length may begin with any two bytes, also those of gzip."""
     for length in (0x8B1F, 0x4D42, 0x2020, 0x3C3C):
         raw = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode().ljust(length)
         (tmp_path / "x").write_bytes(len(raw).to_bytes(8, "little") + raw + b"ab")
@@ -169,7 +169,7 @@ def test_what_dlx_reads_is_not_hidden(tmp_path, np):
 @pytest.mark.parametrize("block", [512, 1024, 2048, 4096, 1 << 16])
 @pytest.mark.parametrize("words", [b"MATLAB 7.3 MAT-file, Platform: GLNXA64", b"#!/bin/sh\n", b"", b"\x1f\x8b", b"PAR"])
 def test_hdf5_after_a_block_of_another_program(tmp_path, np, name, block, words):
-    """MATLAB v7.3 writes its name into the first 512 bytes; the block may be any text."""
+    """MATLAB v7.3 writes its name into the first 512 bytes; the user block may contain any text."""
     h5py = pytest.importorskip("h5py")
     path = tmp_path / name
     with h5py.File(path, "w", userblock_size=block) as out:
@@ -183,8 +183,8 @@ def test_hdf5_after_a_block_of_another_program(tmp_path, np, name, block, words)
 
 
 def test_links_that_lead_nowhere(tmp_path):
-    """A link of git-annex, or of a cache whose content was deleted, is named; a missing file is Python's error."""
-    for place, fix in ((".git/annex/objects/p8/MD5E-s3--ab.npy", "git annex get"), ("../blobs/4d7a", "Fetch it again")):
+    """A dangling link of git-annex or of a cache raises an error with a fix; a missing file is FileNotFoundError."""
+    for place, fix in ((".git/annex/objects/p8/MD5E-s3--ab.npy", "git annex get"), ("../blobs/4d7a", "Download it")):
         path = tmp_path / "x.npy"
         path.unlink(missing_ok=True)
         path.symlink_to(place)
@@ -198,7 +198,7 @@ def test_links_that_lead_nowhere(tmp_path):
 
 @pytest.mark.parametrize("end", [".part", ".crdownload", ".incomplete", ".tmp", ""])
 def test_half_downloads(tmp_path, end):
-    """They are cut off, whatever their names end in."""
+    """They are reported as truncated, whatever their suffix."""
     safetensors(tmp_path / "whole", {"a": ("F32", (100,))})
     whole = {
         "x.safetensors": (tmp_path / "whole").read_bytes(),
@@ -208,25 +208,25 @@ def test_half_downloads(tmp_path, end):
     for name, content in whole.items():
         path = tmp_path / f"{name}{end}"
         path.write_bytes(content[:-9])
-        with pytest.raises(FileError, match="it is cut off") as caught:
+        with pytest.raises(FileError, match="it is truncated") as caught:
             dlx.open(path)
-        assert caught.value.fix == "Write it or fetch it again."
+        assert caught.value.fix == "Save or download it again."
 
 
 def test_a_folder_with_one_file_of_several(tmp_path):
-    """Without its index it is a part of a checkpoint; by its own name it is opened."""
+    """Without an index it is reported as part of a checkpoint; the file itself can be opened."""
     index = shards(tmp_path, {"a": ("F32", (2,)), "b": ("F32", (3,))})
     index.unlink()
     first = tmp_path / "model-00001-of-00002.safetensors"
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(FileError, match=r"holds one file of 2, .*, without an index"):
+    with pytest.raises(FileError, match=r"with one of 2 files, .*, but no index"):
         dlx.open(tmp_path)
     assert list(dlx.open(first)) == ["a"]
 
 
 @pytest.mark.parametrize("row", _FOLDERS, ids=lambda row: row[0])
 def test_folders_of_other_libraries(tmp_path, row):
-    """A store or model of another library is named, by the command as well."""
+    """`dlx.open` and the command identify a store or model of another library."""
     (tmp_path / row[0]).touch()
     with pytest.raises(FileError) as caught:
         dlx.open(tmp_path)
@@ -236,7 +236,7 @@ def test_folders_of_other_libraries(tmp_path, row):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of torch: there is only one process
 def test_a_checkpoint_of_torch_distributed(tmp_path, torch):
-    """The fix works."""
+    """The error's fix works."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_of_torch_distributed(tmp_path, torch):
 
 
 def test_the_table_is_in_plain_words():
-    """A reason has no full stop, a fix has one; both name the thing."""
+    """A reason has no full stop, a fix has one; both name the format."""
     for *_, words, fix in (*_OTHERS, *_ZIPS, *_FOLDERS):
         assert words.startswith("it is ") and not words.endswith(".")
         assert not fix or (fix.endswith(".") and fix[0].isupper())

@@ -1,6 +1,6 @@
-"""The cupy adapter over the recording driver: in `make test-cuda` with the published cupy, else with its like.
+"""The cupy adapter on the recording driver: with the published cupy in `nox -s cuda`, else with a stand-in.
 
-A test marked `stand_in` runs with the latter alone, for the reason that it gives. Tests marked `gpu` are elsewhere.
+A test marked `stand_in` runs only with the stand-in, for the stated reason. Tests marked `gpu` are elsewhere.
 """
 
 from __future__ import annotations
@@ -11,32 +11,30 @@ import sys
 import warnings
 import weakref
 
-import fakecupy
-import gpulib
-import originals
 import pytest
-from renamed import adapter_module
+from support.cuda import fake_cupy, gpulib, originals
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core.stream import Stream
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import CopyRequiredError, DeviceError, DTypeError, LayoutError, StreamError
 
 N = 64
 
 
 if originals.FOLDER:
-    cuda = originals.cuda  # the driver that the published cupy uses as well
+    cuda = originals.cuda  # the published cupy uses the same driver
 
 
 @pytest.fixture
 def cupy(request, monkeypatch, cuda, np):
-    """The published cupy where it is to be had; else the module, known to dlx as cupy for one test."""
+    """Return the published cupy if available; else a module that dlx takes for cupy during one test."""
     from dlx._registry.registry import Plugin, registry
 
     if originals.FOLDER:
         return originals.Cupy(cuda, request)
-    module = fakecupy.module(cuda)
+    module = fake_cupy.module(cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
     plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(adapter_module("cupy", "cupy").CupyAdapter(),))
     monkeypatch.setitem(registry._loader.plugins, "cupy", plugin)
@@ -46,12 +44,12 @@ def cupy(request, monkeypatch, cuda, np):
 
 @pytest.fixture
 def other(monkeypatch, cuda):
-    """Another framework on the same devices."""
+    """Return another framework on the same devices."""
     return gpulib.install(monkeypatch, "other", cuda)
 
 
 def reads(cuda, cupy, array):
-    """Run a kernel of cupy's current stream that reads; return whether it races."""
+    """Run a kernel that reads on cupy's current stream; return whether it races."""
     with cupy.cuda.Device(array.data.device_id):
         stream = cupy.cuda.get_current_stream().ptr or 1
     return cuda.read(stream, array.data.ptr, array.size * array.dtype.itemsize, array.data.device_id)
@@ -59,7 +57,7 @@ def reads(cuda, cupy, array):
 
 @contextlib.contextmanager
 def on_stream(cupy, device, own):
-    """Let cupy work on a stream of a device, which is not current meanwhile."""
+    """Let cupy work on a stream of a device that is not current."""
     with cupy.cuda.Device(device):
         stream = cupy.cuda.Stream(non_blocking=True) if own else cupy.cuda.Stream.null
         stream.__enter__()
@@ -71,7 +69,7 @@ def on_stream(cupy, device, own):
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("own", [True, False])
 def test_out(cuda, cupy, other, own, device):
-    """Shared, cupy's current stream waited for; the legacy stream is not told apart from no stream at all."""
+    """Memory is shared and cupy's current stream waited for; the legacy stream is not distinguished from no stream."""
     with on_stream(cupy, device, own), other.on(cuda.stream(device), device):
         with cupy.cuda.Device(device):
             array = cupy.full((N,), "uint8")
@@ -84,7 +82,7 @@ def test_out(cuda, cupy, other, own, device):
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("own", [True, False])
 def test_in(cuda, cupy, other, own, device):
-    """Shared, cupy's current stream waits."""
+    """Memory is shared, and cupy's current stream waits."""
     with other.on(cuda.stream(device), device), on_stream(cupy, device, own):
         source = other.made(device)
         result = dlx.convert(source, to="cupy")
@@ -93,7 +91,7 @@ def test_in(cuda, cupy, other, own, device):
 
 
 def test_the_same_stream(cuda, cupy, other):
-    """Nothing is ordered where both work on one stream."""
+    """Nothing is ordered if both work on one stream."""
     with cupy.cuda.Stream(non_blocking=True) as stream, other.on(stream.ptr):
         array = cupy.full((N,), "uint8")
         cuda.forget()
@@ -104,7 +102,7 @@ def test_the_same_stream(cuda, cupy, other):
 @pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_host_memory_during_a_capture(cuda, cupy, np, mode, step):
-    """The copy is made on dlx's own stream, as it cannot be waited for in a graph; the graph gets nothing."""
+    """The copy runs on dlx's stream, as nothing can wait for it in a graph; the graph stays unchanged."""
     array = np.arange(N, dtype="float32")[::step]
     with cupy.cuda.Stream(non_blocking=True) as stream:
         cuda.capture(stream.ptr, mode)
@@ -118,7 +116,7 @@ def test_host_memory_during_a_capture(cuda, cupy, np, mode, step):
 
 
 def test_memory_is_not_reused_too_early(cuda, cupy, other):
-    """The pools of cupy are per stream: what is used on another stream comes back only when that is done."""
+    """Cupy's pools are per stream: memory used on another stream returns only when that is finished."""
     with cupy.cuda.Stream(non_blocking=True), other.on(cuda.stream()) as c:
         result = dlx.convert(cupy.full((N,), "uint8"), to="other")
         cuda.stall(c.ptr)
@@ -133,7 +131,7 @@ def test_memory_is_not_reused_too_early(cuda, cupy, other):
 @pytest.mark.parametrize("kind", [2, 3], ids=["device", "managed"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_true_devices(cuda, cupy, device, kind):
-    """Managed memory keeps its own code, and each device its number, whichever is current."""
+    """Managed memory keeps its code, and each device its number, for any current device."""
     with cupy.cuda.Device(device):
         array = cupy.full((N,), "float32", kind)
     place = dlx.Device("cuda" if kind == 2 else "cuda_managed").type, device
@@ -150,7 +148,7 @@ def test_true_devices(cuda, cupy, device, kind):
     [slice(None, None, -1), slice(2, 9), (slice(None), slice(None, None, 3)), (slice(None, None, -2), slice(1, 3)), 3],
 )
 def test_layouts(cuda, cupy, index):
-    """Views, negative steps among them, cross as they are, both ways."""
+    """Views, including negative steps, are shared in both directions."""
     array = cupy.full((10, 6), "float32")[index]
     tensor = dlx.convert(array, to="dlx")
     assert tensor.strides == tuple(step // 4 for step in array.strides) and tensor.data_ptr == array.data.ptr
@@ -165,16 +163,16 @@ def test_no_elements(cuda, cupy):
 
 @pytest.mark.parametrize("name", ["bool", "int8", "uint64", "float16", "float64", "complex64", "complex128"])
 def test_dtypes(cuda, cupy, name):
-    """Each under its own name, both ways."""
+    """Each dtype keeps its name, in both directions."""
     array = cupy.full((3,), name)
     tensor = dlx.convert(array, to="dlx")
     assert tensor.dtype.name == name and dlx.convert(tensor, to="cupy").dtype == array.dtype
 
 
-@pytest.mark.stand_in("it makes no arrays of these dtypes but bfloat16, which crosses: test_originals.py has that")
+@pytest.mark.stand_in("the published cupy has only bfloat16 of these dtypes, which test_originals.py covers")
 @pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "int4"])
 def test_dtypes_that_cupy_would_misname(cuda, cupy, name):
-    """The kind that numpy gives float8_e5m2 is 'f': cupy would call it a float of 8 bits. dlx refuses, both ways."""
+    """Both directions are refused: numpy's kind of float8_e5m2 is 'f', which cupy would take for an 8-bit float."""
     dtypes = pytest.importorskip("ml_dtypes")
     array = cupy.full((3,), getattr(dtypes, name))
     with pytest.raises(DTypeError, match=name):
@@ -185,7 +183,7 @@ def test_dtypes_that_cupy_would_misname(cuda, cupy, name):
 
 
 def test_byte_strides(cuda, cupy):
-    """Strides that are no whole elements are copied by cupy, or refused."""
+    """Strides that are not whole elements are copied by cupy, or refused."""
     array = cupy.ndarray((4,), "float32", cupy.full((6,), "float32").data, (6,))
     with pytest.raises(CopyRequiredError, match="byte strides"):
         dlx.convert(array, to="dlx", copy=False)
@@ -193,7 +191,7 @@ def test_byte_strides(cuda, cupy):
 
 
 def test_read_only_memory_is_copied(cuda, cupy, other):
-    """The flag is ignored by cupy, so it never sees such memory unless the user says so."""
+    """Cupy ignores the flag, so read-only memory is copied unless the user allows sharing."""
     source = other.made(readonly=True)
     result = dlx.convert(source, to="cupy")
     assert result.data.ptr != source.ptr and not reads(cuda, cupy, result)
@@ -207,7 +205,7 @@ def test_read_only_memory_is_copied(cuda, cupy, other):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_numpy_to_cupy(cuda, cupy, np, device):
-    """To the current device silently, as a reported copy; the source may be written to at once."""
+    """The copy to the current device is reported; the source may be overwritten at once."""
     source = np.arange(N, dtype="float32")
     with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True):
         plan = dlx.plan(source, "cupy")
@@ -221,7 +219,7 @@ def test_numpy_to_cupy(cuda, cupy, np, device):
 
 
 def test_a_strided_array_of_the_host(cuda, cupy, np):
-    """It arrives compact, its values in place."""
+    """The result is compact, with the values in place."""
     source = np.arange(60, dtype="int16").reshape(6, 10)[::-2, ::3]
     result = dlx.convert(source, to="cupy")
     assert cuda.peek(result.data.ptr, source.nbytes) == source.tobytes()
@@ -230,7 +228,7 @@ def test_a_strided_array_of_the_host(cuda, cupy, np):
 
 @pytest.mark.stand_in("a kernel gathers the view, and kernels do nothing")
 def test_cupy_to_numpy(cuda, cupy, np):
-    """A reported copy, made when cupy's current stream is done; nothing else is synchronised."""
+    """The reported copy waits for cupy's current stream only."""
     with cupy.cuda.Stream(non_blocking=True):
         array = cupy.full((4, N), "uint8")
         cuda.poke(array.data.ptr, bytes(range(256)))
@@ -241,14 +239,14 @@ def test_cupy_to_numpy(cuda, cupy, np):
 
 
 def test_pinned_memory_goes_to_the_device(cuda, cupy):
-    """Memory of the host, pinned or not, is copied to cupy's device."""
+    """Host memory, pinned or not, is copied to cupy's device."""
     memory = cuda.alloc(N, 0, 1)
     tensor = dlx.from_pointer(memory, (N,), "uint8", device="cuda_host:0")
     assert dlx.convert(tensor, to="cupy").__dlpack_device__() == (2, 0)
 
 
 def test_managed_memory_for_numpy(cuda, cupy, np):
-    """Read where it is, after its stream was waited for."""
+    """Managed memory is read in place after a wait for its stream."""
     with cupy.cuda.Stream(non_blocking=True):
         array = cupy.full((N,), "uint8", 3)
         result = dlx.convert(array, to="numpy")
@@ -259,7 +257,7 @@ def test_managed_memory_for_numpy(cuda, cupy, np):
 
 
 def test_inside_cupy(cuda, cupy):
-    """Itself where nothing was asked; cupy's own copy on its own device, or on another one."""
+    """Without options the array itself is returned; copies use cupy, also to another device."""
     with cupy.cuda.Device(1):
         array = cupy.full((N,), "uint8")
     assert dlx.convert(array, to="cupy") is array
@@ -272,7 +270,7 @@ def test_inside_cupy(cuda, cupy):
 
 @pytest.mark.parametrize("capturing", [0, 1])
 def test_between_devices_during_a_capture(cuda, cupy, capturing):
-    """Refused, since the order of the two streams would be a part of the graph; the capture goes on."""
+    """The conversion is refused, since the graph would include the streams' order; the capture continues."""
     with cupy.cuda.Device(1):
         array = cupy.full((N,), "uint8")
     with cupy.cuda.Device(capturing), cupy.cuda.Stream(non_blocking=True) as stream:
@@ -288,7 +286,7 @@ def test_between_devices_during_a_capture(cuda, cupy, capturing):
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("kept", ["own", "foreign", "legacy"])
 def test_working_on_a_stream(cuda, cupy, device, kept):
-    """Inside the context cupy's current stream on that device is the one given; the device stays as it was."""
+    """Inside the context the stream is cupy's current one on its device; the current device is unchanged."""
     place, before = dlx.Device(2, device), cupy.cuda.Stream.null
     with cupy.cuda.Device(device):
         own = cupy.cuda.Stream(non_blocking=True)
@@ -307,14 +305,14 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
 
 
 def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
-    """Cupy's wrapper does not own it; what was made on it keeps it alive until the device is done."""
+    """Cupy's wrapper does not own the stream; arrays created on it keep it alive until the device is finished."""
 
     class Owner:
         ptr, device_id = cuda.stream(), 0
 
     owner = Owner()
     gone, place, tensor = weakref.ref(owner), dlx.Device("cuda"), dlx.convert(other.made(), to="dlx")
-    with working(cupy.adapter, {place: Stream(place, Owner.ptr, owner)}):
+    with set_streams(cupy.adapter, {place: Stream(place, Owner.ptr, owner)}):
         result = dlx.convert(tensor, to="cupy")
     del owner
     assert gone() is not None
@@ -324,7 +322,7 @@ def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
 
 
 def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
-    """They belong to all threads; the deprecation in cupy's wrapper is not heard all the same."""
+    """The process's filters stay unchanged, but the deprecation in cupy's wrapper is silent."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         with monkeypatch.context() as patch:
@@ -336,7 +334,7 @@ def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
 
 
 def test_a_failure_restores_the_stream(cuda, cupy):
-    """Also where the block raises."""
+    """The stream is restored after an exception, too."""
     before = cupy.cuda.get_current_stream()
     with pytest.raises(ZeroDivisionError), cupy.adapter.streams.activate(Stream(dlx.Device("cuda"), cuda.stream())):
         1 / 0
@@ -347,7 +345,7 @@ def test_a_failure_restores_the_stream(cuda, cupy):
 
 
 class Interface:
-    """An object that has nothing but the interface."""
+    """An object that has only the interface."""
 
     def __init__(self, memory, **entries):
         facts = {"shape": (N,), "typestr": "|u1", "data": (memory, False), "version": 3, "strides": None}
@@ -356,7 +354,7 @@ class Interface:
 
 @pytest.mark.parametrize(("version", "stream"), [(3, "own"), (3, 1), (3, 2), (3, None), (2, None)])
 def test_a_cuda_array_interface(cuda, cupy, version, stream):
-    """A source without an adapter: its stream is waited for; None says that there is nothing to wait for."""
+    """A source without an adapter: its stream is waited for; None needs no wait."""
     memory, p = cuda.alloc(N, 1), cuda.stream(1) if stream == "own" else stream
     if p is not None or version == 2:
         cuda.write(p or 1, memory, N, device=1)
@@ -370,7 +368,7 @@ def test_a_cuda_array_interface(cuda, cupy, version, stream):
 
 
 def test_a_cuda_array_interface_to_numpy(cuda, np):
-    """A copy, after its stream."""
+    """The copy waits for the stream."""
     memory, p = cuda.alloc(N), cuda.stream()
     cuda.write(p, memory, N)
     result = dlx.convert(Interface(memory, stream=p, strides=(2,), shape=(N // 2,)), to="numpy")
@@ -380,7 +378,7 @@ def test_a_cuda_array_interface_to_numpy(cuda, np):
 @pytest.mark.parametrize("to", ["numpy", "cupy", "dlx"])
 @pytest.mark.parametrize("kind", [1, 3], ids=["pinned", "managed"])
 def test_a_cuda_array_interface_of_memory_that_the_host_reads(cuda, cupy, np, to, kind):
-    """Its stream is waited for by the host, where that reads the memory as it is."""
+    """The host waits for the stream if it reads the memory in place."""
     memory, p = cuda.alloc(N, 0, kind), cuda.stream()
     cuda.stall(p)
     cuda.write(p, memory, N)
@@ -391,7 +389,7 @@ def test_a_cuda_array_interface_of_memory_that_the_host_reads(cuda, cupy, np, to
     if kind == 1:
         cuda.write(p, memory, N)
         dlx.plan(Interface(memory, stream=p), to)
-        assert cuda.host_read(memory, N)  # a plan waits for nobody
+        assert cuda.host_read(memory, N)  # a plan does not wait
         cuda.clear_report()
 
 
@@ -407,25 +405,25 @@ def test_a_cuda_array_interface_of_memory_that_the_host_reads(cuda, cupy, np, to
     ],
 )
 def test_a_broken_cuda_array_interface(cuda, cupy, entries, error, message):
-    """What DLPack cannot carry, and what contradicts itself, is refused by name."""
+    """Interfaces that DLPack cannot represent, or that are inconsistent, are refused by name."""
     with pytest.raises(error, match=message):
         dlx.convert(Interface(cuda.alloc(N), **entries), to="cupy")
 
 
 def test_a_cuda_array_interface_of_host_memory(cuda, cupy, np):
-    """An address that the driver does not know is a broken promise."""
+    """An address that the driver does not know is a ProtocolError."""
     with pytest.raises(dlx.errors.ProtocolError, match="plain host memory"):
         dlx.convert(Interface(np.zeros(N).ctypes.data), to="cupy")
 
 
 def test_a_cuda_array_interface_without_a_driver():
-    """One clear sentence."""
+    """The error is one sentence."""
     with pytest.raises(DeviceError, match="no CUDA driver"):
         dlx.convert(Interface(4096), to="dlx")
 
 
 @pytest.mark.parametrize(("version", "ndim"), [("13.6.0", 32), ("14.0.1", 64)])
 def test_as_many_dimensions_as_the_version_takes(cupy, monkeypatch, version, ndim):
-    """CUPY_MAXDIMS of its sources."""
+    """The limit is CUPY_MAXDIMS in cupy's sources."""
     monkeypatch.setattr(cupy, "__version__", version)
     assert cupy.adapter.capabilities().ndims == (0, ndim)

@@ -1,4 +1,4 @@
-"""dask: its arrays are converted chunk by chunk, when they are computed; nothing is computed before."""
+"""dask: its arrays are converted chunk by chunk when they are computed, and nothing is computed before."""
 
 import pickle
 import subprocess
@@ -15,20 +15,20 @@ torch = pytest.importorskip("torch")
 
 
 def unread(block):
-    """Stand for a chunk that nothing may compute."""
+    """Represent a chunk that must not be computed."""
     raise AssertionError("a chunk was computed")
 
 
 @pytest.fixture
 def source():
-    """Two dimensions, chunks of several sizes."""
+    """Return a two-dimensional array with chunks of several sizes."""
     return da.from_array(np.arange(60, dtype="f4").reshape(6, 10), chunks=((2, 4), (3, 3, 4)))
 
 
 @pytest.mark.parametrize("target", ["torch", "jax", "numpy"])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "complex64"])
 def test_nothing_is_computed_before(target, dtype):
-    """The result is an array of dask, with the same chunks, whose chunks are of the target."""
+    """The result is a dask array with the same chunks, which belong to the target."""
     if target == "jax":
         pytest.importorskip("jax")
         if dtype == "int64":
@@ -44,7 +44,7 @@ def test_nothing_is_computed_before(target, dtype):
 
 @pytest.mark.parametrize("target", ["torch", "jax", "numpy"])
 def test_values(source, target):
-    """Each chunk is what `convert` gives of it; put together they are of the target as well."""
+    """Each chunk is the result of `convert`; so is the concatenated array."""
     pytest.importorskip(target)
     new = dlx.convert(source, to=target)
     found = new.compute(scheduler="sync")
@@ -54,7 +54,7 @@ def test_values(source, target):
 
 
 def test_a_function_of_torch(source):
-    """And back to numpy's chunks."""
+    """Chunks return to numpy after a function of torch."""
     new = dlx.convert(source, to="torch")
     done = dlx.convert(new.map_blocks(torch.sin, meta=new._meta), to="numpy")
     assert isinstance(done._meta, np.ndarray)
@@ -62,14 +62,14 @@ def test_a_function_of_torch(source):
 
 
 def cut(array, size):
-    """Return an array of dask whose chunks are views, which `from_array` copies."""
+    """Return a dask array whose chunks are views, which `from_array` copies."""
     parts = [array[i : i + size] for i in range(0, len(array), size)]
     chunks = (tuple(map(len, parts)),)
     return da.Array({("held", i): part for i, part in enumerate(parts)}, "held", chunks, meta=array[:0])
 
 
 def test_chunks_are_not_copied():
-    """They share the memory of what dask gives: seen by address."""
+    """The results have the addresses of dask's chunks."""
     held = np.arange(8.0)
     places = [part.ctypes.data for part in (held[:4], held[4:])]
     new = dlx.convert(cut(held, 4), to="torch")
@@ -78,7 +78,7 @@ def test_chunks_are_not_copied():
 
 
 def test_as_a_target(source):
-    """An array of dask over numpy's, which shares the memory; read-only memory stays read-only."""
+    """A dask array shares a numpy array's memory; read-only memory stays read-only."""
     tensor = torch.arange(6.0)
     new = dlx.convert(tensor, to="dask")
     assert isinstance(new, da.Array)
@@ -99,12 +99,12 @@ def test_as_a_target(source):
 
 
 def writable(block):
-    """Say of each element whether it may be written to."""
+    """Return whether each element is writable."""
     return np.full(block.shape, block.flags.writeable)
 
 
 def test_trees(source):
-    """They hold arrays of dask beside others; a view converts them when they are asked for."""
+    """Trees may contain dask arrays; a view converts them on access."""
     tree = {"later": [source], "now": np.ones(2), "name": "x"}
     new = dlx.convert(tree, to="torch")
     assert isinstance(new["later"][0], da.Array) and isinstance(new["now"], torch.Tensor) and new["name"] == "x"
@@ -127,18 +127,18 @@ def test_trees(source):
     ids=["using", "stack", "share", "from_dlpack", "to_capsule", "shares_memory", "dlx", "arrow"],
 )
 def test_what_needs_the_data(source, verb):
-    """It is refused, with the call that computes it."""
+    """A conversion that needs the data is refused, with the call that computes it."""
     with pytest.raises(errors.ConversionError, match=r"not computed yet. Call .compute\(\) first"):
         verb(source)
 
 
 def test_refused_before_anything_is_computed(source):
-    """A dtype that the target lacks, and options that chunks cannot have."""
+    """Unsupported dtypes, and options that chunks cannot have, are refused before the computation."""
     odd = da.full((4,), "text", chunks=2)
     with pytest.raises(errors.DTypeError, match=r"^cannot convert dask.array.core.Array \(<U\d\[4\]\)") as caught:
         dlx.convert(odd, to="torch")
     assert str(dlx.plan(odd, to="torch").error) == str(caught.value)
-    with pytest.raises(errors.StreamError, match="streams of their own") as caught:
+    with pytest.raises(errors.StreamError, match="each on its own stream") as caught:
         dlx.convert(source, to="torch", stream=1)
     assert caught.value.fix == "Leave stream out."
     with pytest.raises(errors.DlxError):
@@ -146,7 +146,7 @@ def test_refused_before_anything_is_computed(source):
 
 
 def test_described_without_being_computed():
-    """Extents that dask does not know are not made up."""
+    """Unknown extents stay unknown."""
     source = da.arange(10, chunks=5).astype("i2")
     found = dlx.describe(source)
     assert (found.framework, found.shape, str(found.dtype)) == ("dask", (10,), "int16")
@@ -156,7 +156,7 @@ def test_described_without_being_computed():
 
 
 def test_options_reach_the_chunks():
-    """Each chunk is converted under the options of the call."""
+    """Each chunk is converted with the options of the call."""
     held = np.arange(4.0)
     held.flags.writeable = False
     source = cut(held, 2)
@@ -166,20 +166,20 @@ def test_options_reach_the_chunks():
 
 
 def test_names_tell_what_is_equal(source):
-    """The same conversion has the same name in dask's graph, another one has another."""
+    """Equal conversions have equal names in dask's graph, and different ones differ."""
     names = [dlx.convert(source, to="torch", copy=copy).name for copy in (None, None, True)]
     assert names[0] == names[1] != names[2]
 
 
 def test_to_backend(source):
-    """Dask's own word for it, found by dlx's entry points."""
+    """The method `to_backend` finds dlx by its entry points."""
     new = source.to_backend("torch")
     assert isinstance(new._meta, torch.Tensor)
     assert torch.equal(new.compute(scheduler="sync"), torch.arange(60.0).reshape(6, 10))
 
 
 def test_graphs_are_pickled(source):
-    """Processes get them by pickle, cloudpickle or not."""
+    """Graphs survive pickle and cloudpickle."""
     new = pickle.loads(pickle.dumps(dlx.convert(source, to="torch", copy=True)))
     assert torch.equal(new.compute(scheduler="sync"), torch.arange(60.0).reshape(6, 10))
 
@@ -222,7 +222,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(250)
 def test_a_cluster(tmp_path):
-    """Two processes with two threads each compute a function of torch over 1,000 chunks, and copy none."""
+    """Two processes with two threads each compute a torch function on 1,000 chunks without a copy."""
     pytest.importorskip("distributed")
     path = tmp_path / "cluster.py"
     path.write_text(CLUSTER)

@@ -9,7 +9,7 @@ import dlx
 
 
 def collate(samples):
-    """Stack each column of some samples."""
+    """Stack each column of the samples."""
     return [dlx.stack(column, to="torch") for column in zip(*samples, strict=True)]
 
 
@@ -21,7 +21,7 @@ def loaded(samples, **options):
 
 
 def test_samples_that_torch_cannot_collate(np, torch):
-    """bfloat16 of ml_dtypes, read-only and strided arrays."""
+    """bfloat16 of ml_dtypes, read-only and strided arrays are stacked."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     samples = [
         (np.full((2, 3), i, ml_dtypes.bfloat16), np.broadcast_to(np.float32(i), 3), np.array(i)) for i in range(10)
@@ -35,7 +35,7 @@ def test_samples_that_torch_cannot_collate(np, torch):
 
 
 def test_samples_of_jax(torch):
-    """They are stacked as any others."""
+    """Arrays of jax are stacked, too."""
     jax = pytest.importorskip("jax")
     ((images,),) = loaded([(jax.numpy.full(3, i, "bfloat16"),) for i in range(4)])
     assert images.dtype == torch.bfloat16 and images[:, 0].tolist() == [0, 1, 2, 3]
@@ -59,10 +59,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver"])  # by default before Python 3.14, and from it on
+@pytest.mark.parametrize("start", ["fork", "forkserver"])  # the defaults before and since Python 3.14
 @pytest.mark.slow
 def test_workers(np, torch, tmp_path, start):
-    """The batches of worker processes come in order, however these are started; a script, which some import again."""
+    """Batches of worker processes arrive in order for both start methods, which import the script again."""
     pytest.importorskip("ml_dtypes")
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(

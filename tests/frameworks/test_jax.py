@@ -1,4 +1,4 @@
-"""jax as source and as target: exact or refused by name; sharing decided beforehand; constant both ways."""
+"""jax as source and target: exact or refused by name, sharing known in advance, read-only in both directions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from arrays import fill, same
+from support.arrays.layouts import fill, same
 
 import dlx
 from dlx import errors
@@ -35,13 +35,13 @@ EIGHTS = (
 
 @pytest.fixture
 def x64():
-    """Run with 64-bit dtypes switched on."""
+    """Run with 64-bit dtypes enabled."""
     with jax.enable_x64(True):
         yield
 
 
 def aligned(array, offset=0):
-    """Return a copy of an array that begins `offset` bytes behind a multiple of 256, its order of dimensions kept."""
+    """Return a copy of an array at `offset` bytes after a multiple of 256, with the same order of dimensions."""
     block = np.zeros(array.nbytes + 512, np.uint8)
     start = -block.ctypes.data % 256 + offset
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
@@ -51,7 +51,7 @@ def aligned(array, offset=0):
 
 
 def tensor(dtype, shape=(4,), strides=None, offset=0, readonly=False):
-    """Return a dlx.Tensor of any dtype over counted-up bytes, 256-aligned but for the offset."""
+    """Return a dlx.Tensor of any dtype over consecutive bytes, at an offset from 256-byte alignment."""
     block = dlx.convert(bytearray(range(256)) * 2, to="dlx", copy=True)
     return native.tensor_new(
         block.data_ptr + offset, shape, strides, dlx.DType(dtype), (1, 0), 1 if readonly else 0, block
@@ -69,12 +69,12 @@ def bits(array):
 
 
 def address(array):
-    """Return where a jax or numpy array begins."""
+    """Return the address of a jax or numpy array."""
     return array.unsafe_buffer_pointer() if isinstance(array, jax.Array) else array.ctypes.data
 
 
 def comes_true(said):
-    """Ask again for a while: a thread of jax may let go of a computation's arguments after its result is ready."""
+    """Retry for a while: a jax thread may release a computation's arguments after its result is ready."""
     gc.collect()
     end = time.monotonic() + 30
     while not said() and time.monotonic() < end:
@@ -82,9 +82,9 @@ def comes_true(said):
     return said()
 
 
-# ---- into jax: what is shared ----------------------------------------------------------------------------------------
+# ---- sharing into jax ------------------------------------------------------------------------------------------------
 
-LAYOUTS = {  # name -> (array, whether jax holds it)
+LAYOUTS = {  # name -> (array, whether jax supports it)
     "0-d": (lambda dtype: fill(np, dtype, ()), True),
     "1-d": (lambda dtype: fill(np, dtype, (7,)), True),
     "3-d": (lambda dtype: fill(np, dtype, (2, 3, 4)), True),
@@ -95,7 +95,7 @@ LAYOUTS = {  # name -> (array, whether jax holds it)
 
 
 def shown(array, layout):
-    """Return an aligned array looked at in another way."""
+    """Return another view of an aligned array."""
     return {
         "transposed": lambda: aligned(array).transpose(1, 2, 0),
         "every other": lambda: aligned(array)[..., ::2],
@@ -109,7 +109,7 @@ def shown(array, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_aligned_compact_memory_is_shared(dtype, layout):
-    """Compact memory that is aligned to 64 bytes reaches jax in place, any order of dimensions, exact."""
+    """Compact memory with 64-byte alignment is shared exactly, in any order of dimensions."""
     source = aligned(LAYOUTS[layout][0](dtype))
     result = dlx.convert(source, to="jax", copy=False)
     assert isinstance(result, jax.Array) and str(result.dtype) == dtype and result.shape == source.shape
@@ -119,7 +119,7 @@ def test_aligned_compact_memory_is_shared(dtype, layout):
 
 @pytest.mark.parametrize("offset", [1, 2, 4, 8, 16, 32, 48, 63, 64, 65, 96, 128])
 def test_alignment_is_known_beforehand(offset):
-    """Jax shares what is aligned to 64 bytes and silently copies the rest; the plan and copy=False tell which."""
+    """Jax shares memory with 64-byte alignment and silently copies the rest; the plan and copy=False agree."""
     source = aligned(fill(np, "uint8", (64,)), offset)
     shares = offset % 64 == 0
     assert dlx.plan(source, to="jax").outcome == ("shared" if shares else "copied")
@@ -130,13 +130,13 @@ def test_alignment_is_known_beforehand(offset):
     else:
         with pytest.raises(errors.CopyRequiredError, match=rf"aligned to 64 bytes, found {offset & -offset}\b"):
             dlx.convert(source, to="jax", copy=False)
-    raw = jax.dlpack.from_dlpack(dlx.convert(source, to="dlx"))  # what jax does by itself
+    raw = jax.dlpack.from_dlpack(dlx.convert(source, to="dlx"))  # jax without dlx
     assert (address(raw) == address(source)) is shares
 
 
 @pytest.mark.parametrize("layout", ["transposed", "every other", "backwards", "broadcast", "overlapping", "a part"])
 def test_layouts_that_jax_cannot_hold_are_copied(layout):
-    """Jax raises for strides that are no permutation of a compact layout; dlx copies, or refuses with the strides."""
+    """Jax raises for strides other than permutations of a compact layout; dlx copies, or refuses with the strides."""
     source = shown(fill(np, "float32", (2, 3, 4)), layout)
     result = dlx.convert(source, to="jax")
     assert bits(result) == source.tobytes() and result.shape == source.shape
@@ -147,14 +147,14 @@ def test_layouts_that_jax_cannot_hold_are_copied(layout):
     with pytest.raises(errors.CopyRequiredError, match="jax arrays cannot have") as caught:
         dlx.convert(source, to="jax", copy=False)
     assert str(tuple(stride // 4 for stride in source.strides)) in caught.value.reason
-    with pytest.raises(jax.errors.JaxRuntimeError, match="compact"):  # what jax does by itself
+    with pytest.raises(jax.errors.JaxRuntimeError, match="compact"):  # jax without dlx
         jax.dlpack.from_dlpack(native.tensor_view(dlx.convert(source, to="dlx"), None, None, 0, None))
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
 @pytest.mark.parametrize("offset", [0, 4])
 def test_arrays_without_elements(shape, offset):
-    """No element, no alignment, no strides: never an error, and dtype and shape stay."""
+    """Empty arrays convert with any alignment and strides, and keep dtype and shape."""
     source = aligned(np.empty(shape, "float32"), offset)[::-1]
     result = dlx.convert(source, to="jax", copy=False)
     assert result.shape == shape and str(result.dtype) == "float32"
@@ -163,13 +163,13 @@ def test_arrays_without_elements(shape, offset):
 
 
 def test_odd_strides_of_extents_of_one():
-    """A stride that is never taken does not matter."""
+    """An unused stride is ignored."""
     source = tensor("float32", (1, 4, 1), (-7, 1, 999))
     assert address(dlx.convert(source, to="jax", copy=False)) == source.data_ptr
 
 
 def test_copy_true_is_memory_of_its_own():
-    """copy=True: later writes to the source are not seen."""
+    """Later writes to the source do not change a copy."""
     source = aligned(fill(np, "float32", (8,)))
     result, before = dlx.convert(source, to="jax", copy=True), source.tobytes()
     source[:] = 0
@@ -177,7 +177,7 @@ def test_copy_true_is_memory_of_its_own():
 
 
 def test_the_plan_says_not_to_write():
-    """Sharing writable memory into jax is fine as long as nobody writes to it, which the plan says."""
+    """The plan warns not to write to shared memory."""
     source = aligned(fill(np, "float32", (8,)))
     steps = dlx.plan(source, to="jax").steps
     assert [step.do for step in steps] == ["share"] and "do not write to the source" in steps[0].why
@@ -187,7 +187,7 @@ def test_the_plan_says_not_to_write():
 
 
 def test_read_only_memory_is_shared():
-    """Jax never writes, so that read-only memory is shared with it, and stays read-only on its way back."""
+    """Read-only memory is shared, since jax never writes, and stays read-only on its way back."""
     source = aligned(fill(np, "float32", (8,)))
     source.flags.writeable = False
     result = dlx.convert(source, to="jax", copy=False, readonly="error")
@@ -198,7 +198,7 @@ def test_read_only_memory_is_shared():
 
 @pytest.mark.parametrize("size", [3, 1024, 100_000])
 def test_donated_memory_of_others_is_not_written_to(size):
-    """Donating an array that shares memory gives that memory up, and never has jax write into it."""
+    """Donating an array that shares memory never lets jax write to that memory."""
     source = aligned(np.arange(size, dtype="float32"))
     source.flags.writeable = False
     result = dlx.convert(source, to="jax", copy=False)
@@ -214,7 +214,7 @@ def test_donated_memory_of_others_is_not_written_to(size):
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_64_bits_are_refused_while_x64_is_off(dtype):
-    """Jax would make 32 bits of them silently; dlx refuses and says what to switch on."""
+    """With x64 off jax would silently narrow to 32 bits; dlx refuses and names the setting."""
     source = aligned(fill(np, dtype, (4,)))
     for copy in (None, False, True):
         with pytest.raises(errors.DTypeError, match=f"would narrow {dtype} to .* x64 is off") as caught:
@@ -222,12 +222,12 @@ def test_64_bits_are_refused_while_x64_is_off(dtype):
         assert 'jax.config.update("jax_enable_x64", True)' in caught.value.fix
         plan = dlx.plan(source, to="jax", copy=copy)
         assert (type(plan.error), str(plan.error)) == (errors.DTypeError, str(caught.value))
-    assert jax.dlpack.from_dlpack(dlx.convert(source, to="dlx")).dtype.itemsize == source.itemsize // 2  # by itself
+    assert jax.dlpack.from_dlpack(dlx.convert(source, to="dlx")).dtype.itemsize == source.itemsize // 2  # without dlx
 
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_64_bits_are_shared_while_x64_is_on(x64, dtype):
-    """What jax takes is asked in every call: with x64 on the very same arrays are shared."""
+    """Each call reads jax's setting: with x64 on, the same arrays are shared."""
     source = aligned(fill(np, dtype, (4,)))
     result = dlx.convert(source, to="jax", copy=False)
     assert address(result) == address(source) and str(result.dtype) == dtype and bits(result) == source.tobytes()
@@ -235,7 +235,7 @@ def test_64_bits_are_shared_while_x64_is_on(x64, dtype):
 
 
 def test_x64_is_read_in_every_plan():
-    """Switching x64 on and off is noticed at once."""
+    """A change of x64 takes effect immediately."""
     source = np.arange(4.0)
     for on in (False, True, False, True):
         with jax.enable_x64(on):
@@ -244,7 +244,7 @@ def test_x64_is_read_in_every_plan():
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_64_bits_leave_jax_also_with_x64_off(dtype):
-    """An array that was made with x64 on stays what it is."""
+    """An array created with x64 on keeps its dtype."""
     with jax.enable_x64(True):
         source = jnp.asarray(fill(np, dtype, (4,)))
     result = dlx.convert(source, to="numpy", copy=False)
@@ -253,7 +253,7 @@ def test_64_bits_leave_jax_also_with_x64_off(dtype):
 
 
 def test_threads_that_disagree_on_x64():
-    """x64 may be on in one thread and off in another: nobody ever gets 32 bits in place of 64."""
+    """Threads with different x64 settings never get 32 bits instead of 64."""
     source, wrong, done = aligned(np.arange(4.0)), [], threading.Event()
 
     def work(on):
@@ -279,7 +279,7 @@ def test_threads_that_disagree_on_x64():
 
 @pytest.mark.parametrize("dtype", [*NARROW, *WIDE])
 def test_jax_to_numpy_is_shared_and_read_only(x64, dtype):
-    """Jax arrays are constant: numpy reads their memory and cannot write to it."""
+    """Jax arrays are read-only in numpy, and share their memory."""
     source = jnp.asarray(fill(np, dtype, (3, 4)))
     result = dlx.convert(source, to="numpy", copy=False)
     assert same(np, result, np.asarray(source)) and address(result) == address(source)
@@ -289,7 +289,7 @@ def test_jax_to_numpy_is_shared_and_read_only(x64, dtype):
 
 
 def test_jax_to_torch_is_copied(torch):
-    """Torch tensors are writable, so that they get a copy, unless asked otherwise."""
+    """Torch tensors are writable, so they get a copy by default."""
     source = jnp.arange(6, dtype="int32").reshape(2, 3)
     result = dlx.convert(source, to="torch")
     result.fill_(9)
@@ -301,7 +301,7 @@ def test_jax_to_torch_is_copied(torch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", *EIGHTS])
 def test_small_floats_share_both_ways(dtype):
-    """bfloat16 and the float8 kinds cross in place, bit for bit."""
+    """bfloat16 and the float8 dtypes are shared, bit for bit."""
     source = tensor(dtype, (2, 64))
     result = dlx.convert(source, to="jax", copy=False)
     assert str(result.dtype) == dtype and address(result) == source.data_ptr
@@ -314,7 +314,7 @@ def test_small_floats_share_both_ways(dtype):
     "dtype", ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 )
 def test_small_floats_between_torch_and_jax(torch, dtype):
-    """Torch and jax exchange them exactly, NaN payloads included."""
+    """Torch and jax exchange small floats exactly, including NaN payloads."""
     every = torch.arange(256, dtype=torch.uint8).repeat(2)
     result = dlx.convert(every.view(getattr(torch, dtype)), to="jax")
     assert str(result.dtype) == dtype and bits(result) == every.numpy().tobytes()
@@ -322,7 +322,7 @@ def test_small_floats_between_torch_and_jax(torch, dtype):
 
 
 def test_strides_and_address_are_described(x64):
-    """`describe` says what an export would give, without one."""
+    """`describe` returns the export's facts without an export."""
     base = aligned(fill(np, "float32", (2, 3, 4)))
     for view in (base, base.T, base.transpose(1, 0, 2), base[:0], base[0, 0, 0]):
         array = dlx.convert(view, to="jax")
@@ -334,7 +334,7 @@ def test_strides_and_address_are_described(x64):
 
 
 def test_describe_does_not_wait():
-    """Looking at an array whose computation still runs does not wait for it."""
+    """Describing an array does not wait for its computation."""
     slow = jax.jit(lambda a: jax.lax.fori_loop(0, 60, lambda i, x: (x @ x) * 0.001, a))
     start = jnp.ones((700, 700))
     slow(start).block_until_ready()
@@ -347,7 +347,7 @@ def test_describe_does_not_wait():
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2"])
 def test_sub_byte_integers_are_copied_packed(dtype):
-    """Jax has no DLPack word for them, so that dlx copies what lies in its memory: packed, first value lowest."""
+    """Jax does not export sub-byte integers, so dlx copies the packed memory, first value lowest."""
     low, high = (-(2 ** (int(dtype[-1]) - 1)), 2 ** (int(dtype[-1]) - 1) - 1) if dtype[0] == "i" else (0, 3)
     values = [low, high, 0, 1, high, low, 1]
     source = jnp.array(values, dtype)
@@ -357,37 +357,37 @@ def test_sub_byte_integers_are_copied_packed(dtype):
     whole = int.from_bytes(raw(result), "little")
     found = [whole >> (width * i) & (2**width - 1) for i in range(len(values))]
     assert str(result.dtype) == dtype and found == [value & (2**width - 1) for value in values]
-    with pytest.raises(errors.CopyRequiredError, match=f"gives no {dtype} out"):
+    with pytest.raises(errors.CopyRequiredError, match=f"does not export {dtype}"):
         dlx.convert(source, to="dlx", copy=False)
 
 
-# ---- what has no data ------------------------------------------------------------------------------------------------
+# ---- arrays without data ---------------------------------------------------------------------------------------------
 
 
 def deleted():
-    """An array that was deleted."""
+    """Return a deleted array."""
     array = jnp.arange(3)
     array.delete()
     return array
 
 
 def donated():
-    """An array whose memory was given to a computation."""
+    """Return an array whose memory was donated to a computation."""
     array = jnp.arange(3.0)
     jax.jit(lambda a: a * 2, donate_argnums=0)(array)
     return array
 
 
 def sparse():
-    """A sparse matrix of jax."""
+    """Return a sparse jax matrix."""
     from jax.experimental.sparse import BCOO
 
     return BCOO.fromdense(jnp.eye(3))
 
 
 WITHOUT = {
-    "deleted": (deleted, errors.LayoutError, "deleted or donated", "Convert it before"),
-    "donated": (donated, errors.LayoutError, "deleted or donated", "Convert it before"),
+    "deleted": (deleted, errors.LayoutError, "deleted or donated", "Convert it earlier"),
+    "donated": (donated, errors.LayoutError, "deleted or donated", "Convert it earlier"),
     "key": (lambda: jax.random.key(0), errors.DTypeError, "key<", "jax.random.key_data"),
     "keys": (lambda: jax.random.split(jax.random.key(0), 3), errors.DTypeError, "key<", "jax.random.key_data"),
     "reference": (lambda: jax.new_ref(jnp.arange(3)), errors.LayoutError, "mutable reference", "ref[...]"),
@@ -398,7 +398,7 @@ WITHOUT = {
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 @pytest.mark.parametrize("kind", WITHOUT)
 def test_what_has_no_memory_is_refused(kind, target):
-    """Refused by name, with what to do; described all the same; planned as it is refused."""
+    """Arrays without memory are refused by name, with a fix, and can be described and planned."""
     pytest.importorskip(target)
     make, error, reason, fix = WITHOUT[kind]
     source = make()
@@ -411,13 +411,13 @@ def test_what_has_no_memory_is_refused(kind, target):
 
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "scan"])
 def test_tracers_are_refused(transform):
-    """Inside a transformation there are no values; outside of it there are."""
+    """Tracers inside a transformation are refused; outside, the values convert."""
     seen = []
 
     def look(x):
         with pytest.raises(errors.LayoutError, match="inside a jax transformation") as caught:
             dlx.convert(x, to="numpy")
-        assert "Convert outside of it" in caught.value.fix
+        assert "Convert outside of the transformation" in caught.value.fix
         assert str(dlx.plan(x, to="numpy").error) == str(caught.value)
         assert dlx.describe(x).dtype == dlx.DType("float32")
         assert dlx.convert(x, to="jax") is x and dlx.plan(x, to="jax").outcome == "same"
@@ -437,7 +437,7 @@ def test_tracers_are_refused(transform):
 
 
 def test_detach_drops_what_jax_records():
-    """Inside jax too: nothing says whether a tracer is differentiated, so that each is cut off."""
+    """With detach=True, dlx cuts off every tracer, since none shows whether it is differentiated."""
     plans = []
 
     def squares(x):
@@ -454,7 +454,7 @@ def test_detach_drops_what_jax_records():
 
 
 def test_constants_inside_of_jit():
-    """Other arrays can be converted to jax inside of a transformation, where they are constants."""
+    """Other arrays become constants inside a transformation."""
     source = aligned(np.arange(3, dtype="float32"))
     assert jax.jit(lambda x: x + dlx.convert(source, to="jax", copy=False))(jnp.ones(3)).tolist() == [1, 2, 3]
 
@@ -485,7 +485,7 @@ for spec in (P("d"), P()):
             dlx.convert(spread, to=target, copy=False)
             assert spec == P()
         except errors.CopyRequiredError as error:
-            assert "spread over 2 devices" in error.reason and "addressable_shards" in error.fix
+            assert "sharded over 2 devices" in error.reason and "addressable_shards" in error.fix
             assert str(dlx.plan(spread, to=target, copy=False).error) == str(error) and spec == P("d")
     assert dlx.convert(spread, to="jax") is spread and dlx.describe(spread).device is None
     parts = [dlx.convert(shard.data, to="numpy", copy=False) for shard in spread.addressable_shards]
@@ -534,7 +534,7 @@ print("done")
 
 @pytest.mark.slow
 def test_several_devices(python):
-    """Arrays on several devices are refused by name; one device of several is kept."""
+    """Arrays on several devices are refused by name; one device of several is preserved."""
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     assert python(SEVERAL, args=(), env=env) == "done\n"
 
@@ -569,13 +569,13 @@ print("done")
 
 @pytest.mark.slow
 def test_parts_of_an_array_on_eight_devices(python):
-    """What the error says is a call that works: each part is what its index says of the whole, over its memory."""
+    """The call in the error's fix works: each part shares its memory and has the values of its index."""
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     assert python(PARTS, args=(), env=env) == "done\n"
 
 
 def test_jax_without_the_host(python):
-    """Where jax was told to do without the host, it takes no host memory; that is known beforehand, with the fix."""
+    """Without the host platform, host memory is refused in advance, with the fix."""
     out = python(
         """
         import dlx, numpy as np
@@ -593,20 +593,20 @@ def test_jax_without_the_host(python):
         env=os.environ | {"JAX_PLATFORMS": "cuda"},
     )
     told, free = out.splitlines()
-    assert "'cuda' only, without the host | Set JAX_PLATFORMS=cuda,cpu" in told and free == "None"
+    assert "only 'cuda', not the host | Set JAX_PLATFORMS=cuda,cpu" in told and free == "None"
 
 
 def test_devices_both_ways():
-    """The host is jax's first host device, and back."""
+    """The host is jax's first host device, in both directions."""
     devices = registry.target("jax").adapter.devices
     (device,) = jnp.zeros(1).devices()
     assert devices.from_native(device) == (1, 0) and devices.to_native(dlx.Device("cpu")) == device
-    with pytest.raises(errors.DeviceError, match="no device cuda"):
+    with pytest.raises(errors.DeviceError, match="not cuda"):
         devices.to_native(dlx.Device("cuda"))
 
 
 def test_dtypes_both_ways():
-    """Every dtype that the adapter names is one of jax, both ways."""
+    """Every dtype of the adapter exists in jax, in both directions."""
     dtypes = registry.target("jax").adapter.dtypes
     for name in dtypes.names:
         native_dtype = dtypes.to_native(dlx.DType(name))
@@ -617,7 +617,7 @@ def test_dtypes_both_ways():
 
 @pytest.mark.parametrize("dtype", ["complex32", "float6_e2m3fn", "int3", "float32x4", "float128", "float4_e2m1fnx2"])
 def test_dtypes_that_jax_lacks(dtype):
-    """Refused by name, before jax sees them."""
+    """Unsupported dtypes are refused by name before jax is called."""
     source = tensor(dtype, (2,))
     with pytest.raises(errors.DTypeError, match=f"jax has no dtype {dtype}"):
         dlx.convert(source, to="jax")
@@ -627,7 +627,7 @@ def test_dtypes_that_jax_lacks(dtype):
 
 
 def test_jax_stays_itself():
-    """An array of jax is the result; copy=True is jax's own copy, of its class."""
+    """A jax array is the result itself; copy=True is jax's copy, of the same class."""
     for source in (jnp.arange(3), jax.random.key(0), jnp.zeros(2, "int4"), jnp.float32(1)):
         assert dlx.convert(source, to="jax") is source
         assert dlx.convert(source, to="jax", copy=False, readonly="error", detach=True) is source
@@ -638,7 +638,7 @@ def test_jax_stays_itself():
 
 
 def test_names_of_jax():
-    """The name, the package, its numpy, and the type mean the same."""
+    """The name, the package, its numpy, and the type are the same target."""
     for to in ("jax", "jaxlib", jax, jnp, jax.Array):
         assert isinstance(dlx.convert(np.zeros(2, "float32"), to=to), jax.Array)
     assert isinstance(dlx.convert(np.zeros(2, "float32"), like=jnp.zeros(3)), jax.Array)
@@ -648,7 +648,7 @@ def test_names_of_jax():
 
 
 def test_the_result_keeps_the_source():
-    """The source's memory lives as long as the jax array, or a computation on it, and no longer."""
+    """The source's memory lives exactly as long as the jax array or a computation on it."""
     live = native.live()
     source = aligned(np.arange(1000, dtype="float32"))
     alive = weakref.ref(source.base)
@@ -665,7 +665,7 @@ def test_the_result_keeps_the_source():
 
 @pytest.mark.parametrize("end", ["del", "delete", "donate"])
 def test_memory_is_released_once(end):
-    """However a jax array over memory of dlx ends, the memory is released, once."""
+    """The memory of dlx is released once, for every end of the jax array."""
     live = native.live()
     for _ in range(20):
         result = dlx.convert(aligned(np.ones(64, "float32")), to="jax", copy=False)
@@ -678,7 +678,7 @@ def test_memory_is_released_once(end):
 
 
 def test_exports_survive_deletion():
-    """What left jax stays readable after the jax array was deleted or donated."""
+    """Exports stay readable after the jax array was deleted or donated."""
     for end in (lambda array: array.delete(), jax.jit(lambda a: a * 0 - 1, donate_argnums=0)):
         source = jnp.arange(1000, dtype="float32")
         result, packed = dlx.convert(source, to="numpy", copy=False), dlx.convert(jnp.ones(8, "int4"), to="dlx")
@@ -689,7 +689,7 @@ def test_exports_survive_deletion():
 
 
 def test_no_leaks_over_many():
-    """Many conversions, failing ones included, leave nothing behind."""
+    """Many conversions, including failing ones, leak nothing."""
     live = native.live()
     shared, strided, wide, gone = aligned(np.ones(64, "f4")), np.ones((8, 8), "f4")[:, ::2], np.ones(3), deleted()
     for _ in range(200):
@@ -703,7 +703,7 @@ def test_no_leaks_over_many():
 
 
 def test_results_live_at_exit(python):
-    """Arrays that are alive when the interpreter ends do no harm, also while a computation runs."""
+    """Arrays that are alive at the interpreter's exit, also during a computation, do no harm."""
     out = python(
         """
         import threading, numpy as np, jax, jax.numpy as jnp, dlx
@@ -724,7 +724,7 @@ def test_results_live_at_exit(python):
 
 
 class Asked:
-    """A producer that remembers the keywords it was asked with."""
+    """A producer that stores the requested keywords."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -738,7 +738,7 @@ class Asked:
 
 
 def test_defect_legacy_capsules():
-    """Before 0.12 jax asks for legacy capsules only, and so cannot be given read-only memory by its producer."""
+    """Before 0.12 jax requests legacy capsules only, so producers cannot pass read-only memory."""
     source = Asked(tensor("float32", readonly=True))
     if registry.target("jax").adapter.lowered.get("hears_readonly", True):
         assert jax.dlpack.from_dlpack(source).shape == (4,) and source.options["max_version"] >= (1, 0)
@@ -749,7 +749,7 @@ def test_defect_legacy_capsules():
 
 
 def test_defect_float4_is_given_and_not_taken():
-    """float4 leaves jax, packed, and is refused on its way back by jax; dlx has jax copy it."""
+    """Jax exports packed float4 but refuses to import it; dlx has jax copy it."""
     source = jnp.array([0, 0.5, 1, 6, -1, -6], "float4_e2m1fn")
     given = dlx.convert(source, to="dlx", copy=False)
     assert given.dtype == dlx.DType("float4_e2m1fn") and raw(given) == b"\x10\x72\xfa"
@@ -760,11 +760,11 @@ def test_defect_float4_is_given_and_not_taken():
         dlx.convert(given, to="jax", copy=False)
 
 
-# ---- x64 differs from thread to thread, and from call to call -------------------------------------------------------
+# ---- x64 differs between threads and calls ---------------------------------------------------------------------------
 
 
 def test_x64_is_read_in_every_thread(python):
-    """Each conversion goes by what its own thread has switched on; nothing is shared between them."""
+    """Each conversion uses its own thread's setting."""
     out = python(
         """
         import sys, threading
@@ -780,7 +780,7 @@ def test_x64_is_read_in_every_thread(python):
                     try:
                         result = str(dlx.convert(wide, to="jax").dtype)
                     except dlx.errors.DTypeError as error:
-                        result = "x64 is off" if "since x64 is off" in str(error) else str(error)
+                        result = "x64 is off" if "because x64 is off" in str(error) else str(error)
                     if result != ("float64" if on else "x64 is off") or (plan.error is None) is not on:
                         wrong.append((on, result, str(plan)))
 
@@ -795,7 +795,7 @@ def test_x64_is_read_in_every_thread(python):
 
 
 def test_like_reads_x64_as_well():
-    """like= asks the switch as to= does."""
+    """like= reads the setting, too."""
     example, wide = jnp.zeros(3), tensor("float64")
     assert type(dlx.plan(wide, like=example).error) is errors.DTypeError
     with jax.enable_x64(True):
@@ -805,11 +805,11 @@ def test_like_reads_x64_as_well():
 
 
 def test_types_that_are_no_targets():
-    """Only jax.Array is a target; tracers, references and sparse arrays are not, and do not count as being one."""
+    """Only jax.Array is a target; tracers, references and sparse arrays are not."""
     assert dlx.convert(tensor("float32"), to=jax.Array).shape == (4,)
     result = jnp.ones(3)
     assert dlx.convert(result, to=jax.Array) is result
-    with pytest.raises(errors.AdapterNotFoundError, match="Say to='jax'"):
+    with pytest.raises(errors.AdapterNotFoundError, match="Pass to='jax'"):
         dlx.convert(tensor("float32"), to=jax.core.Tracer)
     from jax.experimental import sparse
 
@@ -819,7 +819,7 @@ def test_types_that_are_no_targets():
 
 @pytest.mark.parametrize("dtype", ["int4", "uint2", "float4_e2m1fn"])
 def test_packed_elements_in_another_order(np, dtype):
-    """Jax may keep packed elements column-major; what comes out is in order."""
+    """Packed elements convert in order, even if jax stores them column-major."""
     from jax.experimental.layout import Format, Layout
 
     plain = jnp.asarray(np.arange(6).reshape(2, 3) % 4, dtype)
@@ -831,7 +831,7 @@ def test_packed_elements_in_another_order(np, dtype):
 
 
 def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
-    """Toggled in the middle of a process, the switch is honoured at once; a fresh process builds its tables once."""
+    """Capabilities are built once for each value of the setting, and changes take effect immediately."""
     out = python(
         """
         import dlx
@@ -851,7 +851,7 @@ def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
                 assert dlx.convert(small, to=to).dtype == "float32"
                 error = dlx.plan(wide, to=to).error
                 try: assert error is None and dlx.convert(wide, to=to).dtype == "float64"
-                except (AssertionError, dlx.errors.DTypeError): assert "since x64 is off" in str(error), error
+                except (AssertionError, dlx.errors.DTypeError): assert "because x64 is off" in str(error), error
             return error is None
         found = []
         for on in (False, True, False, True, True):
@@ -861,7 +861,7 @@ def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
                 found.append(taken())
         print(found == [False, True, True, False, False, True, True, False, True, False])
         names = len(adapter.dtypes.names)
-        print(counts["capabilities"], counts["native"] <= 4 * names)  # for two values, and for jax.Array as well
+        print(counts["capabilities"], counts["native"] <= 4 * names)  # for two values, for jax.Array as well
         assert all(registry.target(to) is registry.target(to) for to in ("jax", jax.Array))
         """,
         args=(),
@@ -870,7 +870,7 @@ def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
 
 
 def test_a_switch_that_is_thrown_meanwhile_is_not_remembered(monkeypatch):
-    """Capabilities that were stated while a value changed are those of nobody else."""
+    """Capabilities computed while the setting changed are not cached."""
     import types
 
     from dlx._registry.registry import Registry

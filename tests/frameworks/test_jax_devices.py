@@ -1,8 +1,8 @@
-"""The jax adapter on devices, against a module that behaves like a CUDA build of jax over the recording driver.
+"""The jax adapter on devices, with a module that behaves like a CUDA build of jax on the recording driver.
 
-What matters of the original (jax 0.10, jaxlib/dlpack.cc): there is no current stream; an array is ready on the compute
-stream of its device; `__dlpack__(stream=s)` makes s wait, without one the host waits, and any number is taken for a
-handle; capsules are legacy ones; `from_dlpack` names a stream of its own, which the compute stream waits for.
+It copies jax 0.10 (jaxlib/dlpack.cc): there is no current stream; an array is ready on its device's compute stream;
+`__dlpack__(stream=s)` makes s wait, the host waits without a stream, and any number counts as a handle; capsules are
+legacy ones; `from_dlpack` names its own stream, which the compute stream waits for.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import gc
 import sys
 import types
 
-import gpulib
 import pytest
-from renamed import adapter_module
+from support.cuda import gpulib
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core import native
@@ -27,7 +27,7 @@ jax = pytest.importorskip("jax")
 
 
 class Device:
-    """A device of jax's."""
+    """A jax device."""
 
     client = types.SimpleNamespace(platform_version="cuda 12090")
 
@@ -76,7 +76,7 @@ class Array:
         if stream is None:
             assert lib.dlx_cuda_synchronize(number, self.device.compute) == 0
         else:
-            assert stream > 0, "jax takes any number for a handle"
+            assert stream > 0, "jax uses any number as a handle"
             assert lib.dlx_cuda_order(number, self.device.compute, number, stream) == 0
         place = self.__dlpack_device__()
         return native.tensor_new(self.address, self.shape, None, (1, 8, 1), place, 0, self).__dlpack__(
@@ -85,7 +85,7 @@ class Array:
 
 
 def fake_jax(driver):
-    """A module that is a build of jax with a plugin for CUDA."""
+    """Return a module like a build of jax with the CUDA plugin."""
     self = types.ModuleType("jaxbuild")
     self.__version__, self.driver, self.heard, self.numpy = "0.10.2", driver, [], jax.numpy
     self.dtypes, self.config = (
@@ -104,7 +104,7 @@ def fake_jax(driver):
 
     def from_dlpack(obj):
         kind, number = obj.__dlpack_device__()
-        assert kind == 2, "of this test"
+        assert kind == 2, "not used here"
         device = devices[number]
         taken = native.capsule_claim(obj.__dlpack__(stream=device.external))
         assert lib.dlx_cuda_order(number, device.external, number, device.compute) == 0
@@ -117,7 +117,7 @@ def fake_jax(driver):
 
 @pytest.fixture
 def build(monkeypatch, cuda):
-    """That jax, known to dlx for one test."""
+    """Return that jax, which dlx uses during one test."""
     from dlx._registry.registry import Plugin
 
     copied, module = adapter_module("jax", "jaxbuild"), fake_jax(cuda)
@@ -132,13 +132,13 @@ def build(monkeypatch, cuda):
 
 @pytest.fixture
 def other(monkeypatch, cuda):
-    """Another framework on the same devices."""
+    """Return another framework on the same devices."""
     return gpulib.install(monkeypatch, "other", cuda)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_out(cuda, build, other, number):
-    """Shared by address; the consumer's stream is told to jax, which makes it wait."""
+    """Memory is shared by address; jax makes the consumer's stream wait."""
     with other.on(cuda.stream(number), number) as c:
         source = build.computed(build.local_devices()[number])
         assert dlx.describe(source).device == (2, number)
@@ -148,7 +148,7 @@ def test_out(cuda, build, other, number):
 
 
 def test_out_without_order(cuda, build, other):
-    """-1 is no handle to jax: it waits on the host instead, which is more than was asked for."""
+    """With stream -1, which is not a handle, jax waits on the host."""
     with other.on(cuda.stream()):
         dlx.convert(build.computed(), to="other", stream=-1, readonly="share")
     assert build.heard == [None]
@@ -157,7 +157,7 @@ def test_out_without_order(cuda, build, other):
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("readonly", [False, True])
 def test_in(cuda, build, other, number, readonly):
-    """Shared by address; the stream that jax names waits, also for memory that must not be written to."""
+    """Memory is shared by address; the stream that jax names waits, also for read-only memory."""
     with other.on(cuda.stream(number), number):
         source = other.made(number, readonly=readonly)
         result = dlx.convert(source, to="jaxbuild")
@@ -168,18 +168,18 @@ def test_in(cuda, build, other, number, readonly):
 
 
 def test_many(cuda, build, other):
-    """One event for all; the stream of jax's waits for each, since it asks for each by itself."""
+    """One event serves all arrays; jax's stream waits for each, since jax requests each."""
     with other.on(cuda.stream()):
         sources = [other.made() for _ in range(10)]
         cuda.forget()
         results = dlx.convert(sources, to="jaxbuild")
         compute = build.local_devices()[0].compute
         assert not any(cuda.read(compute, result.address, N) for result in results)
-        assert cuda.count("cuEventRecord") == 1 + 10  # and jax's own
+        assert cuda.count("cuEventRecord") == 1 + 10  # including jax's
 
 
 def test_memory_is_let_go_of(cuda, build, other):
-    """When the jax array goes."""
+    """The memory is released with the jax array."""
     with other.on(cuda.stream()):
         result = dlx.convert(other.made(), to="jaxbuild")
         del result
@@ -189,7 +189,7 @@ def test_memory_is_let_go_of(cuda, build, other):
 
 
 def test_to_the_host(cuda, build, np):
-    """A copy, once jax is done."""
+    """The copy waits for jax."""
     source = build.computed()
     assert type(dlx.convert(source, to="numpy")) is np.ndarray and cuda.races == 0
     with pytest.raises(CopyRequiredError):
@@ -197,7 +197,7 @@ def test_to_the_host(cuda, build, np):
 
 
 def test_pinned_memory_is_read_by_the_host(cuda, build, np):
-    """Under its true device; jax waits on the host."""
+    """Pinned memory keeps its device; jax waits on the host."""
     source = build.computed(kind="pinned_host")
     assert dlx.describe(source).device == dlx.Device("cuda_host")
     result = dlx.convert(source, to="numpy", copy=False)
@@ -205,7 +205,7 @@ def test_pinned_memory_is_read_by_the_host(cuda, build, np):
 
 
 def test_moves(cuda, build, np):
-    """From the host by dlx, inside jax by jax."""
+    """Arrays from the host are moved by dlx, arrays of jax by jax."""
     made = dlx.convert(np.arange(N, dtype="uint8"), to="jaxbuild", device="cuda:1")
     device = build.local_devices()[1]
     assert made.device is device and not cuda.read(device.compute, made.address, N, 1)
@@ -215,7 +215,7 @@ def test_moves(cuda, build, np):
 
 
 def test_host_memory_goes_to_the_default_device(cuda, build, np):
-    """As `jax.numpy.asarray` puts it there, however it is aligned, unless the call forbids copies or names a device."""
+    """Arrays go to the device of `jax.numpy.asarray`, unless the call forbids copies or names a device."""
     gpus, source = build.local_devices(), np.zeros(N + 64, "uint8")
     start = -source.ctypes.data % 64
     for number in (None, 0, 1):
@@ -239,7 +239,7 @@ def test_host_memory_goes_to_the_default_device(cuda, build, np):
 
 
 def test_what_a_function_in_jax_gets_and_gives(cuda, build, other):
-    """Its stream cannot be set: in and out are ordered."""
+    """Jax's stream cannot be set: inputs and outputs are ordered."""
 
     @dlx.using("jaxbuild")
     def work(x):
@@ -253,7 +253,7 @@ def test_what_a_function_in_jax_gets_and_gives(cuda, build, other):
 
 
 def test_other_platforms(build):
-    """ROCm's devices, which jax calls by the same word, and those that DLPack does not know."""
+    """ROCm devices, which jax also calls 'gpu', and unknown platforms are handled."""
     device = build.local_devices()[0]
     assert build.adapter.devices.from_native(device) == (2, 0)
     device.client = types.SimpleNamespace(platform_version="rocm 60200")
@@ -264,14 +264,14 @@ def test_other_platforms(build):
 
 
 def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
-    """And where jax was told to do without; known before any backend is started."""
+    """Without the plugin, or with CUDA disabled, there is no device, before any backend is started."""
     assert registry.target("jaxbuild").capabilities.device_types == {1, 2}
     build.config.jax_platforms = "cpu"
     assert registry.target("jaxbuild").capabilities.device_types == {1}
     build.config.jax_platforms = "cuda"
     assert registry.target("jaxbuild").capabilities.device_types == {2}
-    monkeypatch.setattr(build.of_adapter, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
+    monkeypatch.setattr(build.of_adapter, "_has_cuda_plugin", lambda: False)  # cached once per process
     registry._forget()
     build.config.jax_platforms = None
-    with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):
+    with pytest.raises(DeviceError, match="cuda:0, which jaxbuild does not support"):
         dlx.convert(other.made(), to="jaxbuild", device="cuda:0")

@@ -1,4 +1,4 @@
-"""Where jax arrays are and whether they are committed: as those of `jnp.asarray`, unless the call names a device."""
+"""Devices and commitment of jax arrays: those of `jnp.asarray`, unless the call names a device."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ for over, spec in specs:
                         assert whole
                     except errors.DlxError as error:
                         assert not whole and isinstance(error, errors.CopyRequiredError)
-                        assert "spread over 4 devices" in str(error)
+                        assert "sharded over 4 devices" in str(error)
     s = jax.device_put(jnp.asarray(base), NamedSharding(over, spec))
     assert dlx.convert(s, to="jax") is s and dlx.convert([s], to="jax")[0] is s
     for device in D:
@@ -232,12 +232,12 @@ print("done")
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [PLAIN, NAMED, USING, SPREAD], ids=["plain", "named", "using", "spread"])
 def test_four_devices(python, code):
-    """Every road, source and default device; named devices; results of `using`; replicated and sharded arrays."""
+    """All ways, sources, default devices, named devices, `using` and sharded arrays give the right placement."""
     assert python(COMMON + code, args=(), env=FOUR) == "done\n"
 
 
 def test_one_device():
-    """Uncommitted without a device, committed with one, over the same memory both times."""
+    """The array is uncommitted without a device, committed with one, over the same memory."""
     block = np.zeros(192, "uint8")
     x = block[-block.ctypes.data % 64 :][:64]
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_one_device():
 
 
 def test_a_named_device_by_every_road():
-    """Alone, in trees and views, of the fast path and of Python; copies keep their order if they are committed."""
+    """Named devices work alone, in trees and views, in C and in Python; committed copies keep their order."""
     torch = pytest.importorskip("torch")
     block = np.zeros((9, 7), "f4")
     free = jnp.ones(3)
@@ -268,7 +268,7 @@ def test_a_named_device_by_every_road():
                     assert np.array_equal(np.asarray(made), np.asarray(source))
                     row_major = made.format.layout.major_to_minor == tuple(range(made.ndim))
                     assert made.committed == (committed or not row_major)
-    for order in ({"like": free}, {"to": "jax", "device": "cpu"}, {"like": free}):  # no decision is used for another
+    for order in ({"like": free}, {"to": "jax", "device": "cpu"}, {"like": free}):  # each decision is separate
         made = dlx.convert.__wrapped__(np.zeros((9, 7), "f4")[:, 1:].T, **order)
         assert made.committed == ("to" in order), order
         assert (made.format.layout.major_to_minor == (0, 1)) == ("like" in order)
@@ -277,7 +277,7 @@ def test_a_named_device_by_every_road():
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (3, 2, 1)])
 def test_elements_of_less_than_a_byte(name, shape):
-    """Numpy's reach jax as `jnp.asarray` takes them, by a copy that the plan reports, and come back as they were."""
+    """Numpy's sub-byte arrays convert to jax with a reported copy, and back unchanged."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = getattr(ml_dtypes, name)
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape) % 4
@@ -302,7 +302,7 @@ def test_elements_of_less_than_a_byte(name, shape):
 
 
 def test_every_value_of_less_than_a_byte():
-    """Bit for bit, out of numpy and out of dlx's packed memory."""
+    """Every value is exact, from numpy and from dlx's packed memory."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for name, bits in (("int4", 4), ("uint4", 4), ("int2", 2), ("uint2", 2), ("float4_e2m1fn", 4)):
         dtype = getattr(ml_dtypes, name)
@@ -325,7 +325,7 @@ ORDERS = {
 @pytest.mark.parametrize("offset", [0, 4])
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"device": "cpu"}], ids=str)
 def test_other_orders_of_memory_have_the_right_values_in_every_operation(order, offset, options):
-    """`jit` ignores the layout of uncommitted arrays: those in another order are committed, and the plan says so."""
+    """`jit` ignores the layout of uncommitted arrays: other orders are committed, and the plan says so."""
     block = np.zeros(256, "uint8")
     start = -block.ctypes.data % 64 + offset
     x = block[start : start + 64].view("f4").reshape(4, 4)
@@ -345,7 +345,7 @@ def test_other_orders_of_memory_have_the_right_values_in_every_operation(order, 
 
 
 def test_copies_are_uncommitted_in_every_order(torch):
-    """What dlx copies for jax is row-major, on all roads, also of torch's column-major results."""
+    """Copies of dlx for jax are row-major, for all calls, also from torch's column-major results."""
     source = torch.linalg.inv(torch.eye(3)[None].repeat(2, 1, 1) * 2)
     for array in (source.mT, source.mT[1], source[:, 1:].mT):
         made = dlx.convert(array, to="jax", copy=True)

@@ -1,7 +1,6 @@
-"""tensorflow, paddle, mlx, warp, onnxruntime and modules with from_dlpack: values, addresses, rights, what is refused.
+"""tensorflow, paddle, mlx, warp, onnxruntime and modules with from_dlpack: values, sharing, read-only, refusals.
 
-`make test-frameworks` runs this in an environment for each of them; in `make test` those that are not installed are
-skipped.
+`nox -s frameworks` runs this file in an environment for each of them; `make test` skips missing frameworks.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 @dataclass(frozen=True)
 class Framework:
-    """What a framework is known to do; the address of an array is asked of the framework itself where it can tell."""
+    """The features of a framework; it reports the address of its arrays if it can."""
 
     name: str
     module: str
-    own: str  # code of an own array of float32 [[0, 1, 2], [3, 4, 5]]; m is the module
-    address: str = ""  # code of the address of x; empty: numpy tells it of its export
+    own: str  # code of an array of float32 [[0, 1, 2], [3, 4, 5]]; m is the module
+    address: str = ""  # code of the address of x; empty: numpy reads the export
     dtypes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    shares: frozenset[str] = frozenset({"compact"})  # layouts that come in as they are
-    copies: bool = False  # whatever comes in
+    shares: frozenset[str] = frozenset({"compact"})  # layouts that it shares
+    copies: bool = False  # always
     keeps_readonly: bool = False
     gives_readonly: bool = False
     ndims: tuple[int, int] = (0, 8)
@@ -91,13 +90,13 @@ FRAMEWORKS = (
 
 @pytest.fixture(params=FRAMEWORKS, ids=lambda framework: framework.name)
 def framework(request):
-    """One of them, imported, or a skip."""
+    """Return an installed framework, or skip."""
     imported(request.param.module)
     return request.param
 
 
 def imported(name):
-    """Import a framework; some say things while they are imported."""
+    """Import a framework; some print messages on import."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -105,7 +104,7 @@ def imported(name):
 
 
 def own(framework):
-    """Return an array that the framework has made itself."""
+    """Return an array created by the framework."""
     module = importlib.import_module(framework.module)
     if hasattr(module, "init"):
         module.init()
@@ -113,7 +112,7 @@ def own(framework):
 
 
 def address(framework, x):
-    """Return where an array's first element is."""
+    """Return the address of an array's first element."""
     if framework.address:
         return eval(framework.address, {"x": x})
     return np.from_dlpack(x).ctypes.data
@@ -141,7 +140,7 @@ def dtyped(name, shape=(2, 3)):
 
 
 def test_every_dtype_comes_back_bit_by_bit(framework):
-    """All that the framework has in DLPack, bool as bool; a copy that it makes itself as well."""
+    """Every dtype that the framework exports survives, bool as bool, also in the framework's copy."""
     for name in framework.dtypes:
         source = dtyped(name)
         inside = dlx.convert(source, to=framework.name)
@@ -152,7 +151,7 @@ def test_every_dtype_comes_back_bit_by_bit(framework):
 
 
 def test_other_dtypes_are_refused(framework):
-    """Never narrowed, never passed as another one."""
+    """Other dtypes are refused, never narrowed or renamed."""
     for name in framework.refused:
         with pytest.raises(errors.DTypeError) as caught:
             dlx.convert(dtyped(name), to=framework.name)
@@ -161,7 +160,7 @@ def test_other_dtypes_are_refused(framework):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_come_in_as_the_plan_says(framework, layout):
-    """Shared or copied, by address; copy=False raises where it cannot be kept, copy=True is memory of its own."""
+    """Memory is shared or copied like the plan says; copy=False raises for copies; copy=True copies."""
     source = LAYOUTS[layout](aligned((4, 4))[:2, :3] if layout == "gaps" else aligned())
     shares = layout in framework.shares and not framework.copies
     plan = dlx.plan(source, to=framework.name)
@@ -169,7 +168,7 @@ def test_layouts_come_in_as_the_plan_says(framework, layout):
     assert plan.outcome == ("shared" if shares else "copied"), plan
     assert (address(framework, inside) == source.ctypes.data) == shares
     assert dlx.convert(inside, to="numpy").tolist() == source.tolist()
-    del inside  # paddle leaks memory that it imports twice at a time
+    del inside  # paddle leaks memory that it imports twice at the same time
     if shares:
         assert address(framework, dlx.convert(source, to=framework.name, copy=False)) == source.ctypes.data
     else:
@@ -181,7 +180,7 @@ def test_layouts_come_in_as_the_plan_says(framework, layout):
 
 
 def test_what_leaves_is_shared(framework):
-    """An array of the framework's own making, read-only where its arrays are constant."""
+    """An array of the framework is shared, read-only if its arrays are constant."""
     array = own(framework)
     assert dlx.describe(array).dtype == dlx.DType("float32") and dlx.describe(array).shape == (2, 3)
     result = dlx.convert(array, to="numpy", copy=False)
@@ -192,7 +191,7 @@ def test_what_leaves_is_shared(framework):
 
 
 def test_memory_lives_as_long_as_a_result(framework):
-    """Each way, whatever was the owner."""
+    """The result keeps the memory alive, in both directions, for any owner."""
     array = own(framework)
     result = dlx.convert(array, to="numpy")
     del array
@@ -207,7 +206,7 @@ def test_memory_lives_as_long_as_a_result(framework):
 
 
 def test_read_only_memory_is_never_written(framework):
-    """Kept, or copied; refused where the caller says so."""
+    """Read-only memory stays read-only, is copied, or is refused at the caller's request."""
     source = aligned()
     source.flags.writeable = False
     inside = dlx.convert(source, to=framework.name)
@@ -220,7 +219,7 @@ def test_read_only_memory_is_never_written(framework):
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 0), (1, 1), (1,) * 5, (1,) * 10], ids=str)
 def test_shapes(framework, shape):
-    """0-d, empty and of many dimensions: as they are, or refused by name."""
+    """0-d, empty and high-dimensional arrays convert, or are refused by name."""
     source = aligned(shape)
     low, high = framework.ndims
     if len(shape) < low or (len(shape) > high and framework.name in ("warp", "paddle")):
@@ -235,7 +234,7 @@ def test_shapes(framework, shape):
 
 
 def test_empty_arrays_that_live_together_leave_nothing(framework):
-    """Paddle's own import never releases the second one, nor what it is a view of."""
+    """Paddle's import never releases the second array, nor its base."""
     module = [dlx.convert(aligned((0, 3)), to=framework.name) for _ in range(3)]
     del module
     gc.collect()
@@ -247,7 +246,7 @@ def test_empty_arrays_that_live_together_leave_nothing(framework):
 
 
 def test_an_array_of_the_framework_stays_what_it_is(framework):
-    """By name, by module, and beside it in a container; copy=True makes another one."""
+    """The framework's arrays are unchanged, by name, by module, and in containers; copy=True copies them."""
     array = own(framework)
     assert dlx.convert(array, to=framework.name) is array
     assert dlx.convert(array, to=sys.modules[framework.module]) is array
@@ -258,9 +257,9 @@ def test_an_array_of_the_framework_stays_what_it_is(framework):
 
 
 def test_memory_on_a_gpu_is_where_the_array_says(framework, monkeypatch):
-    """Real arrays that say they are on a GPU are not the host's: the plan moves them, warp's by its own means."""
+    """Arrays that report a GPU are moved by the plan, warp's with warp's functions."""
     if framework.name in ("mlx", "array_api_strict"):
-        pytest.skip("its arrays are on no device, or on the host only")
+        pytest.skip("its arrays have no device, or are on the host only")
     x = own(framework)
     assert dlx.plan(x, framework.name, device="cpu").outcome == "same"
     assert dlx.convert(x, framework.name, device="cpu") is x
@@ -281,7 +280,7 @@ def test_memory_on_a_gpu_is_where_the_array_says(framework, monkeypatch):
 
 
 def test_variables_of_tensorflow_are_where_they_say(monkeypatch):
-    """They have no __dlpack_device__, and their value is not read for that."""
+    """Variables have no __dlpack_device__; their device is known without reading the value."""
     tf = imported("tensorflow")
     variable = tf.Variable([1.0, 2.0])
     assert dlx.convert(variable, "tensorflow", device="cpu") is variable
@@ -291,14 +290,14 @@ def test_variables_of_tensorflow_are_where_they_say(monkeypatch):
 
 
 def test_it_takes_the_fast_path_both_ways(framework):
-    """The Python path is not asked: neither into the framework, nor out of it, nor in a container."""
+    """The Python path is not called, in either direction or in a container."""
 
     def python_path(*args, **options):
-        raise AssertionError(f"the Python path was asked for {args} {options}")
+        raise AssertionError(f"the Python path was called for {args} {options}")
 
     convert = native.FastPathFunction(python_path, fast_path.learn, None)
     source, array = aligned(), own(framework)
-    dlx.convert(source, to=framework.name)  # which imports and initializes
+    dlx.convert(source, to=framework.name)  # imports and initializes
     assert dlx.convert(convert(source, to=framework.name), to="numpy").tolist() == source.tolist()
     inside = convert([source, {"a": source}], to=framework.name)
     assert type(inside[0]) is type(array) and inside[1]["a"] is inside[0]
@@ -311,13 +310,13 @@ def test_it_takes_the_fast_path_both_ways(framework):
 
 
 def test_it_is_an_example_for_like(framework):
-    """`like=` an array of it."""
+    """An array of the framework is an example for `like=`."""
     array = dlx.convert(aligned(), to=framework.name)
     assert type(dlx.convert(np.ones(3, "float32"), like=array)) is type(array)
 
 
 def test_trees_and_decorated_functions(framework):
-    """Lists, and functions that compute in it."""
+    """Lists, and functions decorated with `using`, work."""
     results = dlx.convert([aligned(), {"a": aligned((2,))}], to=framework.name)
     assert dlx.convert(results, to="numpy")[1]["a"].tolist() == [0, 1]
 
@@ -332,7 +331,7 @@ def test_trees_and_decorated_functions(framework):
 
 
 def child(code):
-    """Run code in a process of its own, which must end well; return what it printed."""
+    """Run code in a new process, which must succeed; return its output."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-2000:])
@@ -372,7 +371,7 @@ print("alive", dlx._core.native.live())
 
 
 def test_hostile_producers_are_refused_or_come_in_right(framework):
-    """In a process of its own, which they could kill; what is refused is not leaked."""
+    """Hostile producers, in a new process that they could kill, are refused without a leak, or read correctly."""
     said = child(HOSTILE.format(module=framework.module, name=framework.name))
     for name in ("null", "negative-extent", "overflow", "version-2"):
         assert re.search(rf"^{name} \w+Error$", said, re.MULTILINE), said
@@ -382,7 +381,7 @@ def test_hostile_producers_are_refused_or_come_in_right(framework):
 
 
 def test_tensorflow_gives_no_memory_of_what_has_none():
-    """Strings (whose export would end the process), variants, symbolic tensors, sparse and ragged ones, float8."""
+    """Strings (whose export ends the process), variants, symbolic, sparse and ragged tensors, float8 are refused."""
     pytest.importorskip("tensorflow")
     said = child(
         REFUSING.format(imports="tensorflow as tf")
@@ -410,20 +409,20 @@ print((dlx.convert(odd, to="tensorflow") + 1).numpy().sum())
 
 
 def test_paddle_gives_no_gradient_out():
-    """Not by its exchange table either, which does not look; sparse tensors, and those whose memory is gone."""
+    """Gradients, sparse tensors and freed memory are refused, also through the exchange table, which does not check."""
     paddle = imported("paddle")
     graph = paddle.ones([3])
     graph.stop_gradient = False
     for tensor in (graph, paddle.create_parameter([3], "float32")):
         with pytest.raises(errors.ConversionError, match="detach=True") as caught:
             dlx.convert(tensor, to="numpy")
-        assert caught.type is errors.ConversionError  # as of torch: no copy would help
+        assert caught.type is errors.ConversionError  # as for torch: no copy would help
         assert dlx.convert(tensor, to="numpy", detach=True).ctypes.data == tensor.data_ptr()
         assert dlx.convert(tensor, to="paddle") is tensor
         assert dlx.convert(tensor, to="paddle", detach=True).stop_gradient
         with pytest.raises(errors.ConversionError, match="gradients would be lost") as caught:
             dlx.using("numpy")(np.sin)(tensor)
-        assert caught.value.fix == "Say dlx.using(..., detach=True) to do without."
+        assert caught.value.fix == "Use dlx.using(..., detach=True) to drop them."
     said = child(
         REFUSING.format(imports="paddle")
         + """
@@ -444,7 +443,7 @@ refused(gone)
 
 
 def test_paddle_leaks_what_it_imports_twice_at_a_time():
-    """By its own from_dlpack: a version that does not needs no word about it any more."""
+    """Paddle leaks; if a version does not, remove the known issue."""
     paddle, source = imported("paddle"), aligned()
     before = sys.getrefcount(source)
     both = [paddle.from_dlpack(source), paddle.from_dlpack(source)]
@@ -455,7 +454,7 @@ def test_paddle_leaks_what_it_imports_twice_at_a_time():
 
 @pytest.mark.parametrize(("kind", "steps"), [("float32", 6), ("float32", 2), ("vec2h", 5)])
 def test_warp_strides_that_are_no_whole_elements(kind, steps):
-    """Refused, where warp's own export rounds them down; what has one element has no stride."""
+    """Strides that are not whole elements are refused; warp's export rounds them down."""
     wp = imported("warp")
     memory = np.arange(24, dtype="u1")
 
@@ -466,7 +465,7 @@ def test_warp_strides_that_are_no_whole_elements(kind, steps):
 
     for copy in (None, True):
         assert dlx.plan(array(3), to="numpy", copy=copy).outcome == "refused"
-        with pytest.raises(errors.LayoutError, match="no whole numbers of elements") as caught:
+        with pytest.raises(errors.LayoutError, match="not multiples of the element size") as caught:
             dlx.convert(array(3), to="numpy", copy=copy)
         assert caught.value.fix == "Call .contiguous() first."
     contiguous = array(3).contiguous()
@@ -475,7 +474,7 @@ def test_warp_strides_that_are_no_whole_elements(kind, steps):
 
 
 def test_warp_is_initialized_and_says_what_cannot_cross():
-    """In a fresh process, where nobody has called wp.init(); gradients, structures, vectors."""
+    """In a new process wp.init() is called; gradients, structures and vectors are refused or converted."""
     pytest.importorskip("warp")
     said = child(
         REFUSING.format(imports="warp as wp")
@@ -495,13 +494,13 @@ print(dlx.convert(wp.zeros(3, dtype=wp.vec3, device="cpu"), to="numpy").shape)
 """
     )
     lines = said.splitlines()
-    lines = lines[lines.index("(2, 3)") :]  # after what warp says of the machine
+    lines = lines[lines.index("(2, 3)") :]  # after warp's messages about the machine
     assert lines[0] == "(2, 3)" and lines[1] == "ConversionError", lines
     assert lines[2:4] == ["True", "True False"] and lines[4].endswith("Error") and lines[5] == "(3, 3)"
 
 
 def test_onnxruntime_keeps_what_its_capsules_do_not():
-    """The array behind a value made of numpy's memory lives on; what is no dense tensor is refused."""
+    """The numpy memory behind a value stays alive; other values than dense tensors are refused."""
     ort = imported("onnxruntime")
     source = np.arange(1000.0)
     value = ort.OrtValue.ortvalue_from_numpy(source)
@@ -521,7 +520,7 @@ def test_onnxruntime_keeps_what_its_capsules_do_not():
 
 
 def test_mlx_gives_out_what_it_computes_then():
-    """An array that is not computed yet is computed; inside of compile and vmap there are no values."""
+    """A lazy array is computed; inside compile and vmap there are no values."""
     mx = imported("mlx.core")
     assert dlx.convert(mx.ones(4) + 1, to="numpy").tolist() == [2.0] * 4
     seen = []
@@ -539,7 +538,7 @@ def test_mlx_gives_out_what_it_computes_then():
 
 @pytest.mark.parametrize("name", ["paddle", "tensorflow"])
 def test_arrays_without_elements_have_every_dtype(name):
-    """Read-only ones too: there is nothing in them that could be written to."""
+    """Empty arrays of every dtype convert, also read-only ones."""
     imported(name)
     target = registry.target(name)
     for dtype in sorted(target.capabilities.dtypes):
@@ -555,7 +554,7 @@ def test_arrays_without_elements_have_every_dtype(name):
 
 @pytest.mark.parametrize("attribute", ["indexedarray", "fabricarray", "TensorArray"])
 def test_what_is_scattered_in_memory_has_a_hint(attribute):
-    """It is refused, with what makes an array of it."""
+    """An array in several pieces is refused, with the call that joins it."""
     kind = getattr(imported("tensorflow" if attribute == "TensorArray" else "warp"), attribute)
     fix = "Call .stack() first." if attribute == "TensorArray" else "Call .contiguous() first."
     assert array_like.refusal(kind).fix == fix
@@ -563,7 +562,7 @@ def test_what_is_scattered_in_memory_has_a_hint(attribute):
 
 @pytest.mark.parametrize("name", ["mlx", "onnxruntime", "warp", "paddle", "tensorflow", "xarray"])
 def test_an_absent_framework_is_a_clear_error(name, python):
-    """With its install line; the adapter is listed all the same, and imports nothing."""
+    """The error has the install command; the adapter is listed without importing the framework."""
     said = python(
         f"""
         import sys
@@ -584,7 +583,7 @@ def test_an_absent_framework_is_a_clear_error(name, python):
 
 @pytest.mark.parametrize(("name", "dtype"), [("tensorflow", "float64"), ("mlx", "float32")])
 def test_functions_are_differentiated_for_others(name, dtype):
-    """By reverse mode, twice, and a result that is left out has no part in it."""
+    """Reverse mode works, also twice; an unused result has no effect."""
     m = pytest.importorskip("mlx.core" if name == "mlx" else name)
     vjp = registry.target(name).adapter.gradients.vjp
     into, out = (lambda x: dlx.convert(x, to=name)), (lambda x: np.asarray(dlx.convert(x, to="numpy")))
@@ -604,7 +603,7 @@ def test_functions_are_differentiated_for_others(name, dtype):
 
 
 def test_complex_gradients_of_tensorflow():
-    """They follow the convention of `GradSupport`."""
+    """Complex gradients follow the convention of `GradSupport`."""
     pytest.importorskip("tensorflow")
     random = np.random.default_rng(0)
     z, given = (random.normal(size=3) + 1j * random.normal(size=3) for _ in range(2))
@@ -615,7 +614,7 @@ def test_complex_gradients_of_tensorflow():
 
 
 def test_tapes_of_tensorflow_are_not_cut():
-    """What a tape watches is refused, unless the gradients are dropped on purpose; the rest goes on."""
+    """A tensor that a tape watches is refused without detach=True; other tensors convert."""
     tf = pytest.importorskip("tensorflow")
     double = dlx.using("numpy")(lambda x: x * 2)
     x, variable = tf.constant([1.0, 2.0]), tf.Variable([1.0, 2.0])
@@ -632,14 +631,14 @@ def test_tapes_of_tensorflow_are_not_cut():
 
 
 def test_onnxruntime_values_that_are_no_tensors_are_described():
-    """They cannot say where they are."""
+    """Values that are not tensors are described without a device."""
     ort = imported("onnxruntime")
     values, indices = np.array([1.0], "f4"), np.array([1])
     sparse = ort.SparseTensor.sparse_coo_from_numpy(np.array([3, 3]), values, indices, ort.OrtDevice.make("cpu", 0))
     value = ort.OrtValue.ort_value_from_sparse_tensor(sparse)
     assert dlx.describe(value).framework == "onnxruntime"
     assert dlx.convert(value, "onnxruntime", device="cpu") is value
-    with pytest.raises(errors.DTypeError, match="no tensor of numbers"):
+    with pytest.raises(errors.DTypeError, match="not a tensor of numbers"):
         dlx.convert(value, "numpy")
 
 
@@ -658,7 +657,7 @@ DEVICES = {
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_devices_of_a_framework_are_devices_of_every_verb(name, tmp_path):
-    """`device=` takes what arrays of a framework say of where they are, also before dlx has met the framework."""
+    """`device=` accepts the framework's devices, even before dlx has seen the framework."""
     module = imported(name)
     file = tmp_path / "x.npy"
     np.save(file, np.ones(3))
@@ -681,6 +680,6 @@ def test_devices_of_a_framework_are_devices_of_every_verb(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["foo/bar", "/device:QPU:0", "3", "cpu:x"])
 def test_other_names_are_no_devices(name):
-    """Also if frameworks are imported whose devices are texts."""
-    with pytest.raises(errors.DeviceError, match="there is no device"):
+    """Other texts are refused, even if a framework's devices are texts."""
+    with pytest.raises(errors.DeviceError, match="unknown device"):
         dlx.convert(np.ones(3), to="dlx", device=name)

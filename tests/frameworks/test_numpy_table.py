@@ -1,4 +1,4 @@
-"""The exchange table that the numpy adapter brings: what it reads, refuses and makes, and who owns what."""
+"""The exchange table of the numpy adapter: what it reads, refuses and creates, and its ownership."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import sysconfig
 import weakref
 
 import pytest
-from arrays import DTYPES, LAYOUTS
-from project import ROOT
-from reference import READ_ONLY
+from support.arrays.layouts import DTYPES, LAYOUTS
+from support.arrays.reference import READ_ONLY
+from support.project import ROOT
 
 import dlx
 from dlx._core import native
@@ -23,20 +23,20 @@ from dlx._registry.registry import registry
 
 
 class Owner(bytearray):
-    """Memory that can be watched."""
+    """Memory that supports weak references."""
 
 
 @pytest.fixture
 def facts(np):
-    """The facts that the table reads."""
+    """Return the facts that the table reads."""
     dlx.convert(np.ones(1), to="dlx")
-    return pytest.importorskip("_dlx_numpy").facts
+    return pytest.importorskip("_dlx_numpy").read_facts
 
 
 @pytest.fixture
 def table(np):
-    """The table, called by exchange.c."""
-    from project import compiled
+    """Return the table, called by exchange.c."""
+    from support.project import compiled
 
     held = ctypes.PyDLL(str(compiled("exchange")))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]
@@ -78,7 +78,7 @@ USED = b"used_dltensor_versioned"
 
 
 def at(address):
-    """The struct at an address."""
+    """Return the struct at an address."""
     return ffi.cast("DLManagedTensorVersioned*", address)
 
 
@@ -92,7 +92,7 @@ def release(address):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_facts_are_what_numpy_says(np, facts, layout):
-    """Address, shape, strides and dtype of every dtype in every layout are those of the array interface."""
+    """Address, shape, strides and dtype equal those of the array interface."""
     for dtype in DTYPES:
         array = LAYOUTS[layout](np, dtype)
         said = array.__array_interface__
@@ -102,7 +102,7 @@ def test_facts_are_what_numpy_says(np, facts, layout):
 
 @pytest.mark.parametrize("steps", list(itertools.product((1, -1, 2, -3), repeat=2)), ids=str)
 def test_facts_of_any_steps(np, facts, steps):
-    """Slices forward and back are read with their address and signed strides."""
+    """Slices in both directions have the right address and signed strides."""
     array = np.zeros((7, 9), "int16")[:: steps[0], :: steps[1]]
     assert facts(array)[0] == array.__array_interface__["data"][0]
     assert facts(array)[2] == tuple(step // 2 for step in array.strides)
@@ -110,21 +110,21 @@ def test_facts_of_any_steps(np, facts, steps):
 
 @pytest.mark.parametrize("code", "?bhilqpBHILQPefdFD")
 def test_every_type_of_c(np, facts, code):
-    """Every number of numpy's, long and long long among them, has the dtype of its width."""
+    """Every C type of numpy, including long and long long, has the dtype of its width."""
     array = np.zeros(2, code)
     assert facts(array)[3] == tuple(dlx.DType(array.dtype.name))
 
 
 @pytest.mark.parametrize("off", [1, 2, 3, 5])
 def test_misaligned(np, facts, off):
-    """The address is the real one, aligned or not."""
+    """The address is exact for any alignment."""
     array = np.zeros(64, "u1")[off : off + 32].view("f8")
     assert facts(array)[0] == array.__array_interface__["data"][0] and not array.flags.aligned
 
 
 @pytest.mark.numpy("2.0")
 def test_64_dimensions(np, facts):
-    """Arrays of the most dimensions that numpy has are read."""
+    """Arrays with numpy's maximum number of dimensions are read."""
     array = np.zeros((1,) * 63 + (2,))
     assert facts(array)[1] == array.shape and len(facts(array)[2]) == 64
 
@@ -134,7 +134,7 @@ def test_64_dimensions(np, facts):
 )
 def test_dtypes_without_a_name_in_dlpack_are_refused(np, facts, dtype):
     """The other byte order, dates, text, bytes, objects, long doubles and structures are refused."""
-    with pytest.raises(BufferError, match="cannot say"):
+    with pytest.raises(BufferError, match="has no dtype"):
         facts(np.zeros(3, dtype))
 
 
@@ -147,13 +147,13 @@ def test_variable_text_is_refused(np, facts):
 
 
 def test_native_byte_order_by_any_letter(np, facts):
-    """'=', '<' and '|' are this machine's order."""
+    """'=', '<' and '|' mean the native order."""
     for dtype in ("=f4", "<f4", "|u1"):
         assert facts(np.zeros(1, dtype))[3] == tuple(dlx.DType(np.dtype(dtype).name))
 
 
 def test_read_only_is_refused_by_the_borrow_slot(np, table):
-    """A DLTensor cannot say read-only, so such an array is refused."""
+    """The borrow slot refuses a read-only array, since a DLTensor has no such flag."""
     array = np.zeros(3)
     array.flags.writeable = False
     out = ctypes.create_string_buffer(64)
@@ -165,7 +165,7 @@ def test_read_only_is_refused_by_the_borrow_slot(np, table):
 
 @pytest.mark.parametrize("writable", [True, False])
 def test_the_managed_slot_says_read_only(np, table, writable):
-    """An array of any kind leaves as a managed tensor that holds it, with its flag, until it is released."""
+    """Any array is exported as a managed tensor with its flag, and kept alive until the release."""
     array = np.arange(24.0).reshape(4, 6)[::-1, ::2]
     array.flags.writeable = writable
     before = sys.getrefcount(array)
@@ -179,7 +179,7 @@ def test_the_managed_slot_says_read_only(np, table, writable):
 
 
 def test_the_managed_slot_refuses_what_dlpack_cannot_say(np, table):
-    """Dates and the other byte order are refused, and nothing is held."""
+    """Dates and the other byte order are refused without a leak."""
     for array in (np.zeros(2, "M8[s]"), np.zeros(2, ">f4"), np.zeros(0, "U1")):
         before = sys.getrefcount(array)
         with pytest.raises(BufferError):
@@ -189,21 +189,21 @@ def test_the_managed_slot_refuses_what_dlpack_cannot_say(np, table):
 
 @pytest.mark.parametrize("stride", [1, 3, 6, -5])
 def test_broken_strides_are_refused(np, facts, stride):
-    """Byte strides that are no whole elements are refused."""
+    """Byte strides that are not whole elements are refused."""
     array = np.ndarray((2,), "i4", bytearray(64), 16, (stride,))
-    with pytest.raises(BufferError, match="whole elements"):
+    with pytest.raises(BufferError, match="multiples of the element size"):
         facts(array)
 
 
 @pytest.mark.parametrize("value", [3, None, [1], b"abc"])
 def test_facts_are_of_arrays_only(facts, value):
-    """What is no array is a TypeError."""
+    """Other objects are a TypeError."""
     with pytest.raises(TypeError):
         facts(value)
 
 
 def test_a_loan_takes_nothing(np, table):
-    """The borrow slot takes no reference, whether it lends or refuses."""
+    """The borrow slot takes no reference, on success and on refusal."""
     array, refused = np.zeros(3), np.zeros(3, ">f4")
     before = sys.getrefcount(array), sys.getrefcount(refused)
     out = ffi.new("DLTensor*")
@@ -219,7 +219,7 @@ def test_a_loan_takes_nothing(np, table):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_imported(np, table, dtype):
-    """Every dtype becomes an array of it, over the same memory."""
+    """Every dtype is imported over the same memory."""
     made, owner = tensor((2, 3), None, dtype)
     array = load(table, managed_of(made))
     assert type(array) is np.ndarray and array.dtype == np.dtype(dtype) and array.flags.c_contiguous
@@ -232,7 +232,7 @@ def test_every_dtype_is_imported(np, table, dtype):
     [((), (), 0), ((3,), (2,), 0), ((3,), (-2,), 40), ((2, 2), (-1, -3), 60), ((2, 3), (1, 2), 0), ((3, 2), (0, 1), 0)],
 )
 def test_layouts_are_imported(np, table, shape, strides, offset):
-    """0-d, negative, permuted and broadcast strides come as they are, flags right."""
+    """0-d, negative, permuted and broadcast strides are preserved, with the right flags."""
     made, _ = tensor(shape, strides, "int32", at=offset)
     array = load(table, managed_of(made))
     assert array.shape == shape and array.strides == tuple(4 * step for step in strides)
@@ -243,14 +243,14 @@ def test_layouts_are_imported(np, table, shape, strides, offset):
 
 
 def test_a_misaligned_import_says_so(np, table):
-    """An array at an odd address is not called aligned."""
+    """An array at an odd address is not marked aligned."""
     made, owner = tensor((3,), None, "float64", at=1)
     array = load(table, managed_of(made))
     assert not array.flags.aligned and array.tobytes() == bytes(owner[1:25])
 
 
 def test_read_only_is_kept(np, table):
-    """A read-only tensor becomes a read-only array, and cannot be made writable."""
+    """A read-only tensor becomes an array that cannot be made writable."""
     array = load(table, managed_of(tensor(flags=READ_ONLY)[0]))
     assert not array.flags.writeable
     with pytest.raises(ValueError, match="WRITEABLE"):
@@ -259,7 +259,7 @@ def test_read_only_is_kept(np, table):
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3), (0, 0)])
 def test_without_elements(np, table, shape):
-    """A tensor without elements, and without an address, becomes an empty array of its shape."""
+    """An empty tensor without an address becomes an empty array of its shape."""
     array = load(table, managed_of(native.tensor_new(0, shape, None, (2, 32, 1), (1, 0), 0, None)))
     assert array.shape == shape and array.tolist() == np.zeros(shape).tolist()
     copies = [
@@ -270,7 +270,7 @@ def test_without_elements(np, table, shape):
 
 
 def test_the_memory_lives_as_long_as_the_array(np, table):
-    """The deleter runs once, when the last array over the memory is gone."""
+    """The deleter runs once, after the last array over the memory."""
     made, owner = tensor()
     before, live = sys.getrefcount(owner) - 1, native.live()
     address = managed_of(made)
@@ -286,7 +286,7 @@ def test_the_memory_lives_as_long_as_the_array(np, table):
 
 @pytest.mark.parametrize("free", [False, True])
 def test_the_deleter_runs_once(np, table, counting, free):
-    """A foreign deleter is called exactly once; a missing one is no error."""
+    """A foreign deleter is called exactly once; a missing one is ignored."""
     before = counting.deleted
     array = load(table, counting.managed(strides=(3, 1), null_deleter=free))
     assert counting.deleted == before and array.sum() == 0
@@ -295,7 +295,7 @@ def test_the_deleter_runs_once(np, table, counting, free):
 
 
 def test_a_byte_offset_is_added(np, table, counting):
-    """The byte offset of a foreign tensor is part of the address."""
+    """The byte offset of a foreign tensor is added to the address."""
     managed = counting.managed((2,), (1,), byte_offset=8)
     base = int(ffi.cast("uintptr_t", at(managed).dl_tensor.data))
     assert load(table, managed).ctypes.data == base + 8
@@ -314,7 +314,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_refusal_leaves_ownership_behind(np, table, counting, kind):
-    """What numpy cannot hold is a BufferError; the deleter is not called, the tensor is still the caller's."""
+    """Tensors that numpy cannot represent are a BufferError, and the caller still owns them."""
     before = counting.deleted
     address = counting.managed(**{"strides": (3, 1), **REFUSED[kind]})
     with pytest.raises(BufferError, match="cannot hold"):
@@ -326,7 +326,7 @@ def test_a_refusal_leaves_ownership_behind(np, table, counting, kind):
 
 @pytest.mark.parametrize("broken", [{"shape": (2, -3)}, {"shape": (2**40, 2**40)}, {"ndim": -1}])
 def test_numpys_own_refusal_leaves_ownership_behind(np, table, counting, broken):
-    """A shape that numpy itself refuses is an error, and the tensor is still the caller's."""
+    """A shape that numpy refuses is an error, and the caller still owns the tensor."""
     before = counting.deleted
     address = counting.managed(**{"strides": (3, 1), **broken})
     with pytest.raises((ValueError, BufferError)):
@@ -338,7 +338,7 @@ def test_numpys_own_refusal_leaves_ownership_behind(np, table, counting, broken)
 
 
 def test_a_deleter_runs_with_an_error_pending(np, table, counting):
-    """An error that is pending when the array goes stays what it is."""
+    """A pending error survives the release of the array."""
     held = [load(table, counting.managed(strides=(3, 1)))]
     before = counting.deleted
     with pytest.raises(KeyError, match="pending"):
@@ -347,7 +347,7 @@ def test_a_deleter_runs_with_an_error_pending(np, table, counting):
 
 
 def test_any_capsule_is_no_table_of_numpy(np):
-    """The table is made from a capsule of functions; anything else is refused."""
+    """Only a capsule of numpy's functions is accepted."""
     module = pytest.importorskip("_dlx_numpy")
     with pytest.raises(ValueError, match="PyCapsule"):
         module.exchange_api(object())
@@ -355,7 +355,7 @@ def test_any_capsule_is_no_table_of_numpy(np):
 
 @pytest.mark.parametrize("wrong", ["address", "shape", "strides", "dtype"])
 def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
-    """Where any of what it reads is not what numpy says, Python is asked, and the result is the same."""
+    """If the table disagrees with numpy in any point, Python is used, with the same result."""
     import _dlx_numpy
 
     place = ["address", "shape", "strides", "dtype"].index(wrong)
@@ -366,7 +366,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         return (*read[:place], read[place] + (1 if place == 0 else (1,)), *read[place + 1 :])
 
     assert exchange() is not None
-    monkeypatch.setattr(_dlx_numpy, "facts", spoilt)
+    monkeypatch.setattr(_dlx_numpy, "read_facts", spoilt)
     try:
         native.routes_clear()
         assert exchange() is None
@@ -378,15 +378,15 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         native.routes_clear()
 
 
-# ---- what no machine of ours shows ----------------------------------------------------------------------------------
+# ---- other machines --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.numpy("2.0")
 @pytest.mark.parametrize("order", ["LITTLE", "BIG"])
 def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
-    """Arrays in the other byte order than the host's are refused, on a big-endian host those marked little-endian."""
+    """Arrays of the other byte order are refused, also on a big-endian host."""
     if sys.byteorder != "little":
-        pytest.skip("the marks of this test are those that numpy uses on a little-endian host")
+        pytest.skip("this test uses numpy's marks of a little-endian host")
     target = tmp_path / "_dlx_numpy.so"
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wno-builtin-macro-redefined", "-U__BYTE_ORDER__"]
     command += [f"-D__BYTE_ORDER__=__ORDER_{order}_ENDIAN__", f"-I{ROOT / 'c_src'}", f"-I{ROOT / 'c_src' / 'include'}"]
@@ -406,7 +406,7 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
             array = np.zeros(2, "u1" if mark == "|" else mark + "f4")
             assert array.dtype.byteorder == mark
             try:
-                module.facts(array)
+                module.read_facts(array)
                 print(mark)
             except BufferError:
                 pass
@@ -417,7 +417,7 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
 
 @pytest.mark.parametrize("case", [((1,), (2**62,)), ((2, 1), (1, -(2**61))), ((0, 3), (3, 1)), ((0,), (2**62,))])
 def test_strides_that_mean_nothing_do_not_overflow(np, case):
-    """The stride of an extent of 1 may be any number: in bytes it is one that fits."""
+    """An arbitrary stride of an extent of 1 does not overflow in bytes."""
     shape, strides = case
     source, _ = tensor(shape, strides, "float64")
     steps = dlx.convert(source, to="numpy").strides
@@ -425,14 +425,14 @@ def test_strides_that_mean_nothing_do_not_overflow(np, case):
 
 
 def test_read_only_without_an_address(np):
-    """An array without elements keeps the read-only flag on both paths, also where there is no address."""
+    """An empty array keeps the read-only flag on both paths, also without an address."""
     tensor = native.tensor_new(0, (0, 3), None, (2, 32, 1), (1, 0), 1, None)
     for convert in (dlx.convert, dlx.convert.__wrapped__):
         assert not convert(tensor, to="numpy").flags.writeable
 
 
 def test_scalar_types_of_others_are_not_kept(np):
-    """Those of ml_dtypes are looked up once; one that a program makes may go."""
+    """Scalar types of ml_dtypes are looked up once; a program's own types are not kept alive."""
 
     def refused():
         class Mine(np.record):

@@ -1,4 +1,4 @@
-"""pandas as a source: columns of numpy's numbers are shared, others come by Arrow, a frame is a dict of its columns."""
+"""pandas as a source: numpy columns are shared, others use Arrow, and a frame is a dict of its columns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 import sys
 
 import pytest
-from agreement import facts, slow
-from called import called
+from support.arrays.agreement import facts, slow
+from support.processes.calls import called
 
 import dlx
 from dlx import errors
@@ -22,7 +22,7 @@ class Ours(pd.Series):
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex128"])
 def test_numbers_and_bools_are_shared_read_only(dtype):
-    """By address, on the fast path and on the Python path; the Series may go."""
+    """Numbers are shared on both paths, and outlive the Series."""
     series = pd.Series(np.arange(4).astype(dtype))
     own = series.to_numpy()
     for convert in (dlx.convert, dlx.convert.__wrapped__):
@@ -35,14 +35,14 @@ def test_numbers_and_bools_are_shared_read_only(dtype):
 
 
 def test_nan_is_a_number():
-    """Floats of numpy have no nulls: pandas' own ``.to_numpy()`` keeps NaN, too."""
+    """Numpy's floats have no nulls: NaN is preserved, like in pandas' ``.to_numpy()``."""
     series = pd.Series([1.0, np.nan, 3.0])
     result = dlx.convert(series, to="numpy", copy=False)
     assert np.array_equal(result, series.to_numpy(), equal_nan=True)
 
 
 def test_a_part_of_a_matrix_has_gaps_and_is_shared():
-    """The columns of a frame that was made of one array lie next to each other; Arrow would copy them."""
+    """The columns of a frame over one array are adjacent; Arrow would copy them."""
     matrix = np.arange(6.0).reshape(3, 2)
     frame = pd.DataFrame(matrix, columns=["a", "b"], copy=False)
     result = dlx.convert(frame, to="numpy", copy=False)
@@ -52,7 +52,7 @@ def test_a_part_of_a_matrix_has_gaps_and_is_shared():
 
 
 def test_torch_and_copies_get_memory_of_their_own():
-    """Whatever could be written to."""
+    """Writable results are copies."""
     pytest.importorskip("torch")
     series = pd.Series([1.5, 2.5])
     dlx.convert(series, to="torch")[0] = 9
@@ -65,7 +65,7 @@ def test_torch_and_copies_get_memory_of_their_own():
 
 
 def test_a_frame_is_a_dict_of_its_columns():
-    """By the names that they have, numbers included; an index is no column."""
+    """Columns keep their names, including numbers; the index is not a column."""
     frame = pd.DataFrame({"x": [1.5, 2.5], 7: [1, 2], "b": [True, False]}, index=["p", "q"])
     result = dlx.convert({"f": frame}, to="numpy")["f"]
     assert {name: column.tolist() for name, column in result.items()} == {
@@ -82,7 +82,7 @@ def test_a_frame_is_a_dict_of_its_columns():
 
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx"])
 def test_frames_take_the_fast_path(to):
-    """Both paths give the same columns, or refuse with the same words."""
+    """Both paths return the same columns, or the same error."""
     pytest.importorskip(to)
     numbers = pd.DataFrame({"x": [1.5, 2.5], 7: np.array([1, 2], "i2"), "b": [True, False]})
     frames = {"numbers": numbers, "rows": numbers.iloc[1:], "matrix": pd.DataFrame(np.ones((2, 3)))}
@@ -104,7 +104,7 @@ def test_frames_take_the_fast_path(to):
 
 
 def test_two_columns_of_one_name_are_refused():
-    """One of them would be lost."""
+    """Columns of the same name are refused: one would be lost."""
     reason = "cannot convert pandas.DataFrame to 'numpy': it has several columns named 'a'"
     with pytest.raises(errors.LayoutError, match=reason):
         dlx.convert(pd.DataFrame([[1, 2]], columns=["a", "a"]), to="numpy")
@@ -122,7 +122,7 @@ def test_two_columns_of_one_name_are_refused():
     ids=["nulls", "text", "objects", "dates", "categories"],
 )
 def test_what_is_no_array_of_numbers_is_refused(make, error):
-    """Also in a frame, with its place."""
+    """Other columns are refused, in a frame with their path."""
     pytest.importorskip("pyarrow")
     with pytest.raises(error) as caught:
         dlx.convert(make(), to="numpy")
@@ -133,7 +133,7 @@ def test_what_is_no_array_of_numbers_is_refused(make, error):
 
 
 def decimals():
-    """Return a type of pyarrow's."""
+    """Return a pyarrow type."""
     return pytest.importorskip("pyarrow").decimal128(22, 2)
 
 
@@ -151,7 +151,7 @@ def decimals():
     ids=["longdouble", "clongdouble", "big-endian", "sparse", "period", "decimal", "subclass"],
 )
 def test_the_remedy_of_a_refusal_is_pandas_own_and_works(make, call):
-    """The error is about the Series and what was asked for, on the fast path and on the Python path."""
+    """The error is about the Series and the requested target, on both paths, and its fix works."""
     pytest.importorskip("pyarrow")
     series = make()
     if np.dtype("g").itemsize == 8 and getattr(series.dtype, "char", "") in tuple("gG"):
@@ -166,7 +166,7 @@ def test_the_remedy_of_a_refusal_is_pandas_own_and_works(make, call):
 
 
 def test_both_ends_of_an_interval_are_named():
-    """They are two arrays."""
+    """The fix of an interval names both of its arrays."""
     pytest.importorskip("pyarrow")
     series = pd.Series(pd.interval_range(0, 2))
     with pytest.raises(errors.DTypeError) as caught:
@@ -176,7 +176,7 @@ def test_both_ends_of_an_interval_are_named():
 
 
 def test_nullable_numbers_without_nulls_come_by_arrow():
-    """In place, where Arrow has them in place."""
+    """They are shared if Arrow shares them."""
     pytest.importorskip("pyarrow")
     assert dlx.convert(pd.Series([1, 2], dtype="Int64"), to="numpy").tolist() == [1, 2]
     assert dlx.convert(pd.Series([True, False], dtype="boolean"), to="numpy").tolist() == [True, False]
@@ -185,7 +185,7 @@ def test_nullable_numbers_without_nulls_come_by_arrow():
 
 
 def test_without_pyarrow_numbers_still_cross(python):
-    """Nothing of Arrow is asked for them, and an error for others says what is missing."""
+    """Numbers convert without Arrow, and the error for other columns names pyarrow."""
     said = python(
         """
         import sys
@@ -202,7 +202,7 @@ def test_without_pyarrow_numbers_still_cross(python):
 
 
 def test_without_the_attribute_that_is_read_arrow_serves(monkeypatch):
-    """It is pandas' own affair: should it go, everything works as before, later."""
+    """Without pandas' private attribute everything works through Arrow."""
     pytest.importorskip("pyarrow")
     frame = pd.DataFrame({"x": [1.5, 2.5]})
     dlx.convert(frame, to="numpy")
@@ -212,7 +212,7 @@ def test_without_the_attribute_that_is_read_arrow_serves(monkeypatch):
 
 
 def test_pandas_is_no_target():
-    """And is not suggested as one."""
+    """Pandas is not a target and is not suggested as one."""
     with pytest.raises(errors.AdapterNotFoundError) as caught:
         dlx.convert(np.ones(2), to="pandas")
     assert "pandas" not in caught.value.fix

@@ -1,4 +1,4 @@
-"""pyarrow as source and as target: numbers in place, bools and chunks as reported copies, all else refused by name."""
+"""pyarrow as source and target: numbers are shared, bools and chunks copied, other types refused by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensors(values, shape, order=None):
 
 
 def address(array):
-    """Return where an Array's first number is."""
+    """Return the address of an Array's first number."""
     return array.buffers()[1].address + array.offset * array.type.bit_width // 8
 
 
@@ -51,7 +51,7 @@ def values(result):
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_numbers_are_shared_and_read_only(np, dtype):
-    """Every primitive type leaves in place, slices included; arrow memory is constant."""
+    """Every primitive type is shared, including slices, and read-only."""
     source = counted(dtype)
     for array in (source, source[2:], source[1:1], source[5:]):
         result = dlx.convert(array, to="numpy", copy=False)
@@ -67,7 +67,7 @@ def test_numbers_are_shared_and_read_only(np, dtype):
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_the_fast_path_says_what_arrow_says(dtype):
-    """By either path an array gives the tensor that its Arrow interface gives, by whichever capsule it leaves."""
+    """Both paths return the tensor of the Arrow interface, for every kind of capsule."""
     source = counted(dtype)
     for array in (source, source[2:], source[1:1], source[5:], pa.chunked_array([source])):
         method = "__arrow_c_array__" if isinstance(array, pa.Array) else "__arrow_c_stream__"
@@ -80,7 +80,7 @@ def test_the_fast_path_says_what_arrow_says(dtype):
 
 
 def test_torch_gets_a_copy(torch):
-    """Torch tensors are writable, and arrow arrays must never change."""
+    """Torch tensors are writable, and arrow arrays must not change: they are copied."""
     source = counted("int32")
     dlx.convert(source, to="torch").fill_(9)
     assert source.to_pylist() == [0, 1, 2, 3, 4, 5]
@@ -99,7 +99,7 @@ def test_one_chunk_is_shared(np):
 
 
 def test_fixed_size_lists_are_dimensions(np):
-    """Lists of one length are a dimension each, shared."""
+    """Each level of fixed-size lists is a dimension, and shared."""
     source = lists([[1, 2], [3, 4], [5, 6]], 2)
     result = dlx.convert(source[1:], to="numpy", copy=False)
     assert result.tolist() == [[3, 4], [5, 6]] and result.ctypes.data == address(source.values) + 8
@@ -112,7 +112,7 @@ def test_fixed_size_lists_are_dimensions(np):
 
 @pytest.mark.parametrize("order", [None, [0, 1], [1, 0]])
 def test_fixed_shape_tensors_are_dimensions(np, order):
-    """An array of tensors is one tensor, their own order of dimensions kept, as pyarrow sees it."""
+    """An array of tensors is one tensor with pyarrow's order of dimensions."""
     source = tensors([list(range(6)), list(range(6, 12))], [2, 3], order)
     for array in (source, source[1:]):
         result = dlx.convert(array, to="numpy", copy=False)
@@ -124,7 +124,7 @@ def test_fixed_shape_tensors_are_dimensions(np, order):
 
 @pytest.mark.parametrize("readonly", [False, True])
 def test_tensors_are_shared(np, readonly):
-    """A Tensor leaves in place, any strides, and says itself whether it may be written to."""
+    """A Tensor is shared with any strides, and keeps its read-only flag."""
     source = np.arange(12.0).reshape(3, 4)[:, ::2]
     source.flags.writeable = not readonly
     tensor = pa.Tensor.from_numpy(source)
@@ -138,13 +138,13 @@ def test_tensors_are_shared(np, readonly):
 
 
 def test_several_chunks_are_combined(np):
-    """Chunks are put together by one copy, which the plan says and copy=False refuses."""
+    """Chunks are joined with one copy, which the plan reports and copy=False refuses."""
     source = pa.chunked_array([counted("int32"), counted("int32")[4:]])
     result = dlx.convert(source, to="numpy")
     assert result.tolist() == [0, 1, 2, 3, 4, 5, 4, 5] and result.flags.writeable
     plan = dlx.plan(source, to="numpy")
     assert (plan.outcome, plan.nbytes) == ("copied", 32) and "2 chunks" in plan.steps[0].why
-    with pytest.raises(errors.CopyRequiredError, match="it lies in 2 chunks"):
+    with pytest.raises(errors.CopyRequiredError, match="it consists of 2 chunks"):
         dlx.convert(source, to="numpy", copy=False)
     pairs = pa.chunked_array([lists([[1, 2]], 2), lists([[3, 4], [5, 6]], 2)])
     assert dlx.convert(pairs, to="numpy").tolist() == [[1, 2], [3, 4], [5, 6]]
@@ -153,7 +153,7 @@ def test_several_chunks_are_combined(np):
 
 
 def test_bools_are_unpacked(np):
-    """Pyarrow keeps eight bools in a byte: they are unpacked by one copy."""
+    """Packed bools are unpacked with one copy."""
     whole = [i % 3 == 0 for i in range(21)]
     for source in (
         pa.array(whole),
@@ -191,7 +191,7 @@ NULLS = {
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx", "pyarrow.Tensor"])
 @pytest.mark.parametrize("kind", NULLS)
 def test_nulls_are_refused_with_their_count(kind, target):
-    """DLPack has no nulls: how many there are is said, and what to do."""
+    """Nulls are refused with their number and a fix."""
     pytest.importorskip(target.partition(".")[0])
     make, count = NULLS[kind]
     to = pa.Tensor if target == "pyarrow.Tensor" else target
@@ -202,13 +202,13 @@ def test_nulls_are_refused_with_their_count(kind, target):
 
 
 def test_a_slice_without_nulls_is_shared(np):
-    """Nulls elsewhere in the buffers do not matter."""
+    """Nulls outside of the slice are ignored."""
     source = pa.array([1, None, 3, 4])[2:]
     assert dlx.convert(source, to="numpy", copy=False).tolist() == [3, 4]
 
 
 def test_defect_nulls_inside_of_tensors_get_out(np):
-    """Pyarrow itself gives a number in place of a null that is inside of a tensor."""
+    """Pyarrow exports a number for a null inside a tensor."""
     source = tensors([[1, None]], [2])
     try:
         given = dlx.convert(source.__dlpack__(max_version=(1, 0)), to="numpy").tolist()
@@ -218,12 +218,12 @@ def test_defect_nulls_inside_of_tensors_get_out(np):
 
 
 def run_end_encoded():
-    """Return an array that is run-end encoded."""
+    """Return a run-end encoded array."""
     return pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array([1.0]))
 
 
 def union():
-    """Return an array of which each value has a type of its own."""
+    """Return a union array."""
     return pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array([1.0, 2.0])])
 
 
@@ -232,7 +232,7 @@ REFUSED = {
     "date32": (lambda: pa.array([1], pa.date32()), "no dates", ".cast('int32')"),
     "time64": (lambda: pa.array([1], pa.time64("us")), "no dates", ".cast('int64')"),
     "duration": (lambda: pa.array([1], pa.duration("s")), "no dates", ".cast('int64')"),
-    "interval": (lambda: pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "no dates", "apart"),
+    "interval": (lambda: pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "no dates", "separately"),
     "decimal": (lambda: pa.array([1], pa.decimal128(5)), "no decimals", ".cast('float64')"),
     "string": (lambda: pa.array(["a"]), "no text", ".dictionary_encode().indices"),
     "large string": (lambda: pa.array(["a"], pa.large_string()), "no text", ".dictionary_encode().indices"),
@@ -244,8 +244,8 @@ REFUSED = {
     "map": (lambda: pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "vary in length", ".keys, .items"),
     "union": (union, "no unions", ".field(0)"),
     "struct": (lambda: pa.array([{"a": 1}]), "no structures", ".field(0)"),
-    "null": (lambda: pa.nulls(2), "nulls only", ".fill_null(value)"),
-    "no nulls": (lambda: pa.nulls(0), "nulls only", ".fill_null(value)"),
+    "null": (lambda: pa.nulls(2), "only nulls", ".fill_null(value)"),
+    "no nulls": (lambda: pa.nulls(0), "only nulls", ".fill_null(value)"),
     "lists of text": (lambda: lists([["a"]], 1, pa.string()), "no text", ".flatten().dictionary_encode().indices"),
     "chunks of text": (lambda: pa.chunked_array([["a"], ["b"]]), "no text", ".combine_chunks().dictionary_encode()"),
 }
@@ -254,7 +254,7 @@ REFUSED = {
 @pytest.mark.parametrize("target", ["numpy", "dlx"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_no_number_is_refused(kind, target):
-    """Refused by name, with what to do; described all the same; planned as it is refused; left alone in pyarrow."""
+    """Other types are refused by name with a fix, described, planned, and unchanged inside pyarrow."""
     pytest.importorskip(target)
     make, reason, fix = REFUSED[kind]
     source = make()
@@ -267,7 +267,7 @@ def test_what_is_no_number_is_refused(kind, target):
 
 
 def test_what_the_fixes_say_works(np):
-    """What the errors tell to do leads to an array."""
+    """The calls in the fixes lead to an array."""
     import pyarrow.compute as compute
 
     numbers = {
@@ -288,7 +288,7 @@ def test_what_the_fixes_say_works(np):
 
 
 def test_extension_types_are_refused(np):
-    """An extension type means something else than its storage: the storage is to be converted on purpose."""
+    """Extension types differ from their storage, which the user can convert explicitly."""
     kind = pa.bool8() if hasattr(pa, "bool8") else pytest.skip("no bool8")
     source = pa.ExtensionArray.from_storage(kind, pa.array([1, 0, 2], pa.int8()))
     with pytest.raises(errors.DTypeError, match="no counterpart") as caught:
@@ -298,7 +298,7 @@ def test_extension_types_are_refused(np):
 
 
 def test_sparse_tensors_are_refused(np):
-    """Sparse tensors say how to make them dense."""
+    """The fix of sparse tensors makes them dense."""
     dense = np.eye(2)
     for kind in (pa.SparseCOOTensor, pa.SparseCSRMatrix, pa.SparseCSCMatrix, pa.SparseCSFTensor):
         source = kind.from_dense_numpy(dense)
@@ -313,7 +313,7 @@ def test_sparse_tensors_are_refused(np):
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_one_dimension_is_an_array(np, dtype):
-    """One compact dimension becomes an Array over the same memory, constant from then on."""
+    """One compact dimension becomes an Array over the same memory."""
     source = np.arange(9).astype(dtype)[2:]
     result = dlx.convert(source, to="pyarrow", copy=False)
     assert isinstance(result, pa.Array) and result.type == getattr(pa, dtype)()
@@ -327,7 +327,7 @@ def test_one_dimension_is_an_array(np, dtype):
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize("layout", ["C", "F", "gaps", "broadcast", "0-d", "size 1"])
 def test_other_dimensions_are_tensors(np, layout, readonly):
-    """Any other number of dimensions becomes a Tensor: strides and read-only stay."""
+    """Other numbers of dimensions become a Tensor with the same strides and read-only flag."""
     base = np.arange(12, dtype="int32").reshape(3, 4)
     source = {
         "C": base,
@@ -347,7 +347,7 @@ def test_other_dimensions_are_tensors(np, layout, readonly):
 
 
 def test_layouts_that_pyarrow_cannot_hold_are_copied(np):
-    """Negative strides, and in one dimension any gap, cost a copy, or are refused with the strides."""
+    """Negative strides, and gaps in one dimension, are copied, or refused with the strides."""
     base = np.arange(12, dtype="int32").reshape(3, 4)
     for source in (base[::-1], base[:, 0], base[0, ::-1], np.broadcast_to(base[0, 0], (3,))):
         result = dlx.convert(source, to="pyarrow")
@@ -361,7 +361,7 @@ def test_layouts_that_pyarrow_cannot_hold_are_copied(np):
 
 
 def test_the_type_may_be_asked_for(np):
-    """to=pyarrow.Array and to=pyarrow.Tensor give just that, or refuse."""
+    """to=pyarrow.Array and to=pyarrow.Tensor return that type, or raise."""
     line, square = np.arange(4.0), np.arange(4.0).reshape(2, 2)
     assert isinstance(dlx.convert(line, to=pa.Array, copy=False), pa.Array)
     assert isinstance(dlx.convert(line[::2], to=pa.Tensor, copy=False), pa.Tensor)
@@ -381,7 +381,7 @@ def test_the_type_may_be_asked_for(np):
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
 def test_arrays_without_elements(np, shape):
-    """No element, no strides to mind."""
+    """Empty arrays convert with any strides."""
     source = np.empty(shape, "int16")[::-1]
     result = dlx.convert(source, to="pyarrow", copy=False)
     assert values(result) == source.tolist() and dlx.describe(result).shape == shape
@@ -390,7 +390,7 @@ def test_arrays_without_elements(np, shape):
 
 @pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "float8_e4m3fn", "int4", "float32x4", "complex32"])
 def test_dtypes_that_pyarrow_lacks(dtype):
-    """Refused by name, before pyarrow sees them."""
+    """Unsupported dtypes are refused by name before pyarrow is called."""
     block = dlx.convert(bytearray(64), to="dlx", copy=True)
     source = native.tensor_new(block.data_ptr, (2,), None, dlx.DType(dtype), (1, 0), 0, block)
     with pytest.raises(errors.DTypeError, match=f"pyarrow has no dtype {dtype}"):
@@ -398,14 +398,14 @@ def test_dtypes_that_pyarrow_lacks(dtype):
 
 
 def bools(np, n, seed=5):
-    """Return n random bools of numpy."""
+    """Return n random numpy bools."""
     return np.random.default_rng(seed).random(n) > 0.5
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 63, 64, 65, 1000])
 @pytest.mark.parametrize("to", ["pyarrow", "Array"])
 def test_bools_are_packed(np, to, n):
-    """Eight in a byte by a copy; the bits behind the last are zeros, and writes to the source are not seen."""
+    """Bools are packed with a copy; padding bits are zero, and later writes to the source have no effect."""
     to = getattr(pa, to, to)
     for cut in (slice(None), slice(3, None), slice(None, None, 2), slice(None, None, -1)):
         source = bools(np, n)[cut]
@@ -421,7 +421,7 @@ def test_bools_are_packed(np, to, n):
 @pytest.mark.parametrize("to", ["pyarrow", "Array", "arrow"])
 @pytest.mark.parametrize("source", ["numpy", "torch", "dlx", "jax"])
 def test_packing_is_a_copy_that_the_plan_reports(np, source, to):
-    """The first call, the next ones by their route, and those of trees and views; copy=False refuses each."""
+    """The first call, later calls, trees and views report the copy; copy=False refuses each."""
     if source in ("torch", "jax"):
         pytest.importorskip(source)
     to = getattr(pa, to, to)
@@ -441,7 +441,7 @@ def test_packing_is_a_copy_that_the_plan_reports(np, source, to):
 
 
 def test_packed_bools_in_containers(np):
-    """Trees, views, columns and stacks."""
+    """Bools are packed in trees, views, columns and stacks."""
     array = bools(np, 20)
     expected = array.tolist()
     assert dlx.convert({"a": [array, array]}, to="pyarrow")["a"][1].to_pylist() == expected
@@ -456,7 +456,7 @@ def test_packed_bools_in_containers(np):
 
 
 def test_bools_of_the_array_interface_are_packed(np):
-    """A `dlx.Tensor` packs its bools for any consumer of Arrow's capsules: of any rank, and any byte but 0 is true."""
+    """A `dlx.Tensor` packs its bools for Arrow consumers: any rank, and any byte except 0 is true."""
     source = bools(np, 60).reshape(3, 4, 5)
     for tensor in (dlx.convert(source, to="dlx", copy=False), dlx.convert(source, to="arrow")):
         result = pa.array(tensor)
@@ -473,7 +473,7 @@ def test_bools_of_the_array_interface_are_packed(np):
 
 @pytest.mark.parametrize("to", ["pyarrow", "Tensor"])
 def test_tensors_of_bools_are_refused(np, to):
-    """pyarrow.Tensor has no bools; what the error tells to do works."""
+    """pyarrow.Tensor has no bools; the fix works."""
     source, to = np.array([[True, False]]), getattr(pa, to, to)
     with pytest.raises(errors.DTypeError, match=r"pyarrow\.Tensor has no bools") as caught:
         dlx.convert(source, to=to)
@@ -483,7 +483,7 @@ def test_tensors_of_bools_are_refused(np, to):
 
 
 def test_copy_true_is_memory_of_its_own(np):
-    """copy=True: later writes to the source are not seen."""
+    """Later writes to the source do not change a copy."""
     for source in (np.arange(4), np.arange(4).reshape(2, 2)):
         result, before = dlx.convert(source, to="pyarrow", copy=True), source.tolist()
         source[...] = 9
@@ -494,7 +494,7 @@ def test_copy_true_is_memory_of_its_own(np):
 
 
 def test_pyarrow_stays_itself(np):
-    """What is in pyarrow already is the result; copy=True gives other memory."""
+    """A pyarrow array is the result itself; copy=True copies it."""
     for source in (counted("int8"), pa.array(["a"]), pa.chunked_array([[1], [2]]), pa.Tensor.from_numpy(np.eye(2))):
         assert dlx.convert(source, to="pyarrow") is source and dlx.plan(source, to="pyarrow").outcome == "same"
         assert dlx.convert(source, to=pa, copy=False, readonly="error") is source
@@ -504,7 +504,7 @@ def test_pyarrow_stays_itself(np):
 
 
 def test_names_of_pyarrow(np):
-    """The name, the package and like= mean the same."""
+    """The name, the package and like= are the same target."""
     for to in ("pyarrow", pa):
         assert isinstance(dlx.convert(np.zeros(2), to=to), pa.Array)
     for like in (counted("int8"), pa.chunked_array([[1]])):
@@ -513,7 +513,7 @@ def test_names_of_pyarrow(np):
 
 
 def test_dtypes_and_devices_both_ways():
-    """Every dtype of the adapter is one of pyarrow, both ways; only the host is a device."""
+    """Every dtype of the adapter exists in pyarrow, in both directions; only the host is a device."""
     adapter = registry.target("pyarrow").adapter
     dtypes, devices = adapter.dtypes, adapter.devices
     for name in dtypes.names:
@@ -521,12 +521,12 @@ def test_dtypes_and_devices_both_ways():
         assert kind == getattr(pa, dtypes.names[name])() and dtypes.from_native(kind) == dlx.DType(name)
     assert dtypes.from_native(pa.string()) is None
     assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
-    with pytest.raises(errors.DeviceError, match="no device cuda"):
+    with pytest.raises(errors.DeviceError, match="supports only host memory, not cuda"):
         devices.to_native(dlx.Device("cuda"))
 
 
 def test_memory_lives_as_long_as_it_is_used(np):
-    """Both ways: the memory stays while somebody uses it, and goes afterwards."""
+    """The memory lives exactly as long as its users, in both directions."""
     live = native.live()
     for shape in ((6,), (2, 3)):
         base = np.arange(6.0)
@@ -551,7 +551,7 @@ def test_memory_lives_as_long_as_it_is_used(np):
 
 
 def test_results_live_at_exit(python):
-    """Arrays that are alive when the interpreter ends do no harm."""
+    """Arrays that are alive at the interpreter's exit do no harm."""
     pytest.importorskip("numpy")
     out = python(
         """
@@ -566,7 +566,7 @@ def test_results_live_at_exit(python):
 
 
 def test_pyarrow_without_numpy(python):
-    """Nothing of this needs numpy, where pyarrow itself does without."""
+    """Numpy is not necessary, unless pyarrow needs it."""
     if registry.target("pyarrow").adapter.lowered.get("tensors_by"):
         pytest.skip("this pyarrow needs numpy")
     out = python(
@@ -585,7 +585,7 @@ def test_pyarrow_without_numpy(python):
 
 
 def test_an_array_has_one_dimension(np):
-    """pyarrow.Array takes neither more nor fewer; the plan says so."""
+    """pyarrow.Array has exactly one dimension; the plan says so."""
     for shape in ((), (1, 1)):
         with pytest.raises(errors.LayoutError, match=f"cannot hold {len(shape)} dimensions"):
             dlx.convert(np.zeros(shape, "f4"), to=pa.Array)
@@ -593,7 +593,7 @@ def test_an_array_has_one_dimension(np):
 
 
 class Unhashable(pa.ExtensionType):
-    """A type as users write them: with __eq__, and so without __hash__."""
+    """A user's type with __eq__, and therefore without __hash__."""
 
     def __init__(self):
         super().__init__(pa.int32(), "dlx.unhashable")
@@ -612,7 +612,7 @@ class Unhashable(pa.ExtensionType):
 
 
 def test_extension_types_are_refused_by_name():
-    """Whatever a user's type can or cannot do, its storage is what crosses."""
+    """Only the storage of a user's type matters."""
     source = pa.ExtensionArray.from_storage(Unhashable(), pa.array([1, 2], pa.int32()))
     with pytest.raises(errors.DTypeError, match=r"Convert its \.storage"):
         dlx.convert(source, to="dlx")
@@ -621,7 +621,7 @@ def test_extension_types_are_refused_by_name():
 
 
 def test_nulls_inside_of_lists_are_filled_inside():
-    """The fix works: nulls further down are not reached from above."""
+    """The fix fills nulls at inner levels."""
     source = pa.array([[1, None]], pa.list_(pa.int32(), 2))
     with pytest.raises(errors.LayoutError, match=r"\.flatten\(\)\.fill_null"):
         dlx.convert(source, to="dlx")
@@ -639,7 +639,7 @@ def test_nulls_inside_of_lists_are_filled_inside():
     ],
 )
 def test_copies_inside_of_pyarrow_are_pyarrows_own(make):
-    """copy=True gives the same kind of array with all that it holds, in other memory."""
+    """copy=True returns the same kind of array with the same contents, in other memory."""
     source = make()
     result = dlx.convert(source, to="pyarrow", copy=True)
     assert result.equals(source) and result.type == source.type and type(result) is type(source)
@@ -649,7 +649,7 @@ def test_copies_inside_of_pyarrow_are_pyarrows_own(make):
 
 
 def test_memory_of_what_cannot_cross_is_compared(np):
-    """Bools and nulls are refused or copied elsewhere; whether they share memory is known all the same."""
+    """Shared memory is detected even for bools and nulls, which convert only by a copy or not at all."""
     bools, nulls = pa.array([True, False]), pa.array([1.0, None])
     assert dlx.shares_memory(bools, bools) and dlx.shares_memory(nulls, nulls)
     assert not dlx.shares_memory(nulls, np.zeros(4))
@@ -658,7 +658,7 @@ def test_memory_of_what_cannot_cross_is_compared(np):
 @pytest.mark.parametrize("names", [None, ["rows", "columns"]])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_copy_of_a_tensor_keeps_the_names_of_its_dimensions(np, names, order):
-    """copy=True within pyarrow: names, order of memory and values stay, at the root and in a tree."""
+    """copy=True inside pyarrow keeps names, memory order and values, at the root and in a tree."""
     source = pa.Tensor.from_numpy(np.asarray(np.arange(6.0).reshape(2, 3), order=order), dim_names=names)
     for copy in (dlx.convert(source, to="pyarrow", copy=True), dlx.convert([source], to=pa.Tensor, copy=True)[0]):
         assert copy is not source and copy.dim_names == source.dim_names and copy.strides == source.strides
@@ -682,7 +682,7 @@ class Marked(pa.ExtensionType):
 
 
 def test_an_extension_type_inside_of_lists_is_refused_everywhere(np):
-    """One chunk, several, a table of one batch or more: never as the numbers below it."""
+    """Chunks and tables of extension types are refused, never converted as their storage."""
     inner = pa.ExtensionArray.from_storage(Marked(), pa.array(range(8), pa.int32()))
     lists_ = pa.FixedSizeListArray.from_arrays(inner, 2)
     deeper = pa.FixedSizeListArray.from_arrays(lists_, 2)
@@ -690,7 +690,7 @@ def test_an_extension_type_inside_of_lists_is_refused_everywhere(np):
         for chunks in ([column], [column, column]):
             chunked = pa.chunked_array(chunks)
             for obj in (column, chunked, pa.table({"x": chunked}), [chunked], {"a": column}):
-                for _ in range(2):  # learning a route, and by it
+                for _ in range(2):  # the first time through Python
                     with pytest.raises(errors.DTypeError, match="marked"):
                         dlx.convert(obj, to="numpy")
 
@@ -698,7 +698,7 @@ def test_an_extension_type_inside_of_lists_is_refused_everywhere(np):
 @pytest.mark.parametrize("options", [{}, {"copy": False}, {"copy": True}])
 @pytest.mark.parametrize("make", [lambda: pa.array([], pa.bool_()), lambda: pa.chunked_array([], pa.bool_())])
 def test_bools_without_elements_are_planned_as_they_are_converted(make, options):
-    """Nothing is copied, so that `copy=False` holds: in a plan, too."""
+    """Nothing is copied, so that `copy=False` works, in a plan, too."""
     plan = dlx.plan([make()], "dlx", **options)
     assert plan.error is None and plan.nbytes == 0
     assert dlx.convert([make()], to="dlx", **options)[0].shape == (0,)

@@ -1,4 +1,4 @@
-"""ray: what its store holds is used in place, by any framework, in the driver, in tasks and in actors."""
+"""ray: any framework uses arrays of its store in place, in the driver, in tasks and in actors."""
 
 import os
 import sys
@@ -13,33 +13,33 @@ ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.timeout(250)
-SIZE = 1 << 18  # elements: what is small is not put into the store, but sent
+SIZE = 1 << 18  # elements: ray sends small objects without the store
 STORE = 200 << 20
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """A cluster of this machine, with two processes that work."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which other processes cannot import
+    """A cluster on this machine with two worker processes."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # other processes cannot import this module
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    # Its processes have as much of the machine as this one: a niceness of 15 is no time at all where others work.
+    # A niceness of 15 would starve the workers on a busy machine.
     ray.init(num_cpus=2, object_store_memory=STORE, _system_config={"worker_niceness": 0}, **options)
     yield
     ray.shutdown()
 
 
 def got(refs):
-    """Return what references stand for; nobody waits for ever."""
+    """Return the objects of references, with a time limit."""
     return ray.get(refs, timeout=200)
 
 
 def address(array):
-    """Return where an array of any framework has its elements."""
+    """Return the address of an array of any framework."""
     return dlx.describe(array).address
 
 
 def in_store(array):
-    """Return whether an array lies in what this process has mapped of ray's store."""
+    """Return whether an array is in the part of ray's store that this process has mapped."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             low, high = (int(each, 16) for each in line.split()[0].split("-"))
@@ -49,7 +49,7 @@ def in_store(array):
 
 
 def tree():
-    """Return arrays of two frameworks; numpy has no word of its own for the dtype of one."""
+    """Return arrays of two frameworks; numpy lacks the dtype of one."""
     return {"w": torch.arange(SIZE, dtype=torch.bfloat16), "x": [np.arange(SIZE, dtype=np.float32)]}
 
 
@@ -58,30 +58,30 @@ class Worker:
     """Another process."""
 
     def look(self, sent, to):
-        """Return the process, whether the arrays lie in the store, and the sums of them."""
+        """Return the process, whether the arrays are in the store, and their sums."""
         found = dlx.convert(sent, to=to, readonly="share")
         arrays = [found["w"], found["x"][0]]
         sums = [float(dlx.convert(each, to="torch", readonly="share").sum(dtype=torch.float64)) for each in arrays]
         return os.getpid(), [in_store(each) for each in arrays], sums
 
     def make(self):
-        """Return arrays that are made here."""
+        """Return arrays that are created here."""
         return dlx.convert(tree(), to="dlx")
 
     def attached(self, handle):
-        """Return the sum of what the driver has shared."""
+        """Return the sum of the driver's shared array."""
         return float(dlx.attach(handle, to="numpy").sum())
 
 
 @pytest.fixture(scope="module")
 def workers(cluster):
-    """Two other processes."""
+    """Return two other processes."""
     return [Worker.remote() for _ in range(2)]
 
 
 @pytest.mark.parametrize("target", ["dlx", "torch", "jax"])
 def test_what_was_got_is_used_in_place(target):
-    """By address: two calls give the same memory of the store, and no framework makes its own."""
+    """Two calls return the same memory of the store."""
     pytest.importorskip(target)
     ref = ray.put(dlx.convert(tree(), to="dlx"))
     first, second = (dlx.convert(got(ref), to=target, readonly="share") for _ in range(2))
@@ -93,7 +93,7 @@ def test_what_was_got_is_used_in_place(target):
 
 
 def test_arrays_of_numpy_need_no_word():
-    """They are stored by ray itself, and come back read-only; who cannot say so gets a copy."""
+    """Ray stores them and returns read-only memory; targets without read-only arrays get a copy."""
     stored = got(ray.put(np.arange(SIZE, dtype=np.float32)))
     assert in_store(stored) and not stored.flags.writeable
     for target in ("dlx", "jax"):
@@ -107,7 +107,7 @@ def test_arrays_of_numpy_need_no_word():
 
 
 def test_what_was_got_keeps_its_memory():
-    """Also where the reference is gone, and the store was filled with other objects since."""
+    """The memory stays valid after the reference is gone and the store was filled with other objects."""
     ref = ray.put(dlx.convert(tree(), to="dlx"))
     found = dlx.convert(got(ref), to="torch", readonly="share")["w"]
     del ref
@@ -118,7 +118,7 @@ def test_what_was_got_keeps_its_memory():
 
 @pytest.mark.parametrize("target", ["torch", "jax", "dlx"])
 def test_actors_are_sent_any_dtype_in_place(target, workers):
-    """Two processes: what the driver has put, or passed as it is, and what they return, lies in the store."""
+    """Objects that the driver puts or passes, and results, are in the store."""
     pytest.importorskip(target)
     whole = dlx.convert(tree(), to="dlx")
     sums = [float(whole_sum) for whole_sum in (tree()["w"].sum(dtype=torch.float64), tree()["x"][0].sum(dtype="f8"))]
@@ -133,13 +133,13 @@ def test_actors_are_sent_any_dtype_in_place(target, workers):
 
 
 def test_a_handle_goes_to_an_actor(workers):
-    """Memory that both use, beside the store."""
+    """Both processes use memory outside of the store."""
     with dlx.share(np.ones(SIZE)) as handle:
         assert got(workers[0].attached.remote(handle)) == SIZE
 
 
 def test_a_task_under_using():
-    """It computes in torch, and returns what it was sent: the framework of its caller."""
+    """The task computes in torch and returns the caller's framework."""
 
     @ray.remote
     @dlx.using("torch", readonly="share")
@@ -153,7 +153,7 @@ def test_a_task_under_using():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_batches_under_using():
-    """`map_batches` gives a dict of numpy's arrays, and takes one."""
+    """`map_batches` passes and accepts a dict of numpy arrays."""
     data = pytest.importorskip("ray.data")
     data.DataContext.get_current().enable_progress_bars = False
 
@@ -182,14 +182,14 @@ def test_batches_under_using():
     ids=["convert", "lazy", "using", "stack", "share", "from_dlpack", "shares_memory"],
 )
 def test_a_reference_is_refused(verb):
-    """With the call that fetches what it stands for, and its path where it is in a tree."""
+    """A reference is refused with the call that fetches its object, and with its path in a tree."""
     ref = ray.put(np.ones(3))
     with pytest.raises(errors.ConversionError, match=r"ray\.get\(\)"):
         verb(ref)
 
 
 def test_a_reference_in_a_tree_is_refused_with_its_path():
-    """It is passed through by nobody."""
+    """A reference in a tree is refused, not passed through."""
     ref = ray.put(np.ones(3))
     with pytest.raises(errors.ConversionError, match=r"obj\['a'\]\[1\].*ray's store.*ray\.get\(\)") as caught:
         dlx.convert({"a": [np.ones(2), ref]}, to="torch")
@@ -200,6 +200,6 @@ def test_a_reference_in_a_tree_is_refused_with_its_path():
 
 
 def test_ray_is_no_target():
-    """And says what to do in its place."""
+    """The error suggests an alternative."""
     with pytest.raises(errors.AdapterNotFoundError, match="ray"):
         dlx.convert(np.ones(3), to="ray")

@@ -1,10 +1,10 @@
-"""The torch adapter on devices, over the recording driver: in `make test-cuda` with the published CUDA build of torch.
+"""The torch adapter on devices, on the recording driver: with the published CUDA build of torch in `nox -s cuda`.
 
-Else with a module that behaves like one; a test marked `stand_in` runs with that alone, for the reason that it gives.
+Otherwise with a module that behaves like it; a test marked `stand_in` runs only with that, for the stated reason.
 
-What matters of the original: current streams per device, whose handle is 0 for the default one; `from_dlpack` names the
-current stream, 0 as 1; `__dlpack__` refuses stream 2 and a tensor that is not on the current device; who sets a stream
-of another device makes that device current, too. CUDA's runtime calls that device current whose context is.
+Copied behaviour: current streams per device, with handle 0 for the default one; `from_dlpack` names the current stream,
+0 as 1; `__dlpack__` refuses stream 2 and a tensor on a device that is not current; setting a stream of another device
+makes that device current. For CUDA's runtime, the device of the current context is current.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import sys
 import types
 import weakref
 
-import gpulib
-import originals
 import pytest
-from renamed import adapter_module
+from support.cuda import gpulib, originals
+from support.plugins.adapter_copy import adapter_module
 
 import dlx
 from dlx._core import native
 from dlx._core.stream import Stream
-from dlx._using.stream_context import working
+from dlx._using.stream_context import set_streams
 from dlx.errors import DeviceError, StreamError
 
 N = 64
 
 if originals.FOLDER:
-    cuda = originals.cuda  # the driver that the published torch uses as well
+    cuda = originals.cuda  # the published torch uses the same driver
 
 
 class Storage:
-    """Memory of the caching allocator, reused at once on the stream that it was allocated on."""
+    """Memory of the caching allocator, reused at once on the stream of its allocation."""
 
     def __init__(self, torch, nbytes, device, stream):
         self.torch, self.size, self.device, self.stream = torch, nbytes, device, stream
@@ -110,7 +109,7 @@ class Tensor:
 
 
 def fake_torch(driver, *, hip=None, cuda="12.8"):
-    """A module that is a build of torch for CUDA, for ROCm, or for neither."""
+    """Return a module like a build of torch for CUDA, for ROCm, or for neither."""
     import torch as real
 
     self = types.ModuleType("torch")
@@ -198,7 +197,7 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
 
 @pytest.fixture
 def build(request, monkeypatch, cuda, torch):
-    """Give the published build; or install one for one test, under the name that the adapter goes by."""
+    """Return the published build; or install a stand-in for one test under the adapter's name."""
     from dlx._registry.registry import Plugin, registry
 
     def install(**facts):
@@ -219,18 +218,18 @@ def build(request, monkeypatch, cuda, torch):
 
 @pytest.fixture
 def other(monkeypatch, cuda):
-    """Another framework on the same devices."""
+    """Return another framework on the same devices."""
     return gpulib.install(monkeypatch, "other", cuda)
 
 
 def stream_of(cuda, torch, device=0):
-    """A stream of that torch's."""
+    """Return a stream of that torch."""
     return torch.cuda.ExternalStream(cuda.stream(device), device)
 
 
-@pytest.mark.stand_in("it is one build, and this is about three")
+@pytest.mark.stand_in("the published torch is one build, and the test needs three")
 def test_what_a_build_can_hold(build):
-    """Device types come from the build; whether there is a device is not asked."""
+    """Device types depend on the build, not on existing devices."""
     assert build().adapter.capabilities().device_types == {1, 2}
     assert build(hip="6.2", cuda=None).adapter.capabilities().device_types == {1, 10}
     assert build(cuda=None).adapter.capabilities().device_types == {1}
@@ -239,7 +238,7 @@ def test_what_a_build_can_hold(build):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("device", [0, 1])
 def test_out(cuda, build, other, own, device):
-    """Shared by address, one record and one wait; torch is not asked to order anything."""
+    """Memory is shared by address, with one record and one wait; torch orders nothing."""
     torch = build()
     stream = stream_of(cuda, torch, device) if own else torch.cuda.default_stream(device)
     with torch.cuda.stream(stream), other.on(cuda.stream(device), device):
@@ -254,7 +253,7 @@ def test_out(cuda, build, other, own, device):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("device", [0, 1])
 def test_in(cuda, build, other, own, device):
-    """The current stream waits, 0 being the legacy one."""
+    """The current stream waits; 0 is the legacy stream."""
     torch = build()
     stream = stream_of(cuda, torch, device) if own else torch.cuda.default_stream(device)
     with other.on(cuda.stream(device), device), torch.cuda.stream(stream):
@@ -265,7 +264,7 @@ def test_in(cuda, build, other, own, device):
 
 
 def test_the_allocator_waits(cuda, build, other):
-    """The caching allocator reuses a block at once: it has it only when the consumer's stream is done."""
+    """The caching allocator, which reuses a block at once, gets it only after the consumer's stream is finished."""
     torch = build()
     with torch.cuda.stream(stream_of(cuda, torch)), other.on(cuda.stream()) as c:
         result = dlx.convert(torch.empty(), to="other")
@@ -278,10 +277,10 @@ def test_the_allocator_waits(cuda, build, other):
     assert cuda.races == 0
 
 
-@pytest.mark.stand_in("what it is told is seen in a `__dlpack__` of the test's own")
+@pytest.mark.stand_in("the test's `__dlpack__` sees the arguments")
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_subclass_is_asked_on_its_device(cuda, build, other, device):
-    """Its own __dlpack__ is called with its device current, and told -1."""
+    """The subclass's __dlpack__ is called with its device current, and with stream -1."""
     torch = build()
     with other.on(2, device), torch.cuda.stream(stream_of(cuda, torch, device)):
         tensor = torch.empty(device)
@@ -291,7 +290,7 @@ def test_a_subclass_is_asked_on_its_device(cuda, build, other, device):
 
 
 def test_a_foreign_stream(cuda, build, other):
-    """Stream objects of torch name a stream for others; that of another device is refused."""
+    """Torch stream objects name a stream for other frameworks; one of another device is refused."""
     torch = build()
     stream = stream_of(cuda, torch)
     array = other.made()
@@ -304,7 +303,7 @@ def test_a_foreign_stream(cuda, build, other):
 @pytest.mark.parametrize("kept", ["own", "foreign", "legacy"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_working_on_a_stream(cuda, build, kept, device):
-    """Inside the context torch's current stream is the one given."""
+    """Inside the context the stream is torch's current one."""
     torch = build()
     own = stream_of(cuda, torch, device)
     place = dlx.Device(2, device)
@@ -324,12 +323,12 @@ def test_working_on_a_stream(cuda, build, kept, device):
 @pytest.mark.parametrize("by", ["dlx", "itself"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, device, by):
-    """Torch's own objects for it do not keep it alive; what was made on it does, until the device is done."""
+    """Torch's objects do not keep the stream alive; arrays created on it do, until the device is finished."""
     torch, place = build(), dlx.Device(2, device)
     owner = Owner(cuda, device)
     handle = owner.ptr
     tensor = dlx.convert(other.made(device), to="dlx")
-    with working(torch.adapter, {place: Stream(place, handle, owner)}):
+    with set_streams(torch.adapter, {place: Stream(place, handle, owner)}):
         result = dlx.convert(tensor, to=torch.name) if by == "dlx" else torch.from_dlpack(tensor)
     assert torch.cuda.current_stream(device).cuda_stream == 0
     cuda.stall(handle, device)
@@ -345,7 +344,7 @@ def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, dev
 
 
 class Owner:
-    """A stream of another, destroyed with its object."""
+    """A stream of another framework, destroyed with its object."""
 
     def __init__(self, cuda, device):
         self.cuda, self.ptr, self.device_id = cuda, cuda.stream(device), device
@@ -355,7 +354,7 @@ class Owner:
 
 
 def test_moves_inside_torch_are_torchs(cuda, build):
-    """To the current device, or the one that was said."""
+    """Torch moves to the current device, or the requested one."""
     torch = build()
     tensor = torch.empty()
     assert dlx.convert(tensor, to=torch.name) is tensor
@@ -364,9 +363,9 @@ def test_moves_inside_torch_are_torchs(cuda, build):
         assert dlx.convert(tensor, to=torch.name, device="cuda").device.index == 1
 
 
-@pytest.mark.stand_in("it is built for CUDA")
+@pytest.mark.stand_in("the published torch is built for CUDA")
 def test_rocm_goes_by_its_true_code(cuda, build, np):
-    """What torch calls "cuda" is rocm to dlx, which lets torch order what it cannot itself."""
+    """Torch's "cuda" is rocm in dlx, and torch orders the streams."""
     torch = build(hip="6.2", cuda=None)
     tensor = torch.empty(1)
     assert dlx.describe(tensor).device == dlx.Device("rocm:1")
@@ -380,18 +379,18 @@ def test_rocm_goes_by_its_true_code(cuda, build, np):
     assert cuda.count() == 0
 
 
-@pytest.mark.stand_in("it is built for CUDA")
+@pytest.mark.stand_in("the published torch is built for CUDA")
 def test_a_build_without_devices(cuda, build, np):
-    """One sentence, for plans too."""
+    """The error is one sentence, for plans, too."""
     torch = build(cuda=None)
     for call in (dlx.convert, lambda *a, **k: (_ for _ in ()).throw(dlx.plan(*a, **k).error)):
-        with pytest.raises(DeviceError, match="is built for the host only"):
+        with pytest.raises(DeviceError, match="supports only the host"):
             call(np.zeros(3), torch.name, device="cuda:0")
 
 
-@pytest.mark.stand_in("its driver cannot be taken from it again; test_without_a_device does that")
+@pytest.mark.stand_in("its driver cannot be removed; see test_without_a_device")
 def test_a_cuda_build_without_a_driver(build, np, monkeypatch):
-    """The error is dlx's, and says what is missing."""
+    """The error is dlx's and names the missing driver."""
     torch = build()
     monkeypatch.setenv("DLX_CUDA_DRIVER", "nowhere.so")
     native.lib.dlx_cuda_forget()

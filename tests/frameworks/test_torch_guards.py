@@ -1,4 +1,4 @@
-"""What C asks of torch's tensors: it answers what torch says, is used only where it does, and can be done without."""
+"""The C guards of torch tensors: they agree with torch, are used only if they do, and are optional."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from agreement import agree, emptied
-from exchange import Exchange
-from project import compiled
+from support.arrays.agreement import agree, emptied
+from support.foreign.exchange import Exchange
+from support.project import compiled
 
 import dlx
 from dlx import errors
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 
 @pytest.fixture
 def guards(torch):
-    """The compiled guards, with torch's functions found."""
+    """Return the compiled guards with torch's functions."""
     module = pytest.importorskip("_dlx_torch")
     if module.guard_function() is None:
-        pytest.skip("this torch lacks a function that the guards call")
+        pytest.skip("this torch lacks a function of the guards")
     return module
 
 
 @pytest.fixture
 def adapter(torch):
-    """Torch's adapter; what it remembers of its guards, and every route, is forgotten before and after."""
+    """Return torch's adapter; its cached guards and all routes are cleared before and after."""
     found = registry.target("torch").adapter
 
     def forget():
@@ -45,7 +45,7 @@ def adapter(torch):
 
 
 def tensors(torch):
-    """Tensors of every kind that the guards are about, and plain ones."""
+    """Return tensors of every kind that the guards check, and ordinary ones."""
     base = torch.arange(24.0).reshape(2, 3, 4)
     grad = torch.ones(3, requires_grad=True)
     conj = torch.ones(2, 2, dtype=torch.complex64).conj()
@@ -53,31 +53,31 @@ def tensors(torch):
     return [*plain, grad, grad * 2, grad.detach(), torch.nn.Parameter(base), conj, conj.imag, conj.real, conj.T]
 
 
-@pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere
+@pytest.mark.torch("2.10")  # older versions store a tensor elsewhere
 def test_answers_are_those_of_torch(torch, guards):
-    """Gradient, neg bit, conj bit, storage bytes and offset, for every kind of tensor."""
+    """Gradient, neg bit, conj bit, storage bytes and offset agree for every kind of tensor."""
     for tensor in tensors(torch):
         assert guards.handle(tensor) == tensor._cdata
         bits = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
         storage = tensor.untyped_storage().nbytes(), tensor.storage_offset()
-        assert guards.answers(tensor) == (*bits, *storage)
+        assert guards.read_facts(tensor) == (*bits, *storage)
 
 
-@pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere
+@pytest.mark.torch("2.10")  # older versions store a tensor elsewhere
 def test_they_are_used(torch, guards, adapter):
-    """What answers rightly is used: torch's own methods are left to Python."""
+    """Correct guards are used; torch's methods are not called."""
     function, answered = adapter.fast_path.guard_function()
     assert "dlx_guard_function" in repr(function)
     assert answered == {"requires_grad", "is_neg", "is_conj", dlx.adapter.OWNER_BOUNDS}
 
 
-@pytest.mark.parametrize("wrong", ["handle", "answers"])
+@pytest.mark.parametrize("wrong", ["handle", "read_facts"])
 def test_a_wrong_answer_is_noticed(torch, guards, adapter, monkeypatch, wrong):
-    """Guards that read something else than torch says, in any one point, are not used."""
+    """Guards that differ from torch in any point are not used."""
     real = getattr(guards, wrong)
     spoilt = {
         "handle": lambda tensor: real(tensor) + 16,
-        "answers": lambda tensor: (*real(tensor)[:1], not real(tensor)[1], *real(tensor)[2:]),
+        "read_facts": lambda tensor: (*real(tensor)[:1], not real(tensor)[1], *real(tensor)[2:]),
     }
     monkeypatch.setattr(guards, wrong, spoilt[wrong])
     assert adapter.fast_path.guard_function() is None
@@ -86,7 +86,7 @@ def test_a_wrong_answer_is_noticed(torch, guards, adapter, monkeypatch, wrong):
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("to", ["numpy", "dlx"])
 def test_with_and_without_them_the_fast_path_is_right(np, torch, adapter, monkeypatch, to, in_c):
-    """Asked in C or through Python, the fast path gives what the slow path gives, and refuses what it refuses."""
+    """The fast path agrees with the slow path, with guards in C and in Python."""
     if not in_c:
         monkeypatch.setattr(adapter, "fast_path", replace(adapter.fast_path, guard_function=None))
     for i in range(len(tensors(torch))):
@@ -95,9 +95,9 @@ def test_with_and_without_them_the_fast_path_is_right(np, torch, adapter, monkey
         assert agree(lambda n=nbytes, f=frozen: emptied(torch, n, f), to)[0] is errors.LayoutError
 
 
-@pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere
+@pytest.mark.torch("2.10")  # older versions store a tensor elsewhere
 def test_first_learnt_inside_a_transform(np, torch, guards, adapter):
-    """A route that is learnt while something transforms has its guards in C all the same."""
+    """A route learnt inside a transform also has its guards in C."""
     outside = torch.ones(3)
     torch.func.vmap(lambda t: (dlx.convert(outside, to="numpy"), t)[1])(torch.ones(2, 3))
     learnt = adapter.fast_path.guard_function
@@ -105,7 +105,7 @@ def test_first_learnt_inside_a_transform(np, torch, guards, adapter):
 
 
 def test_nothing_leaks_where_they_refuse(np, torch, guards, adapter):
-    """A tensor that reaches beyond its storage, found after it was borrowed, leaves nothing behind."""
+    """A refused tensor, beyond its storage, leaks nothing after it was borrowed."""
     cut, before = emptied(torch, 8, True), native.live()
     for _ in range(100):
         with pytest.raises(errors.LayoutError):
@@ -115,7 +115,7 @@ def test_nothing_leaks_where_they_refuse(np, torch, guards, adapter):
 
 
 def borrowed(program, tensor):
-    """What a table's slot says of a tensor, or what it raises."""
+    """Return the result of a table's slot for a tensor, or its error."""
     try:
         t = program.borrow(tensor)
     except Exception as error:
@@ -125,10 +125,10 @@ def borrowed(program, tensor):
     return int(ffi.cast("uintptr_t", t.data)), t.device.device_type, t.device.device_id, dtype, t.byte_offset, *numbers
 
 
-@pytest.mark.torch("2.10")  # older ones keep a tensor elsewhere
+@pytest.mark.torch("2.10")  # older versions store a tensor elsewhere
 @pytest.mark.filterwarnings("ignore:.*(sparse|nested|quantized|quantization|BComplex32).*:UserWarning")
 def test_the_slot_that_borrows_says_what_torchs_own_does(torch, guards, adapter):
-    """Of every kind and dtype, of what has no memory, and of what only torch's own slot may look at."""
+    """The slots agree for every kind and dtype, without memory, and for tensors that only torch's slot can read."""
     known = SimpleNamespace(__dlpack_c_exchange_api__=adapter.fast_path.exchange())
     ours, own = (Exchange(str(compiled("exchange")), holder) for holder in (known, torch.Tensor))
     assert ours.address != own.address
@@ -144,7 +144,7 @@ def test_the_slot_that_borrows_says_what_torchs_own_does(torch, guards, adapter)
 
 @pytest.mark.torch("2.10")
 def test_tensors_without_memory_are_refused_without_a_word(torch, guards, python):
-    """Torch's functions in C write to stderr where they fail: they are not asked of such tensors."""
+    """Torch's C functions, which write to stderr on failure, are not called for such tensors."""
     python(
         """
         import warnings
@@ -193,7 +193,7 @@ assert _dlx_torch.guard_function() is not None
 
 @pytest.mark.torch("2.10")
 def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
-    """Torch's own table stays where what is read of a tensor is not what its slot says."""
+    """Torch's own table is used if the fields of a tensor differ from its slot's result."""
     python(
         TABLES
         + textwrap.dedent("""
@@ -213,7 +213,7 @@ def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
         )
         lying = capsule(copy)
         assert _dlx_torch.exchange_table(lying, samples) is lying
-        assert _dlx_torch.exchange_table(real, samples) is not real  # and this is what it needs
+        assert _dlx_torch.exchange_table(real, samples) is not real  # the real table needs no exception
         assert _dlx_torch.exchange_table(lying, samples) is lying
         """),
         imported=True,
@@ -222,7 +222,7 @@ def test_a_slot_that_says_something_else_is_not_replaced(torch, guards, python):
 
 @pytest.mark.torch("2.10")
 def test_only_tables_of_a_known_version_are_read(torch, guards, python):
-    """Slots of another major version mean something else: an older table behind it is read, or none."""
+    """Slots of another major version have other meanings: an older table behind it is used, if any."""
     python(
         TABLES
         + textwrap.dedent("""

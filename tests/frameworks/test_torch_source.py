@@ -1,4 +1,4 @@
-"""What a torch tensor can be besides plain memory: lifted where that is right, refused by name where not."""
+"""Special torch tensors as sources: resolved if that is correct, else refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TARGETS = ["numpy", "dlx"]
 
 
 def numbers(array):
-    """The values of a result in either target."""
+    """Return the values of a result of either target."""
     return dlx.convert(array, to="numpy").tolist()
 
 
@@ -21,7 +21,7 @@ def numbers(array):
 
 
 def graded(torch):
-    """Tensors that require gradients."""
+    """Return tensors that require gradients."""
 
     class Mine(torch.Tensor):
         pass
@@ -51,7 +51,7 @@ def test_gradients_need_detach(np, torch, kind, target):
 
 
 def test_detach_is_harmless_where_there_is_no_graph(np, torch):
-    """The detach option may be passed for any source."""
+    """detach=True is accepted for any source."""
     tensor = torch.ones(2)
     assert dlx.describe(dlx.convert(tensor, to="numpy", detach=True)).address == tensor.data_ptr()
     assert dlx.convert(np.ones(2), to="torch", detach=True).requires_grad is False
@@ -72,7 +72,7 @@ LAZY = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", LAZY)
 def test_lazy_bits_give_right_values(np, torch, kind, target):
-    """Pending conjugations and negations are resolved by one copy; copy=False refuses and names the bit."""
+    """Pending conjugations and negations are resolved with one copy; copy=False refuses and names the bit."""
     make, bit = LAZY[kind]
     tensor = make(torch, torch.tensor([1 + 2j, 3 - 4j, 5 + 6j]))
     expected = tensor.resolve_conj().resolve_neg().tolist()
@@ -85,7 +85,7 @@ def test_lazy_bits_give_right_values(np, torch, kind, target):
 
 
 def test_lazy_bits_with_gradients(np, torch):
-    """The detach option goes together with resolving, and the graph's source is not written to."""
+    """detach=True works together with resolving, and the source is not changed."""
     leaf = torch.tensor([1 + 2j], requires_grad=True)
     array = dlx.convert(leaf.conj(), to="numpy", detach=True)
     array[0] = 0
@@ -93,7 +93,7 @@ def test_lazy_bits_with_gradients(np, torch):
 
 
 def test_twice_conjugated_is_shared(np, torch):
-    """A conjugation that was undone costs nothing."""
+    """A conjugation that was undone is shared."""
     tensor = torch.tensor([1 + 2j])
     assert dlx.plan(tensor.conj().conj(), to="numpy", copy=False).outcome == "shared"
 
@@ -102,7 +102,7 @@ def test_twice_conjugated_is_shared(np, torch):
 
 
 def fake(torch):
-    """A tensor without data, of FakeTensorMode."""
+    """Return a tensor of FakeTensorMode, without data."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -110,28 +110,28 @@ def fake(torch):
 
 
 def two(torch):
-    """A wrapper subclass."""
+    """Return a wrapper subclass."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     return TwoTensor(torch.ones(3), torch.ones(3))
 
 
 def masked(torch):
-    """A MaskedTensor, which is a wrapper subclass."""
+    """Return a MaskedTensor, which is a wrapper subclass."""
     from torch.masked import masked_tensor
 
     return masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
 
 
 def emptied(torch):
-    """A tensor whose storage was let go."""
+    """Return a tensor whose storage was freed."""
     tensor = torch.ones(3)
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 MATRIX = [[1.0, 0.0], [0.0, 2.0]]
-REFUSED = {  # make, error, the kind, the method to call
+REFUSED = {  # function, error, the kind, the method to call
     "coo": (lambda t: t.tensor(MATRIX).to_sparse(), "LayoutError", "sparse_coo", r"\.to_dense\(\)"),
     "csr": (lambda t: t.tensor(MATRIX).to_sparse_csr(), "LayoutError", "sparse_csr", r"\.to_dense\(\)"),
     "csc": (lambda t: t.tensor(MATRIX).to_sparse_csc(), "LayoutError", "sparse_csc", r"\.to_dense\(\)"),
@@ -170,14 +170,14 @@ REFUSED = {  # make, error, the kind, the method to call
     "masked tensor": (masked, "LayoutError", "wrapper subclass", "inside|wraps"),
     "emptied storage": (emptied, "LayoutError", r"storage was emptied \(resize_\(0\)\)", "before"),
 }
-only_warns = pytest.mark.filterwarnings("ignore")  # torch calls half of these experimental or deprecated
+only_warns = pytest.mark.filterwarnings("ignore")  # torch warns that half of these are experimental or deprecated
 
 
 @only_warns
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_kinds_without_memory_are_refused(np, torch, kind, target):
-    """The error names the kind of tensor and the method to call, with every option alike; the plan foresees it."""
+    """The error names the kind of tensor and the method to call, for all options; the plan agrees."""
     make, error, because, fix = REFUSED[kind]
     tensor = make(torch)
     for options in ({}, {"copy": True}, {"copy": False}, {"detach": True}):
@@ -190,7 +190,7 @@ def test_kinds_without_memory_are_refused(np, torch, kind, target):
 @only_warns
 @pytest.mark.parametrize("kind", REFUSED)
 def test_kinds_without_memory_can_be_described(np, torch, kind):
-    """A description says what can be said about them, without asking for memory that is not there."""
+    """The description has the known facts without reading missing memory."""
     info = dlx.describe(REFUSED[kind][0](torch))
     assert info.framework == "torch" and info.address == 0
 
@@ -198,7 +198,7 @@ def test_kinds_without_memory_can_be_described(np, torch, kind):
 @only_warns
 @pytest.mark.parametrize("kind", ["coo", "csr", "mkldnn", "quantized"])
 def test_the_method_that_the_error_names_helps(np, torch, kind):
-    """Doing what the fix says makes the tensor convertible."""
+    """The call in the fix makes the tensor convertible."""
     make, _, _, fix = REFUSED[kind]
     method = fix.strip("\\.()").replace("\\", "").replace("(", "")
     assert dlx.convert(getattr(make(torch), method)(), to="numpy").size
@@ -217,7 +217,7 @@ ZERO = {
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "complex64"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_zero_tensors_are_copied(np, torch, part, dtype, target):
-    """One has no memory, and a part of one an address where none is: zeros are made, unless nothing may be copied."""
+    """Zero tensors without memory are created, unless copy=False."""
     dlx.convert(torch.ones(2), to=target)  # a route is known
     zero = ZERO[part](torch._efficientzerotensor((2, 3), dtype=getattr(torch, dtype)))
     assert zero._is_zerotensor()
@@ -239,7 +239,7 @@ def test_zero_tensors_are_copied(np, torch, part, dtype, target):
 @only_warns
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "functionalize"])
 def test_values_inside_transforms_are_refused(np, torch, transform):
-    """Inside torch.func a value has no data of its own; the error says so and what to do."""
+    """Values inside torch.func have no data; the error says so and has a fix."""
     found = []
 
     def function(x):
@@ -258,11 +258,11 @@ def test_values_inside_transforms_are_refused(np, torch, transform):
         "functionalize": lambda: func.functionalize(function)(x),
     }
     calls[transform]()
-    assert found == [("Convert outside it.", "refused")] * 2
+    assert found == [("Convert outside of it.", "refused")] * 2
 
 
 def test_tensors_from_outside_a_transform_convert_inside(np, torch):
-    """A transform in progress does not disturb tensors that it does not touch."""
+    """Inside a transform, tensors from outside still convert."""
     outside, found = torch.ones(2), []
     torch.func.vmap(lambda x: found.append(dlx.convert(outside, to="numpy").tolist()) or x)(torch.ones(2))
     assert found == [[1.0, 1.0]]
@@ -271,7 +271,7 @@ def test_tensors_from_outside_a_transform_convert_inside(np, torch):
 @only_warns
 @pytest.mark.parametrize("target", TARGETS)
 def test_forward_mode_duals_are_refused(np, torch, target):
-    """A tangent is not converted; the primal is, and so does everything else at that level."""
+    """A dual is refused; its primal and other tensors of the level convert."""
     forward = torch.autograd.forward_ad
     with forward.dual_level():
         dual = forward.make_dual(torch.ones(2), torch.ones(2))
@@ -285,7 +285,7 @@ def test_forward_mode_duals_are_refused(np, torch, target):
 
 
 def test_a_storage_too_small_for_its_tensor_is_refused(torch):
-    """A storage shrunk below its tensor would be read past its end."""
+    """A storage that is too small for its tensor is refused."""
     tensor = torch.ones(1000)
     tensor.untyped_storage().resize_(16)
     with pytest.raises(errors.LayoutError, match="storage"):
@@ -296,7 +296,7 @@ def test_a_storage_too_small_for_its_tensor_is_refused(torch):
 @pytest.mark.parametrize("options", [{}, {"detach": True}, {"device": "cpu"}])
 @pytest.mark.parametrize("name", ["UninitializedParameter", "UninitializedBuffer"])
 def test_what_has_no_shape_yet_is_refused(torch, name, options, to):
-    """A parameter or buffer of a lazy module, whatever is asked."""
+    """A parameter or buffer of a lazy module is refused, for every option."""
     lazy = getattr(torch.nn.parameter, name)()
     with pytest.raises(errors.ConversionError, match="it is not initialized yet"):
         dlx.convert(lazy, to=to, **options)
@@ -314,7 +314,7 @@ def test_what_has_no_shape_yet_is_refused(torch, name, options, to):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_subclasses_export_through_torch_function(np, torch, target):
-    """A subclass sees its own export, once."""
+    """A subclass sees its export once."""
 
     class Watched(torch.Tensor):
         calls = 0
@@ -330,7 +330,7 @@ def test_subclasses_export_through_torch_function(np, torch, target):
 
 
 def test_a_subclass_is_described_without_its_torch_function(np, torch):
-    """It would run for every attribute: forty times, of a subclass that only wants to see operations."""
+    """__torch_function__ is not called: it would run for forty attributes."""
 
     class Watched(torch.Tensor):
         calls = 0
@@ -350,7 +350,7 @@ def test_a_subclass_is_described_without_its_torch_function(np, torch):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_subclasses_export_through_their_own_method(np, torch, target):
-    """What a subclass gives out as its memory is what crosses."""
+    """A subclass's own export is used."""
 
     class Doubled(torch.Tensor):
         def __dlpack__(self, *, max_version=None):
@@ -360,7 +360,7 @@ def test_subclasses_export_through_their_own_method(np, torch, target):
 
 
 def test_subclasses_are_checked_like_tensors(np, torch):
-    """Gradients, lazy bits and missing memory of a subclass are seen as those of a tensor."""
+    """Gradients, lazy bits and missing memory of a subclass are checked."""
 
     class Mine(torch.Tensor):
         pass
@@ -380,7 +380,7 @@ BITS = ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"]
 @only_warns
 @pytest.mark.parametrize("dtype", SHELLS + BITS)
 def test_shell_dtypes_are_refused(np, torch, dtype):
-    """A dtype that torch would export as plain bytes under another name is refused by its own name."""
+    """A dtype that torch would export as bytes of another name is refused by its name."""
     tensor = torch.empty(2, dtype=getattr(torch, dtype))
     for target in TARGETS:
         with pytest.raises(errors.DTypeError, match=rf"torch\.{dtype} ") as caught:
@@ -403,7 +403,7 @@ ONLY_TORCH = {
 @only_warns
 @pytest.mark.parametrize("dtype", ONLY_TORCH)
 def test_dtypes_of_torch_cross_to_dlx_and_back(torch, dtype):
-    """A dtype that numpy lacks reaches dlx.Tensor under its DLPack numbers and comes back bit for bit."""
+    """A dtype that numpy lacks converts to dlx.Tensor with its DLPack numbers and back, bit for bit."""
     tensor = torch.arange(248, 256, dtype=torch.uint8).view(getattr(torch, dtype))
     middle = dlx.convert(tensor, to="dlx", copy=False)
     assert middle.dtype == ONLY_TORCH[dtype] and middle.shape == tuple(tensor.shape)
@@ -418,13 +418,13 @@ def test_dtypes_of_torch_cross_to_dlx_and_back(torch, dtype):
 
 @only_warns
 def test_two_numbers_in_a_byte_are_refused_by_numpy(np, torch):
-    """A dtype that numpy lacks is refused, naming it and those that numpy has."""
+    """A dtype that numpy lacks is refused with its name and numpy's dtypes."""
     with pytest.raises(errors.DTypeError, match=r"numpy has no dtype float4_e2m1fnx2; it has (bfloat16, )?bool, "):
         dlx.convert(torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), to="numpy")
 
 
 def test_two_numbers_in_a_byte_by_hand(np, torch):
-    """What the errors advise gives the same values, from numpy and jax to torch and back."""
+    """The fixes give the same values, from numpy and jax to torch and back."""
     float4 = pytest.importorskip("ml_dtypes").float4_e2m1fn
     values = np.array([[0, 0.5, 1, 1.5, 2, 3], [4, 6, -0.5, -1, -6, -0.0]], float4)
     with pytest.raises(errors.DTypeError, match=r"With x = numpy.asarray\(x\).view\('uint8'\), convert x\[..., ::2\]"):
@@ -433,7 +433,7 @@ def test_two_numbers_in_a_byte_by_hand(np, torch):
     packed = dlx.convert(x[..., ::2] | x[..., 1::2] << 4, to="torch").view(torch.float4_e2m1fn_x2)
     tensor = dlx.convert(packed, to="dlx")
     assert tensor.shape == (2, 3) and str(tensor.dtype) == "float4_e2m1fnx2"
-    with pytest.raises(errors.DTypeError, match=r"Convert its bytes, x.view\(torch.uint8\): the low four bits"):
+    with pytest.raises(errors.DTypeError, match=r"Convert its bytes, x.view\(torch.uint8\); the low four bits"):
         dlx.convert(packed, to="numpy")
     read = dlx.convert(packed.view(torch.uint8), to="numpy")
     back = np.stack([read & 15, read >> 4], axis=-1).reshape(2, 6).view(float4)
@@ -442,7 +442,7 @@ def test_two_numbers_in_a_byte_by_hand(np, torch):
 
 @only_warns
 def test_complex32_with_both_bits(torch):
-    """Torch cannot resolve conj and neg together; that is said beforehand, and the fix works."""
+    """Torch cannot resolve conj and neg together; the plan says so, and the fix works."""
     source = torch._neg_view(torch.tensor([1 + 2j], dtype=torch.complex32).conj())
     for options in ({"to": "dlx"}, {"to": "torch", "copy": True}):
         with pytest.raises(errors.LayoutError, match="both set"):
@@ -455,7 +455,7 @@ def test_complex32_with_both_bits(torch):
 
 
 def lazy_clone(torch, tensor):
-    """Clone on write, by whichever name this version of torch has."""
+    """Return a clone on write, under its name in this version of torch."""
     if not hasattr(torch._C, "_is_cow_tensor"):
         pytest.skip("this torch has no copy-on-write tensors")
     return torch._lazy_clone(tensor)
@@ -463,7 +463,7 @@ def lazy_clone(torch, tensor):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_looking_does_not_materialise(np, torch, target):
-    """Both plan and describe leave a copy-on-write tensor as it is."""
+    """Plans and descriptions do not materialise a copy-on-write tensor."""
     tensor = torch.ones(4)
     clone = lazy_clone(torch, tensor)
     for each in (tensor, clone):
@@ -474,7 +474,7 @@ def test_looking_does_not_materialise(np, torch, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_converting_does_not_write_to_the_other_clone(np, torch, target):
-    """Writing to the result of one copy-on-write clone shows in that clone only."""
+    """Writing to the result of one copy-on-write clone does not change the other clone."""
     tensor = torch.ones(4)
     clone = lazy_clone(torch, tensor)
     result = dlx.convert(clone, to=target)
@@ -484,14 +484,14 @@ def test_converting_does_not_write_to_the_other_clone(np, torch, target):
 
 
 def test_a_view_is_described_where_it_begins(torch):
-    """The address of a view is that of its first element, not of its storage."""
+    """The address of a view is its first element's, not its storage's."""
     view = torch.ones(10)[3:]
     assert dlx.describe(view).address == view.data_ptr()
     assert dlx.plan(view, to="dlx").source.address == view.data_ptr()
 
 
 def test_complex_numbers_at_an_odd_address_are_copied(torch, python):
-    """There torch 2.13 dies of copying complex128; class, strides and gradients stay."""
+    """complex128 at an odd address, which torch 2.13 crashes on, is copied with its class, strides and gradients."""
     code = """
         import torch, dlx
 
@@ -511,7 +511,7 @@ def test_complex_numbers_at_an_odd_address_are_copied(torch, python):
 
 
 def test_complex_tensors_without_memory_are_copied_by_torch(torch):
-    """Whether the data is aligned is asked of data only: a fake tensor has none, and is copied all the same."""
+    """Alignment is checked only if there is data: a fake tensor is copied."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -521,7 +521,7 @@ def test_complex_tensors_without_memory_are_copied_by_torch(torch):
 
 
 def test_a_graph_is_dropped_inside_torch_of_what_has_no_memory(torch):
-    """`detach=True` needs no export: of meta, sparse and emptied tensors the result has no graph either."""
+    """`detach=True` drops the graph of meta, sparse and emptied tensors without an export."""
     emptied = torch.zeros(3, requires_grad=True)
     emptied.untyped_storage().resize_(0)
     for tensor in (
@@ -538,7 +538,7 @@ def test_a_graph_is_dropped_inside_torch_of_what_has_no_memory(torch):
 @pytest.mark.parametrize("transform", ["grad", "grad of vmap", "jvp", "dual"])
 @only_warns
 def test_a_graph_is_dropped_inside_torch_within_transforms(torch, transform, convert):
-    """Also where only a level inside records it, of which the tensor says nothing."""
+    """The graph is dropped even if only an inner level records it."""
     func, forward, found = torch.func, torch.autograd.forward_ad, []
 
     def function(x):
@@ -561,7 +561,7 @@ def test_a_graph_is_dropped_inside_torch_within_transforms(torch, transform, con
 
 @pytest.mark.parametrize("convert", [dlx.convert, dlx.convert.__wrapped__], ids=["fast", "slow"])
 def test_a_graph_that_torch_does_not_drop_is_refused(torch, convert):
-    """What is not initialized yet torch does not detach either; without gradients there is nothing to drop."""
+    """An uninitialized parameter is refused with detach; without gradients nothing is dropped."""
     lazy = torch.nn.parameter
     with pytest.raises(errors.LayoutError, match="it is not initialized yet") as caught:
         convert(lazy.UninitializedParameter(), to="torch", detach=True)
@@ -574,7 +574,7 @@ def test_a_graph_that_torch_does_not_drop_is_refused(torch, convert):
 
 
 def test_distributed_tensors_name_the_call(np, torch):
-    """A DTensor has no memory that holds all of it; its part does."""
+    """A DTensor has no single memory; the fix names the calls for its parts."""
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     dtensor, mesh = (pytest.importorskip(f"torch.distributed.{name}") for name in ("tensor", "device_mesh"))
     torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)

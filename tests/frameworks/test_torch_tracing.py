@@ -1,4 +1,4 @@
-"""What dlx makes while torch traces is a constant of the graph, whatever made it, and nothing of it stays behind."""
+"""Results of dlx while torch traces are constants of the graph and do not persist outside of it."""
 
 # ruff: noqa: D103, RUF015
 
@@ -20,7 +20,7 @@ def traced(torch, mode):
 
 
 def graph_of(torch, mode, make):
-    """Trace a function that writes to what `make` gives."""
+    """Trace a function that writes to the result of `make`."""
 
     def function(x):
         constant = make()
@@ -41,7 +41,7 @@ def readonly(table):
     return view
 
 
-# Of an array: a function that makes a torch tensor over it, or over a copy, whenever it is called.
+# For an array: functions that return a torch tensor over it, or over a copy.
 WAYS = {
     "convert": lambda a, torch: lambda: dlx.convert(a, to="torch"),
     "module": lambda a, torch: lambda: dlx.convert(a, to=torch),
@@ -88,7 +88,7 @@ WAYS = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_graph_does_not_write_into_what_it_was_made_of(np, torch, table, way, mode):
-    """Runs of the graph are independent, and the source stays as it is; before, during and after the trace."""
+    """Runs of the graph are independent, and the source is unchanged before, during and after the trace."""
     make = WAYS[way](table, torch)
     before = make()
     graph = graph_of(torch, mode, make)
@@ -100,7 +100,7 @@ def test_a_graph_does_not_write_into_what_it_was_made_of(np, torch, table, way, 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_under_fake_tensor_mode_results_are_fake(np, torch, table, way):
-    """And real ones again afterwards, from the same cache."""
+    """Results are fake inside the mode and real again afterwards, from the same cache."""
     make, fake = WAYS[way](table, torch), torch._subclasses.FakeTensorMode()
     with fake:
         made = make()
@@ -113,7 +113,7 @@ def test_under_fake_tensor_mode_results_are_fake(np, torch, table, way):
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.safetensors", "a.arrow"])
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 def test_files_are_constants_of_a_graph(np, torch, tmp_path, name, mode):
-    """Opened inside, or before and read inside."""
+    """Files opened inside, or opened before and read inside, become constants."""
     path = tmp_path / name
     array = np.zeros(3, np.float32)
     if name == "a.npy":
@@ -137,7 +137,7 @@ def test_files_are_constants_of_a_graph(np, torch, tmp_path, name, mode):
 @pytest.mark.parametrize("to", ["torch", "numpy"])
 @pytest.mark.parametrize("mode", ["trace", "fake mode"])
 def test_a_checkpoint_is_opened_before_a_trace(np, torch, tmp_path, mode, to):
-    """The error says so, as torch cannot load it inside; read inside, it is right."""
+    """torch.load fails inside a trace, and the error says so; reading inside works."""
     path = tmp_path / "a.pt"
     torch.save({"a": torch.arange(3.0)}, path)
     kept = dlx.open(path, to=to)
@@ -148,7 +148,7 @@ def test_a_checkpoint_is_opened_before_a_trace(np, torch, tmp_path, mode, to):
         with torch._subclasses.FakeTensorMode():
             return function()
 
-    with pytest.raises(FileError, match=r"a\.pt: torch loads no checkpoint while it traces.*Open it before"):
+    with pytest.raises(FileError, match=r"a\.pt: torch cannot load a checkpoint while it traces.*Open it before"):
         run(lambda: dlx.open(path, to=to)["a"])
     if mode == "fake mode":
         assert run(lambda: kept["a"]).tolist() == [0.0, 1.0, 2.0]
@@ -161,7 +161,7 @@ def test_a_checkpoint_is_opened_before_a_trace(np, torch, tmp_path, mode, to):
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"detach": True}])
 def test_a_real_tensor_under_fake_tensor_mode(np, torch, options):
-    """Torch refuses to compute with it, and so does dlx, unless the mode allows it."""
+    """A real tensor is refused, like in torch, unless the mode allows it."""
     tensor, mode = torch.ones(3, requires_grad="detach" in options), torch._subclasses.FakeTensorMode
     with mode(), pytest.raises(ConversionError, match="convert all Tensors to FakeTensors first"):
         dlx.convert(tensor, to="torch", **options)
@@ -172,7 +172,7 @@ def test_a_real_tensor_under_fake_tensor_mode(np, torch, options):
 
 
 def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
-    """What was read before is the same object afterwards."""
+    """A result from before the trace is the same object afterwards."""
     view = dlx.convert([table, {"a": table}], to="torch", lazy=True)
     first, inner = view[0], view[1]
     graph_of(torch, "real", lambda: view[0])
@@ -181,7 +181,7 @@ def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
 
 @pytest.mark.parametrize("mode", ["fake", "real", "export"])
 def test_the_first_call_of_a_process_may_be_traced(python, mode, torch):
-    """What is learned of types and targets in there holds outside."""
+    """Routes learnt in a traced first call work outside."""
     python(
         f"""
         import numpy as np, torch, dlx
@@ -208,7 +208,7 @@ def test_the_first_call_of_a_process_may_be_traced(python, mode, torch):
 
 
 def test_modes_of_other_threads_are_not_looked_at(np, torch, table):
-    """A thread that traces does not change what another one makes."""
+    """A thread that traces does not affect other threads."""
     import threading
 
     made = []
@@ -220,7 +220,7 @@ def test_modes_of_other_threads_are_not_looked_at(np, torch, table):
 
 
 def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
-    """What is read in C is what torch's Python interface says."""
+    """The C check agrees with torch's Python interface."""
     dlx.convert(table, to="torch")
     answers = []
 
@@ -240,12 +240,12 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
     torch.vmap(ask)(torch.ones(2))
     with torch._subclasses.FakeTensorMode():
         ask(torch.ones(1))
-        with Asking():  # one mode is left inside
+        with Asking():  # one mode is left
             torch.zeros(1)
     ask(torch.ones(1))
     with torch.inference_mode(), torch.no_grad():
         ask(torch.ones(1))
-    with Asking():  # none is left
+    with Asking():  # no mode is left
         torch.zeros(1)
     nothing = (False, False)
     assert answers == [nothing, *[(True, True)] * 4, *[nothing] * 3]
@@ -253,7 +253,7 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
 
 @pytest.mark.parametrize("missing", [["DispatchKey"], ["DispatchKey", "_len_torch_dispatch_stack"]])
 def test_a_torch_that_lacks_what_is_asked(python, missing, torch):
-    """Results are right, and constants of a graph."""
+    """Results are correct, and constants of a graph."""
     python(
         f"""
         import numpy as np, torch, dlx
@@ -263,7 +263,7 @@ def test_a_torch_that_lacks_what_is_asked(python, missing, torch):
         for name in missing:
             delattr(torch._C, name)
         results = [dlx.convert(table, to="torch"), dlx.convert(table[::-1], to="torch")]
-        torch._C.DispatchKey = kept["DispatchKey"]  # torch itself cannot go without
+        torch._C.DispatchKey = kept["DispatchKey"]  # torch itself needs it
         assert [type(each) for each in results] == [torch.Tensor] * 2
         results[0] += 1
         assert table.tolist() == [1] * 3
@@ -277,7 +277,7 @@ def test_a_torch_that_lacks_what_is_asked(python, missing, torch):
 
 
 def test_exported_programs(python, torch):
-    """`torch.export` keeps what it traced for a while: in a process of its own."""
+    """`torch.export` caches traced objects, so this runs in a new process."""
     python(
         """
         import numpy as np, torch
@@ -304,7 +304,7 @@ def test_exported_programs(python, torch):
 
 @pytest.mark.parametrize("transform", ["functionalize", "vmap", "grad"])
 def test_inside_transforms_of_torch_func(np, torch, table, transform):
-    """Constants work as those of `torch.from_numpy` do."""
+    """Constants work like those of `torch.from_numpy`."""
     function = getattr(torch.func, transform)
     view = dlx.convert([table], to="torch", lazy=True)
     for make in (lambda: dlx.convert(table, to="torch"), lambda: view[0], lambda: dlx.stack([table], to="torch")[0]):

@@ -1,4 +1,4 @@
-"""tvm_ffi.Tensor as source and as target: every dtype and layout in place; what it forgets is not given to it."""
+"""tvm_ffi.Tensor as source and target: every dtype and layout is shared, except for flags that it loses."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ LAYOUTS = {
 
 
 def tensor(dtype="float32", shape=(4,), strides=None, offset=0, flags=0, device=(1, 0)):
-    """Return a dlx.Tensor of any dtype and layout into the middle of counted-up bytes."""
+    """Return a dlx.Tensor of any dtype and layout in the middle of consecutive bytes."""
     block = dlx.convert(bytearray(range(256)) * 8, to="dlx", copy=True)
     address = block.data_ptr + 1024 + offset
     return native.tensor_new(address, shape, strides, dlx.DType(dtype), device, flags, block)
 
 
-# ---- what is shared --------------------------------------------------------------------------------------------------
+# ---- sharing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
 def test_every_dtype_is_shared_both_ways(dtype):
-    """Whatever DLPack can say goes in and comes out in place, lanes and packed elements included."""
+    """Every dtype of DLPack is shared in both directions, including lanes and packed elements."""
     source = tensor(dtype)
     result = dlx.convert(source, to="tvm_ffi", copy=False)
     assert type(result) is tvm_ffi.Tensor and result.data_ptr() == source.data_ptr
@@ -62,7 +62,7 @@ def test_every_dtype_is_shared_both_ways(dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_shared_both_ways(layout):
-    """Strides of any kind and any alignment."""
+    """Strides of any kind and any alignment are shared."""
     shape, strides = LAYOUTS[layout]
     for offset in (0, 1):
         source = tensor("float32", shape, strides, offset)
@@ -73,7 +73,7 @@ def test_every_layout_is_shared_both_ways(layout):
 
 
 def test_numpy_both_ways(np):
-    """An array of numpy, there and back: the same memory, writable."""
+    """A numpy array stays shared and writable in both directions."""
     source = np.arange(6.0).reshape(2, 3)[:, ::-1]
     result = dlx.convert(source, to="tvm_ffi", copy=False)
     back = dlx.convert(result, to="numpy", copy=False)
@@ -82,14 +82,14 @@ def test_numpy_both_ways(np):
 
 
 def test_torch_both_ways(torch):
-    """A tensor of torch, there and back."""
+    """A torch tensor stays shared in both directions."""
     source = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     back = dlx.convert(dlx.convert(source, to="tvm_ffi", copy=False), to="torch", copy=False)
     assert back.equal(source) and back.data_ptr() == source.data_ptr()
 
 
 def test_a_function_sees_the_values(np):
-    """A packed function gets the tensor as it is."""
+    """A packed function receives the tensor unchanged."""
 
     @tvm_ffi.register_global_func("dlx.test.shape", override=True)
     def shape(x):
@@ -103,11 +103,11 @@ def test_a_function_sees_the_values(np):
         tvm_ffi.remove_global_func("dlx.test.shape")
 
 
-# ---- what it cannot say ----------------------------------------------------------------------------------------------
+# ---- flags and dtypes that it loses ----------------------------------------------------------------------------------
 
 
 def test_read_only_memory_is_copied(np):
-    """A tvm_ffi.Tensor cannot say read-only, so that it gets a copy, or nothing."""
+    """A tvm_ffi.Tensor has no read-only flag, so it gets a copy, or an error."""
     source = np.arange(4.0)
     source.flags.writeable = False
     result = dlx.convert(source, to="tvm_ffi")
@@ -119,7 +119,7 @@ def test_read_only_memory_is_copied(np):
 
 
 def test_defect_read_only_is_forgotten():
-    """What tvm_ffi makes of read-only memory by itself says writable when it is given on."""
+    """tvm_ffi's own import of read-only memory is exported as writable."""
     source = tensor(flags=1)
     taken = tvm_ffi.from_dlpack(source)
     assert taken.data_ptr() == source.data_ptr
@@ -128,9 +128,9 @@ def test_defect_read_only_is_forgotten():
 
 
 def test_padded_elements_are_packed():
-    """Elements padded to bytes would be read as packed ones: dlx packs them; tvm_ffi refuses them."""
+    """tvm_ffi refuses padded elements, which it would read as packed; dlx packs them."""
     source = tensor("int4", flags=4)
-    with pytest.raises(errors.CopyRequiredError, match="int4 elements take a byte each, and tvm_ffi packs them"):
+    with pytest.raises(errors.CopyRequiredError, match="int4 elements take one byte each, but tvm_ffi packs them"):
         dlx.convert(source, to="tvm_ffi", copy=False)
     assert dlx.convert(dlx.convert(source, to="tvm_ffi"), to="dlx").flags == 0
     with pytest.raises((errors.ConversionError, ValueError, RuntimeError)):
@@ -139,17 +139,17 @@ def test_padded_elements_are_packed():
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 def test_defect_complex_has_no_word(dtype):
-    """tvm_ffi carries complex elements, and raises when it is asked what they are."""
+    """tvm_ffi stores complex elements but raises for their dtype."""
     result = dlx.convert(tensor(dtype), to="tvm_ffi")
     with pytest.raises(ValueError, match="type_code"):
         result.dtype
-    with pytest.raises(errors.DTypeError, match=f"no word for {dtype}"):
+    with pytest.raises(errors.DTypeError, match=f"no dtype object for {dtype}"):
         registry.target("tvm_ffi").adapter.dtypes.to_native(dlx.DType(dtype))
     assert dlx.describe(result).dtype == dlx.DType(dtype)
 
 
 def test_defect_legacy_by_version():
-    """Asked for version 0.8 it raises AttributeError; dlx asks for version 1, and without a version it is legacy."""
+    """For version 0.8 it raises AttributeError; dlx requests version 1. Without one it returns a legacy capsule."""
     source = dlx.convert(tensor(), to="tvm_ffi")
     with pytest.raises(AttributeError):
         source.__dlpack__(max_version=(0, 8))
@@ -158,9 +158,9 @@ def test_defect_legacy_by_version():
 
 
 def test_defect_other_major_versions_are_imported(counting):
-    """tvm_ffi takes a capsule of major version 2 as it is; dlx refuses it before."""
+    """tvm_ffi accepts a capsule of major version 2; dlx refuses it before."""
     capsule = counting.capsule(version=(2, 0))
-    with pytest.raises(errors.ProtocolError, match=r"speaks DLPack 2\.0"):
+    with pytest.raises(errors.ProtocolError, match=r"DLPack 2\.0"):
         dlx.convert(capsule, to="tvm_ffi")
     before = counting.deleted
     del capsule
@@ -181,7 +181,7 @@ for gone in (moved, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)):
         try:
             dlx.convert(gone, to=target)
         except (errors.LayoutError, errors.FrameworkNotInstalledError) as error:
-            assert target == "numpy" or "holds no tensor" in error.reason
+            assert target == "numpy" or "it has no handle" in error.reason
             assert str(dlx.plan(gone, to=target).error) == str(error)
         else:
             raise AssertionError
@@ -194,20 +194,20 @@ print("alive")
 
 
 def test_tensors_without_a_handle(python):
-    """A tensor whose handle was moved away kills the process when it is asked anything; dlx does not ask."""
+    """A tensor whose handle was moved away crashes on access; dlx does not access it."""
     assert python(EMPTY, args=(), imported=True) == "alive\n"
 
 
 @pytest.mark.parametrize("device", [(2, 0), (8, 0), (10, 1), (14, 0), (99, 0)])
 def test_other_devices_are_refused(device):
-    """tvm_ffi holds tensors of any device; dlx refuses them by name."""
+    """Tensors of other devices are refused by name."""
     source = tvm_ffi.from_dlpack(tensor(device=device))
     with pytest.raises(errors.DeviceError, match=dlx.Device(device).name):
         dlx.convert(source, to="numpy" if device[0] == 2 else "tvm_ffi", copy=True)
 
 
 def test_pinned_memory_is_kept():
-    """Pinned host memory is shared as such."""
+    """Pinned host memory is shared and stays pinned."""
     source = tensor(device=(3, 0))
     result = dlx.convert(source, to="tvm_ffi", copy=False)
     assert result.data_ptr() == source.data_ptr and result.__dlpack_device__() == (3, 0)
@@ -217,7 +217,7 @@ def test_pinned_memory_is_kept():
 
 
 def test_tvm_ffi_stays_itself():
-    """A tensor of tvm_ffi is the result; copy=True gives another one."""
+    """A tvm_ffi tensor is the result itself; copy=True copies it."""
     source = dlx.convert(tensor(), to="tvm_ffi")
     assert dlx.convert(source, to="tvm_ffi") is source
     assert dlx.convert(source, to="tvm_ffi", copy=False, readonly="error") is source
@@ -227,14 +227,14 @@ def test_tvm_ffi_stays_itself():
 
 
 def test_names_of_tvm_ffi():
-    """The name, the package and the type mean the same."""
+    """The name, the package and the type are the same target."""
     for to in ("tvm_ffi", tvm_ffi, tvm_ffi.Tensor):
         assert type(dlx.convert(bytearray(4), to=to)) is tvm_ffi.Tensor
     assert type(dlx.convert(bytearray(4), like=dlx.convert(b"x", to="tvm_ffi"))) is tvm_ffi.Tensor
 
 
 def test_dtypes_and_devices_both_ways():
-    """Every dtype of the adapter, and the host, are known to tvm_ffi, both ways."""
+    """Every dtype of the adapter, and the host, exist in tvm_ffi, in both directions."""
     adapter = registry.target("tvm_ffi").adapter
     assert {name for name in DTYPES if dlx.DType(name).lanes == 1} - {"int128"} <= set(adapter.dtypes.names)
     for name in (*adapter.dtypes.names, "float32x4", "int128"):
@@ -262,7 +262,7 @@ def test_the_result_keeps_the_source():
 
 
 def test_results_live_at_exit(python):
-    """Tensors that are alive when the interpreter ends do no harm."""
+    """Tensors that are alive at the interpreter's exit do no harm."""
     out = python(
         """
         import gc

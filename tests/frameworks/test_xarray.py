@@ -1,4 +1,4 @@
-"""xarray as a container: its arrays are converted, dims and coords stay where it can hold the result."""
+"""xarray as a container: its arrays are converted, and keep dims and coords if xarray supports the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ xr = pytest.importorskip("xarray")
 
 @pytest.fixture
 def array():
-    """A DataArray with an index, a coordinate of dates, a name and attributes."""
+    """Return a DataArray with an index, a coordinate of dates, a name and attributes."""
     return xr.DataArray(
         np.arange(6.0).reshape(2, 3),
         dims=("x", "y"),
@@ -31,7 +31,7 @@ def test_a_target_that_xarray_cannot_hold_gives_the_array_alone(array):
 
 
 def test_a_target_that_xarray_can_hold_keeps_dims_and_coords(array):
-    """numpy, and what follows the array API."""
+    """numpy, and frameworks with the array API, keep dims and coords."""
     pytest.importorskip("array_api_strict")
     result = dlx.convert(array, to="array_api_strict", copy=False)
     assert isinstance(result, xr.DataArray)
@@ -48,7 +48,7 @@ def test_a_target_that_xarray_can_hold_keeps_dims_and_coords(array):
 
 
 def test_a_dataset_becomes_a_dataset_or_a_dict_of_its_data_variables(array):
-    """Coordinates are never converted; the input is never changed."""
+    """Coordinates are not converted, and the input is not changed."""
     dataset = xr.Dataset({"a": array, "b": ("y", np.ones(3, "float32"))}, attrs={"k": 1})
     held = dlx.convert(dataset, to="numpy", copy=True)
     assert held.identical(dataset) and held is not dataset
@@ -61,29 +61,29 @@ def test_a_dataset_becomes_a_dataset_or_a_dict_of_its_data_variables(array):
 
 
 def test_a_view_of_a_dataset_converts_what_is_read(array):
-    """Lazily, by name."""
+    """A view converts its variables on access, by name."""
     view = dlx.convert(xr.Dataset({"a": array}), to="dlx", lazy=True)
     assert isinstance(view["a"], dlx.Tensor) and list(view) == ["a"]
 
 
 def test_dates_are_refused_by_name(array):
-    """Data that is no number."""
+    """Data other than numbers is refused by name."""
     with pytest.raises(errors.DTypeError):
         dlx.convert(array.coords["when"], to="dlx")
 
 
 @pytest.mark.parametrize("call", [dlx.describe, lambda x: dlx.shares_memory(x, b""), lambda x: dlx.stack([x], "dlx")])
 def test_an_array_is_one_for_every_function_and_a_dataset_is_a_container(array, call):
-    """Though both give Arrow data out as well."""
+    """An array and a dataset differ, though both export Arrow data."""
     call(array)
     with pytest.raises(errors.AdapterNotFoundError, match="it is a container") as caught:
         call(array.to_dataset(name="a"))
-    assert caught.value.fix.startswith("Give one of the arrays in it")
+    assert caught.value.fix.startswith("Pass one of its arrays")
 
 
 def test_xarray_is_no_target(array):
-    """And is not listed as one."""
-    with pytest.raises(errors.AdapterNotFoundError, match="no target") as caught:
+    """Xarray is not a target, and is not listed as one."""
+    with pytest.raises(errors.AdapterNotFoundError, match="not a target") as caught:
         dlx.convert(array, to="xarray")
     assert "xarray" not in caught.value.fix
 
@@ -139,7 +139,7 @@ print("alive", dlx._core.native.live())
 
 
 def test_hostile_arrays_in_them(python):
-    """Producers that lie or raise, data that are gone, odd memory: refused or right, in a process of its own."""
+    """Producers that lie or raise, missing data and odd memory, in a new process, are refused or read correctly."""
     pytest.importorskip("torch")
     lines = [line.split() for line in python(HOSTILE, args=("-W", "ignore")).splitlines()]
     assert lines.pop() == ["alive", "0"]
@@ -159,7 +159,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_are_shared(layout):
-    """By address; what is read-only stays it."""
+    """Memory is shared by address, and read-only is preserved."""
     base = LAYOUTS[layout]()
     dims = "xy"[: base.ndim]
     result = dlx.convert(xr.DataArray(base, dims=tuple(dims)), to="numpy", copy=False).data

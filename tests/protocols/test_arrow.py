@@ -1,4 +1,4 @@
-"""Arrow's PyCapsule interface without any Arrow library: structs made by ctypes, right ones and lying ones."""
+"""Arrow's PyCapsule interface without an Arrow library: valid and invalid structs, created with ctypes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import ctypes
 import gc
 import json
 
-import madearrow as made
 import pytest
-from madearrow import (
+from support.foreign import arrow as made
+from support.foreign.arrow import (
     Gives,
     GivesDevice,
     GivesDeviceStream,
@@ -21,7 +21,7 @@ from madearrow import (
     schema,
     stream,
 )
-from together import at_once
+from support.processes.concurrent import at_once
 
 import dlx
 from dlx import errors
@@ -46,7 +46,7 @@ NUMBERS = {
 
 @pytest.fixture(autouse=True)
 def released():
-    """All that is taken is released exactly once; a test that leaves something says so itself."""
+    """All structs are released exactly once; tests with exceptions check that themselves."""
     made.alive.clear()
     made.released.clear()
     yield made.released
@@ -57,12 +57,12 @@ def released():
 
 
 def values(tensor):
-    """Return the values of a tensor of the host."""
+    """Return the values of a host tensor."""
     return memoryview(tensor).tolist()
 
 
 def memory(text):
-    """Return 4 numbers of 8 bytes at most, and their size."""
+    """Return 4 numbers of at most 8 bytes, and their size."""
     return array.array("q", range(4)), dlx.DType(NUMBERS[text]).bits // 8
 
 
@@ -71,7 +71,7 @@ def memory(text):
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers_are_shared_and_read_only(text, released):
-    """Every type of numbers leaves in place, from its offset on; the release waits for the last tensor."""
+    """Every numeric type is shared, from its offset on; the last tensor releases the memory."""
     block, size = memory(text)
     obj = Gives(schema(text), arrow_array(2, None, block, offset=1))
     tensor = dlx.convert(obj, to="dlx", copy=False)
@@ -84,16 +84,16 @@ def test_numbers_are_shared_and_read_only(text, released):
 
 
 def test_a_column_is_planned_and_described_as_an_array(np):
-    """A plan is that of one array, not of a tree; a description says its type."""
+    """A column's plan and description are those of an array of its type."""
     plan = dlx.plan(column(1, 2), to="numpy")
     assert (plan.outcome, plan.leaves) == ("shared", ()) and plan.source.shape == (2,)
     info = dlx.describe(column(1, 2))
     assert (info.dtype.name, info.shape, info.strides, info.readonly) == ("int32", (2,), (1,), True)
-    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "madearrow.Gives"
+    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "support.foreign.arrow.Gives"
 
 
 def test_empty_columns_need_no_memory(np):
-    """Without an element a buffer may be NULL, and a stream may have no batch."""
+    """An empty column may have a NULL buffer, and a stream no batches."""
     assert dlx.convert(Gives(schema("g"), arrow_array(0, None, None)), to="numpy", copy=False).shape == (0,)
     result = dlx.convert(Streams(stream(schema("f"), [])), to="numpy", copy=False)
     assert result.shape == (0,) and result.dtype == "float32"
@@ -101,7 +101,7 @@ def test_empty_columns_need_no_memory(np):
 
 @pytest.mark.parametrize("offset", [0, 3, 8, 13])
 def test_bools_are_unpacked(np, offset):
-    """Eight bools of a byte become a byte each by a copy, which the plan says and copy=False refuses."""
+    """Packed bools are copied to a byte each; the plan says so, and copy=False refuses."""
     bits = bytearray([0b10110010, 0b01001101, 0b11100001])
 
     def obj():
@@ -117,7 +117,7 @@ def test_bools_are_unpacked(np, offset):
 
 
 def test_chunks_are_joined(np, released):
-    """Several batches are one array by a copy; empty ones do not count."""
+    """Several batches are copied into one array; empty ones are ignored."""
     block = array.array("i", range(6))
 
     def obj():
@@ -128,8 +128,8 @@ def test_chunks_are_joined(np, released):
     assert result.tolist() == [0, 1, 3, 4, 5] and result.flags.writeable
     assert released == {"array": 3, "schema": 1, "stream": 1}
     plan = dlx.plan(obj(), to="numpy")
-    assert (plan.outcome, plan.nbytes) == ("copied", 20) and "it lies in 2 chunks" in plan.steps[0].why
-    with pytest.raises(errors.CopyRequiredError, match="it lies in 2 chunks"):
+    assert (plan.outcome, plan.nbytes) == ("copied", 20) and "it consists of 2 chunks" in plan.steps[0].why
+    with pytest.raises(errors.CopyRequiredError, match="it consists of 2 chunks"):
         dlx.convert(obj(), to="numpy", copy=False)
     one = Streams(stream(schema("i"), [arrow_array(0, None, None), arrow_array(2, None, block, offset=4)]))
     assert dlx.convert(one, to="numpy", copy=False).tolist() == [4, 5]
@@ -145,7 +145,7 @@ def lists(size, inner, values_, *, length, offset=0, inner_offset=0, metadata=No
 
 
 def test_fixed_size_lists_are_dimensions(np):
-    """Offsets of all levels count; the memory is shared."""
+    """The offsets of all levels are applied, and the memory is shared."""
     block = array.array("i", range(100))
     result = dlx.convert(lists(3, 2, block, length=2, offset=1, inner_offset=4), to="numpy", copy=False)
     first = (1 * 3 + 4) * 2
@@ -164,7 +164,7 @@ def fixed_shape(block, length, size, **said):
 
 
 def test_fixed_shape_tensors_are_dimensions(np):
-    """Their own shape and order of dimensions."""
+    """Tensors keep their shape and order of dimensions."""
     block = array.array("i", range(12))
     plain = dlx.convert(fixed_shape(block, 2, 6, shape=[2, 3]), to="numpy", copy=False)
     assert plain.tolist() == np.arange(12).reshape(2, 2, 3).tolist()
@@ -172,7 +172,7 @@ def test_fixed_shape_tensors_are_dimensions(np):
     assert turned.tolist() == np.arange(12).reshape(2, 2, 3).transpose(0, 2, 1).tolist()
     assert turned.ctypes.data == block.buffer_info()[0]
     for wrong in ({"shape": [2, 2]}, {"shape": [2, 3], "permutation": [0, 0]}, {"shape": "ab"}, {}):
-        with pytest.raises(errors.ProtocolError, match="fixed_shape_tensor are wrong"):
+        with pytest.raises(errors.ProtocolError, match="fixed_shape_tensor are invalid"):
             dlx.convert(fixed_shape(block, 2, 6, **wrong), to="numpy")
 
 
@@ -189,7 +189,7 @@ def table(**columns):
 
 
 def test_a_table_is_a_dict_of_columns(np, released):
-    """Columns share the table's memory, which goes with the last of them."""
+    """Columns share the table's memory, which is released with the last of them."""
     block = array.array("i", range(4))
     obj = table(a=(schema("i"), arrow_array(3, None, block)), b=(schema("b"), arrow_array(3, None, bytearray([5]))))
     result = dlx.convert([obj], to="numpy")[0]
@@ -202,7 +202,7 @@ def test_a_table_is_a_dict_of_columns(np, released):
 
 
 def test_the_offset_of_a_table_is_that_of_its_columns(np):
-    """A slice of a table slices its columns."""
+    """The offset of a table applies to its columns."""
     block = array.array("i", range(9))
     child = arrow_array(8, None, block, offset=1)
     obj = Gives(schema("+s", schema("i", name="x")), arrow_array(3, None, children=[child], offset=2))
@@ -210,7 +210,7 @@ def test_the_offset_of_a_table_is_that_of_its_columns(np):
 
 
 def test_errors_in_a_table_say_the_column(np):
-    """The place is the column's name; the rest of the table is not converted."""
+    """The error's path has the column's name; the other columns are not converted."""
     obj = table(a=(schema("i"), arrow_array(1, None, bytearray(4))), t=(schema("u"), arrow_array(1, None, None, None)))
     with pytest.raises(errors.DTypeError, match=r"at obj\['t'\]: DLPack has no text or raw bytes \(string\)"):
         dlx.convert(obj, to="numpy")
@@ -229,7 +229,7 @@ def test_errors_in_a_table_say_the_column(np):
 @pytest.mark.parametrize(
     ("text", "words"),
     {
-        "n": "nulls only",
+        "n": "only nulls",
         "u": "no text or raw bytes (string)",
         "vu": "(string_view)",
         "Z": "(large_binary)",
@@ -249,7 +249,7 @@ def test_errors_in_a_table_say_the_column(np):
     }.items(),
 )
 def test_other_types_are_refused_by_name(text, words):
-    """The type is said as Arrow's libraries say it; dates name the integers that they are."""
+    """The error names the type like Arrow's libraries; for dates the fix names the integer dtype."""
     with pytest.raises(errors.DTypeError) as caught:
         dlx.convert(Gives(schema(text), arrow_array(0, None, None)), to="dlx")
     assert words in str(caught.value)
@@ -258,7 +258,7 @@ def test_other_types_are_refused_by_name(text, words):
 
 
 def test_dictionaries_and_extensions_are_refused(np):
-    """Their numbers mean something else."""
+    """Dictionaries and extensions are refused: their numbers have another meaning."""
     inner = schema("u")
     coded = Gives(schema("i", dictionary=ctypes.pointer(inner)), arrow_array(0, None, None))
     with pytest.raises(errors.DTypeError, match=r"a dictionary array \(dictionary<indices=int32>\)"):
@@ -273,20 +273,20 @@ def test_dictionaries_and_extensions_are_refused(np):
 
 @pytest.mark.parametrize("null_count", [2, -1])
 def test_nulls_are_refused_with_their_count(np, null_count):
-    """They are counted where that is not done yet; those outside of a slice do not matter."""
+    """Nulls are counted if the count is unknown; those outside of a slice are ignored."""
     bits, block = bytearray([0b11101011]), array.array("i", range(8))
 
     def obj(length, offset=0):
         return Gives(schema("i"), arrow_array(length, bits, block, offset=offset, null_count=null_count))
 
-    with pytest.raises(errors.LayoutError, match="it has 2 nulls, which DLPack cannot say") as caught:
+    with pytest.raises(errors.LayoutError, match="it has 2 nulls, which DLPack cannot represent") as caught:
         dlx.convert(obj(8), to="numpy")
     assert ".fill_null(value)" in caught.value.fix
     assert dlx.convert(obj(3, 5), to="numpy", copy=False).tolist() == [5, 6, 7]
 
 
 def test_streams_that_can_be_read_once_are_refused(released):
-    """They would be used up by a plan; what to call is said, and nothing is asked."""
+    """One-time streams are refused without a call, and the fix names the call."""
 
     class Reader(Streams):
         def read_all(self):
@@ -309,18 +309,18 @@ HOSTILE = {
     "bytes": (lambda: column(1, 2, length=HUGE // 2), "do not fit 63 bits"),
     "nulls below -1": (lambda: column(1, 2, null_count=-2), "null count"),
     "more nulls than values": (lambda: column(1, 2, null_count=3), "null count"),
-    "nulls without a bitmap": (lambda: column(1, 2, null_count=1), "no bitmap"),
-    "no memory": (lambda: Gives(schema("i"), arrow_array(2, None, None)), "values and no memory"),
+    "nulls without a bitmap": (lambda: column(1, 2, null_count=1), "no validity bitmap"),
+    "no memory": (lambda: Gives(schema("i"), arrow_array(2, None, None)), "values but no memory"),
     "one buffer": (lambda: Gives(schema("i"), arrow_array(2, None)), "number of buffers"),
-    "no buffers": (lambda: column(1, 2, buffers=None), "it says how many buffers"),
+    "no buffers": (lambda: column(1, 2, buffers=None), "it has no buffers"),
     "children of numbers": (lambda: column(1, 2, n_children=1), "different numbers of children"),
-    "no format": (lambda: Gives(schema("i", format=None), arrow_array(0, None, None)), "no format string"),
-    "children below 0": (lambda: Gives(schema("+s", n_children=-1), arrow_array(0, None)), "or not its children"),
-    "a missing child": (lambda: Gives(schema("+w:2", None), arrow_array(0, None)), "or not its children"),
-    "a list without a size": (lambda: Gives(schema("+w:", schema("i")), arrow_array(0, None)), "is no number"),
+    "no format": (lambda: Gives(schema("i", format=None), arrow_array(0, None, None)), "format string"),
+    "children below 0": (lambda: Gives(schema("+s", n_children=-1), arrow_array(0, None)), "its children"),
+    "a missing child": (lambda: Gives(schema("+w:2", None), arrow_array(0, None)), "its children"),
+    "a list without a size": (lambda: Gives(schema("+w:", schema("i")), arrow_array(0, None)), "is not a number"),
     "a list of a huge size": (
         lambda: Gives(schema(f"+w:{HUGE}0", schema("i")), arrow_array(0, None)),
-        "is no number",
+        "is not a number",
     ),
     "a list of two": (lambda: Gives(schema("+w:2", schema("i"), schema("i")), arrow_array(0, None)), "has one child"),
     "data without the child": (lambda: Gives(schema("+w:2", schema("i")), arrow_array(2, None)), "numbers of children"),
@@ -338,7 +338,7 @@ HOSTILE = {
         lambda: Gives(
             schema(f"+w:{HUGE}", schema("i")), arrow_array(2, None, children=[arrow_array(3, None, bytearray(12))])
         ),
-        "more values than fit",
+        "number of values does not fit",
     ),
     "a table without its columns": (
         lambda: Gives(schema("+s", schema("i", name="x")), arrow_array(2, None)),
@@ -354,11 +354,11 @@ HOSTILE = {
     ),
     "an array that was released": (
         lambda: Gives(schema("i"), arrow_array(0, None, None, release=made.NO_RELEASE)),
-        "used before",
+        "already used",
     ),
     "a type that was released": (
         lambda: Gives(schema("i", release=made.NO_RELEASE), arrow_array(0, None, None)),
-        "used before",
+        "already used",
     ),
     "a capsule of another name": (
         lambda: Gives(schema("i"), arrow_array(0, None, None), names=(b"arrow_schema", b"arrow_schema")),
@@ -374,21 +374,21 @@ HOSTILE = {
     ),
     "a stream without functions": (
         lambda: Streams(stream(schema("i"), [], get_next=made._GET(0))),
-        "does not say why|its Arrow stream failed",
+        "no reason given|its Arrow stream failed",
     ),
-    "a released stream": (lambda: Streams(stream(schema("i"), [], release=made.NO_RELEASE)), "used before"),
+    "a released stream": (lambda: Streams(stream(schema("i"), [], release=made.NO_RELEASE)), "already used"),
     "batches that differ": (
         lambda: Streams(
             stream(schema("i"), [arrow_array(1, None, bytearray(4)), arrow_array(1, None, None)]),
         ),
-        "values and no memory",
+        "values but no memory",
     ),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_contradicts_itself_is_refused(kind):
-    """What can be seen is checked before anything is read, and what was taken is released once."""
+    """Structs are validated before their data is read, and released once."""
     make, words = HOSTILE[kind]
     obj = make()
     if words is None:
@@ -398,12 +398,12 @@ def test_what_contradicts_itself_is_refused(kind):
             dlx.convert(obj, to="dlx")
     del obj
     gc.collect()
-    made.alive.clear()  # what was never taken
+    made.alive.clear()  # never consumed
 
 
 @pytest.mark.parametrize("answer", [None, (), (1, 2), [], "ab"])
 def test_answers_that_are_no_capsules(answer):
-    """Refused by what they are."""
+    """A result that is not a capsule is refused by its type."""
 
     class Wrong:
         def __arrow_c_array__(self, requested_schema=None):
@@ -414,7 +414,7 @@ def test_answers_that_are_no_capsules(answer):
 
 
 def test_a_failing_producer_is_the_cause():
-    """What it raises is passed on, and it is asked once."""
+    """The producer's exception is the cause, and it is called once."""
     asked = []
 
     class Fails:
@@ -429,33 +429,33 @@ def test_a_failing_producer_is_the_cause():
 
 @pytest.mark.parametrize("name", ["__arrow_c_schema__", "__arrow_c_array", "", "__dlpack__"])
 def test_methods_that_arrow_does_not_have(name):
-    """They are not called: what they give would be taken for another struct."""
-    with pytest.raises(ValueError, match="Arrow has no method"):
+    """Methods that Arrow does not define are not called."""
+    with pytest.raises(ValueError, match="is not a method of Arrow"):
         native.arrow_open(object(), name)
-    with pytest.raises(TypeError, match="a method's name is a str"):
+    with pytest.raises(TypeError, match="expected the name of a method"):
         native.arrow_open(object(), name.encode())
 
 
 def test_capsules_are_used_once(released):
-    """A second conversion of an object that gives the same structs is refused, and releases nothing twice."""
+    """A second conversion of the same structs is refused, and releases nothing twice."""
     obj = column(1, 2)
     first = dlx.convert(obj, to="dlx")
-    with pytest.raises(errors.ConsumedError, match="used before"):
+    with pytest.raises(errors.ConsumedError, match="already used"):
         dlx.convert(obj, to="dlx")
     assert values(first) == [1, 2]
     del first
     assert released == {"array": 1, "schema": 1}
 
 
-@pytest.mark.unsanitized("freed memory is not given back at once")
+@pytest.mark.unsanitized("freed memory is not returned immediately")
 def test_nothing_leaks(python):
-    """Columns, refusals, capsules, again and again: all are released, and memory stays."""
+    """Repeated conversions and refusals release everything, and memory does not grow."""
     python(
         """
         import gc, resource, sys
-        sys.path.insert(0, "tests/support")
-        import madearrow as made
-        from madearrow import Gives, arrow_array, column, schema
+        sys.path.insert(0, "tests")
+        from support.foreign import arrow as made
+        from support.foreign.arrow import Gives, arrow_array, column, schema
         import dlx
         from dlx._core import native
 
@@ -488,7 +488,7 @@ def test_nothing_leaks(python):
 
 @pytest.mark.parametrize("device", [(1, -1), (1, 0), (3, 0)])
 def test_host_memory_by_the_device_method(np, device):
-    """Plain and pinned host memory is read by the host."""
+    """The host reads plain and pinned host memory."""
     text, block = made.numbers(1, 2)
     obj = GivesDevice(schema(text), on_device(arrow_array(2, None, block), *device))
     result = dlx.convert(obj, to="numpy", copy=False)
@@ -496,7 +496,7 @@ def test_host_memory_by_the_device_method(np, device):
 
 
 def test_the_device_method_comes_first():
-    """Where there are several methods, the one is asked that never moves data between devices."""
+    """The device method is preferred: it never moves data between devices."""
 
     class Both(GivesDevice, Gives):
         pass
@@ -507,12 +507,12 @@ def test_the_device_method_comes_first():
 
 
 def test_device_memory_is_not_read_by_the_host():
-    """Nulls are believed, or refused where they are not counted; bools and other events too."""
+    """Counted nulls are accepted; unknown counts, bools and unknown events on a device are refused."""
     bools = GivesDevice(schema("b"), on_device(arrow_array(2, None, 4096), 2))
-    with pytest.raises(errors.DeviceError, match="packed, in device memory"):
+    with pytest.raises(errors.DeviceError, match="packed in device memory"):
         dlx.convert(bools, to="dlx")
     uncounted = GivesDevice(schema("g"), on_device(arrow_array(2, 4096, 4096, null_count=-1), 2))
-    with pytest.raises(errors.ProtocolError, match="not counted"):
+    with pytest.raises(errors.ProtocolError, match="null count is -1"):
         dlx.convert(uncounted, to="dlx")
     counted = GivesDevice(schema("g"), on_device(arrow_array(2, 4096, 4096, null_count=1), 2))
     with pytest.raises(errors.LayoutError, match="it has 1 null"):
@@ -525,23 +525,23 @@ def test_device_memory_is_not_read_by_the_host():
         dlx.convert(GivesDeviceStream(stream(wide, [on_device(each, 2) for each in many], device=2)), to="dlx")
     for device, event in ((10, 4096), (3, 4096)):
         other = GivesDevice(schema("g"), on_device(arrow_array(2, None, 4096), device, 0, event))
-        with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
+        with pytest.raises(errors.StreamError, match="dlx cannot wait for its event"):
             dlx.convert(other, to="dlx")
 
 
 @pytest.mark.parametrize("letter", ["i", "b"])
 @pytest.mark.parametrize("events", [(4096, 4096), (0, 4096), (4096,)], ids=["two", "the second", "one"])
 def test_nothing_is_copied_before_its_event(letter, events):
-    """Chunks of pinned memory that a device may still write to are not joined, nor its bools unpacked."""
+    """Chunks and bools of pinned memory with a pending event are not copied."""
     block = array.array("i", range(6))
     batches = [on_device(arrow_array(3, None, block), 3, 0, event) for event in events]
-    with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
+    with pytest.raises(errors.StreamError, match="dlx cannot wait for its event"):
         dlx.convert(GivesDeviceStream(stream(schema(letter), batches, device=3)), to="dlx")
 
 
 @pytest.mark.parametrize("device", [(1, -1), (1, 0), (3, 0)])
 def test_device_streams_of_the_host(np, device, released):
-    """Their batches are read as those of other streams: one is shared, several are joined, all are released."""
+    """Device streams of host memory are read like other streams: one batch is shared, several are joined."""
     block = array.array("i", range(6))
 
     def obj(*parts):
@@ -557,7 +557,7 @@ def test_device_streams_of_the_host(np, device, released):
 
 
 def test_device_streams_of_device_memory():
-    """One chunk is shared where it is; several are joined on a CUDA device only, and never those of several devices."""
+    """One chunk is shared; several are joined on a CUDA device only, never across devices."""
 
     def obj(*batches, device=2, **fields):
         return GivesDeviceStream(stream(schema("g"), batches, device=device, **fields))
@@ -572,18 +572,18 @@ def test_device_streams_of_device_memory():
     with pytest.raises(errors.CopyRequiredError, match="2 chunks"):
         dlx.convert(obj(batch(1), batch(2)), to="dlx", copy=False)
     steps = dlx.plan(obj(batch(1), batch(2)), to="dlx").steps
-    assert [step.why for step in steps if step.do == "resolve"] == ["it lies in 2 chunks"]
+    assert [step.why for step in steps if step.do == "resolve"] == ["it consists of 2 chunks"]
     with pytest.raises(errors.ProtocolError, match="its batches are on several devices"):
         dlx.convert(obj(batch(1), batch(2, 0)), to="dlx")
     with pytest.raises(errors.ProtocolError, match="failed: lost the device"):
         dlx.convert(obj(batch(1), fails="lost the device"), to="dlx")
-    with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
+    with pytest.raises(errors.StreamError, match="dlx cannot wait for its event"):
         ready = on_device(arrow_array(2, None, 4096), 10, 1, 4096)
         dlx.convert(GivesDeviceStream(stream(schema("g"), [ready], device=10)), to="dlx")
 
 
 def test_chunks_of_a_device_are_joined_after_their_events(cuda, released):
-    """On the device, on a stream of dlx's own that waits for each; they are kept until the device is done with them."""
+    """Chunks are joined on a stream of dlx after their events, and kept until the device is finished."""
     device, library, producers, events, addresses = dlx.Device("cuda:0"), cuda._lib, [], [], []
     for values in ([-1.0, 1.0, 2.0], [3.0, 4.0, 5.0]):
         producers.append(cuda.stream())
@@ -619,7 +619,7 @@ def test_chunks_of_a_device_are_joined_after_their_events(cuda, released):
 
 @pytest.mark.parametrize("call", ["cuMemAllocFromPoolAsync", "cuStreamWaitEvent", "cuMemcpyAsync"])
 def test_chunks_that_cannot_be_joined_are_released(cuda, released, call):
-    """Whatever the driver refuses."""
+    """Failed joins release all chunks, for any error of the driver."""
     address = cuda.alloc(16)
     event = ctypes.c_void_p()
     with driver.at(dlx.Device("cuda:0")):
@@ -633,7 +633,7 @@ def test_chunks_that_cannot_be_joined_are_released(cuda, released, call):
 
 
 def test_made_like_cudf(cuda):
-    """A table on a device, as cudf gives it: columns are shared there, and wait for its event."""
+    """The columns of a device table like cudf's are shared, and wait for its event."""
     event = ctypes.c_void_p()
     producer, address = cuda.stream(), cuda.alloc(1024)
     device = dlx.Device("cuda:0")
@@ -656,7 +656,7 @@ def test_made_like_cudf(cuda):
 
 
 def test_an_event_is_waited_for(cuda):
-    """Device memory is ready at the event that came with it: readers wait for that, on the device."""
+    """Consumers wait, on the device, for the event of the producer."""
     event = ctypes.c_void_p()
     producer, consumer, address = cuda.stream(), cuda.stream(), cuda.alloc(1024)
     device = dlx.Device("cuda:0")
@@ -681,7 +681,7 @@ def test_an_event_is_waited_for(cuda):
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 16, 64, 65])
 def test_tensors_give_packed_bools(n):
-    """A copy of its own, eight to a byte, with zeros behind the last: without any library of Arrow."""
+    """Bools are exported as a packed copy with zeros at the end, without an Arrow library."""
     block = bytearray(i % 3 % 2 for i in range(n))
     tensor = dlx.convert(memoryview(block).cast("?"), to="dlx")
     live = native.live()
@@ -698,7 +698,7 @@ def test_tensors_give_packed_bools(n):
 
 @pytest.mark.parametrize("dtype", NUMBERS.values())
 def test_tensors_give_their_memory(dtype):
-    """`dlx.Tensor` is a source of the interface: what is read from it is its own memory."""
+    """A `dlx.Tensor` exports its own memory."""
     block = bytearray(64)
     tensor = native.tensor_new(
         ctypes.addressof(ctypes.c_char.from_buffer(block)), (3,), None, dlx.DType(dtype), (1, 0), 0, block
@@ -710,7 +710,7 @@ def test_tensors_give_their_memory(dtype):
 
 
 def test_dimensions_are_fixed_size_lists(np):
-    """Any further dimension is a level of lists, if it is row-major."""
+    """Each further dimension of a row-major array is a level of lists."""
     source = np.arange(24, dtype="int16").reshape(2, 3, 4)
     target = dlx.convert(source, to="arrow", copy=False)
     assert type(target) is dlx.Tensor and target.readonly and target.data_ptr == source.ctypes.data
@@ -725,15 +725,15 @@ def test_dimensions_are_fixed_size_lists(np):
 
 
 def test_what_arrow_cannot_hold_is_refused(np):
-    """By the target, and by the method of a tensor that was not made for it."""
+    """Unsupported arrays are refused by the target, and by the method of other tensors."""
     with pytest.raises(errors.LayoutError, match="0 dimensions"):
         dlx.convert(np.array(1.0), to="arrow")
     with pytest.raises(errors.DTypeError, match="arrow has no dtype complex64"):
         dlx.convert(np.zeros(2, "complex64"), to="arrow")
     for source, error, words in (
         (np.arange(6)[::2], errors.CopyRequiredError, "row-major"),
-        (np.array(1.0), errors.LayoutError, "found 0"),
-        (np.zeros(2, "complex64"), errors.DTypeError, "no numbers of DLPack type code 5"),
+        (np.array(1.0), errors.LayoutError, "0 dimensions"),
+        (np.zeros(2, "complex64"), errors.DTypeError, "no type for DLPack type code 5"),
     ):
         tensor = dlx.convert(source, to="dlx", copy=False)
         with pytest.raises(error, match=words):
@@ -748,7 +748,7 @@ def test_what_arrow_cannot_hold_is_refused(np):
 
 
 def test_capsules_that_nobody_uses_release_the_memory(np):
-    """And those that were used release nothing."""
+    """Unused capsules release the memory; used ones release nothing."""
     tensor = dlx.convert(np.arange(3), to="arrow")
     live = native.live()
     pair = tensor.__arrow_c_array__()
@@ -763,42 +763,42 @@ def test_capsules_that_nobody_uses_release_the_memory(np):
 
 @pytest.mark.parametrize("shape", [(1, 2**31), (0, 2**31), (2, 1, 2**40)])
 def test_extents_that_arrow_cannot_hold(shape):
-    """Fixed-size lists have 32 bits: a plan says so before anything is made. The first extent has 64."""
+    """Fixed-size lists have 32 bits, which the plan checks. The first extent has 64."""
     tensor = native.tensor_new(4096, shape, None, dlx.DType("int8"), (1, 0), 0, None)
     plan = dlx.plan(tensor, to="arrow")
     assert plan.outcome == "refused" and f"found an extent of {max(shape)}" in str(plan.error)
-    with pytest.raises(errors.LayoutError, match="up to 2147483647 values"):
+    with pytest.raises(errors.LayoutError, match="at most 2147483647 values"):
         dlx.convert(tensor, to="arrow")
     long = native.tensor_new(4096, (2**40, 3), None, dlx.DType("int8"), (1, 0), 0, None)
     assert dlx.convert(long, to="arrow").shape == (2**40, 3)
 
 
 def test_lies_do_not_end_the_process(python):
-    """Every number, pointer and text of the structs wrong in turn, and two at once: refused, or right; never worse."""
+    """Every invalid number, pointer and text, and pairs of them, are refused or read correctly, without a crash."""
     assert "released twice: 0" in python(
-        "import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.run()"
+        "import sys; sys.path[:0] = ['tests']; from support.foreign import lying_arrow; lying_arrow.run()"
     )
 
 
 def test_streams_that_lie(python):
-    """Functions that give nothing, fail in every way, or are taken back while the stream is read, `release` too."""
-    out = python("import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.streams()")
+    """Stream functions that return nothing, fail, or are removed during reading, including `release`, are handled."""
+    out = python("import sys; sys.path[:0] = ['tests']; from support.foreign import lying_arrow; lying_arrow.streams()")
     assert int(out.split("streams:")[1]) > 200
 
 
 @pytest.mark.parametrize(("levels", "width"), [(100, 2), (100, 100), (2, 10**4)])
 def test_a_type_with_shared_children_is_read_once(python, levels, width):
-    """A type of 2**100 paths, each of which ends in one of a hundred types, is refused by name at once."""
+    """A type with 2**100 paths to a hundred leaf types is refused quickly, by name."""
     python(
         f"""
-        import sys; sys.path[:0] = ["tests/support"]
+        import sys; sys.path[:0] = ["tests"]
         import signal; signal.alarm(60)  # nothing else ends a loop in C
-        import madearrow
+        from support.foreign import arrow
         import dlx
         for call in (dlx.convert, dlx.plan):
-            kind = madearrow.schema("+l", madearrow.shared_types({levels}, {width}))
+            kind = arrow.schema("+l", arrow.shared_types({levels}, {width}))
             try:
-                plan = call(madearrow.Gives(kind, madearrow.arrow_array(0, None)), to="dlx")
+                plan = call(arrow.Gives(kind, arrow.arrow_array(0, None)), to="dlx")
                 assert plan.outcome == "refused" and "vary in length" in str(plan), plan
             except dlx.errors.DTypeError as error:
                 assert "vary in length" in str(error), error
@@ -807,7 +807,7 @@ def test_a_type_with_shared_children_is_read_once(python, levels, width):
 
 
 def test_a_wide_type_is_read(np):
-    """A table may have as many columns as it likes."""
+    """A table may have any number of columns."""
     block, n = array.array("i", range(4)), 20_000
     types = [schema("i", name=str(i)) for i in range(n)]
     arrays = [arrow_array(4, None, block) for _ in range(n)]
@@ -816,14 +816,14 @@ def test_a_wide_type_is_read(np):
 
 
 def test_the_target_is_known(np):
-    """Its name is listed where there is none of another; what it makes is in it already."""
-    with pytest.raises(errors.AdapterNotFoundError, match="Known targets: arrow"):
+    """The target is listed without its library, and creates dlx's Arrow object."""
+    with pytest.raises(errors.AdapterNotFoundError, match="Use one of: arrow"):
         dlx.convert(np.arange(2), to="arow")
     assert dlx.convert({"a": np.arange(2)}, to="arrow")["a"].readonly
 
 
 def test_a_class_that_is_no_key_is_described(np):
-    """What is known of a class is kept by it, unless its metaclass has a say."""
+    """A class that cannot be a key, because of its metaclass, is described."""
 
     class Meta(type):
         __hash__ = None
@@ -841,7 +841,7 @@ def test_a_class_that_is_no_key_is_described(np):
 
 
 def test_capsules_that_two_threads_take_at_once():
-    """One gets the array, the other an error: nothing is released twice, and nothing is left."""
+    """Of two threads, one gets the array and the other an error; nothing leaks or is released twice."""
     live = native.live()
     for _ in range(50):
         pair = Pair(dlx.convert(bytearray(8), to="dlx").__arrow_c_array__())
@@ -853,21 +853,21 @@ def test_capsules_that_two_threads_take_at_once():
     assert native.live() == live
 
 
-# ---- what stays ------------------------------------------------------------------------------------------------------
+# ---- leaks -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.unsanitized("the sanitizers have an allocator of their own")
+@pytest.mark.unsanitized("the sanitizers replace the allocator")
 def test_no_type_and_no_level_is_left_on_the_heap(python):
-    """Bytes that malloc has given out are as many after a thousand calls as before, whatever becomes of the capsules.
+    """After a thousand calls, malloc has as many bytes in use as before, for every fate of the capsules.
 
-    A struct of Arrow's is too small for the memory of a process to tell. Sixty-four levels, each with its child.
+    An Arrow struct is too small to show in the memory of the process. The types have 64 levels, each with a child.
     """
     python(
         """
         import ctypes, gc, sys
-        sys.path[:0] = ["tests/support"]
-        from madearrow import _new as new_capsule
-        from madearrow import Pair
+        sys.path[:0] = ["tests"]
+        from support.foreign.arrow import _new as new_capsule
+        from support.foreign.arrow import Pair
         import dlx
         from dlx._core import native
 
@@ -903,7 +903,7 @@ def test_no_type_and_no_level_is_left_on_the_heap(python):
                              for each in (deep, flat, bools)],
             "gathered": lambda: native.arrow_tensor(native.arrow_open(Pair(flat.__arrow_c_array__()),
                                                                       "__arrow_c_array__"), -1, True),
-            "joined": lambda: native.arrow_joined(Pair(bools.__arrow_c_array__())),
+            "joined": lambda: native.arrow_join(Pair(bools.__arrow_c_array__())),
             "too long": lambda: [refused(each.__arrow_c_array__) for each in (wide, huge)],
             "no dtype": lambda: [refused(odd.__arrow_c_array__), refused(odd.__arrow_c_schema__)],
         }
@@ -925,7 +925,7 @@ EXTENSION = {b"ARROW:extension:name": b"mylib.kind"}
 
 
 def extended(levels, at, block):
-    """Return (schema, array) of fixed-size lists over numbers; the level number `at` is an extension type."""
+    """Return (schema, array) of fixed-size lists over numbers; level `at` is an extension type."""
     kind = schema("i", metadata=EXTENSION if at == levels else None)
     data = arrow_array(2 * 2**levels, None, block)
     for level in reversed(range(levels)):
@@ -936,7 +936,7 @@ def extended(levels, at, block):
 
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])
 def test_an_extension_type_at_any_level_is_no_number(np, levels):
-    """Of an array, of chunks and of a table's columns: by the C fast paths as by Python, and named."""
+    """An extension type in an array, in chunks and in a table's columns is refused by name, in C and in Python."""
     block = array.array("i", range(64))
     for at in range(levels + 1):
         chunks = lambda: [extended(levels, at, block)[1] for _ in range(2)]  # noqa: B023, E731
@@ -944,11 +944,11 @@ def test_an_extension_type_at_any_level_is_no_number(np, levels):
         for obj in (Gives(*extended(levels, at, block)), Streams(stream(kind(), chunks()))):
             with pytest.raises(errors.DTypeError, match=r"no counterpart of mylib\.kind"):
                 dlx.convert(obj, to="numpy")
-        assert native.arrow_joined(Streams(stream(kind(), chunks()))) is None
+        assert native.arrow_join(Streams(stream(kind(), chunks()))) is None
         one, other = extended(levels, at, block), (schema("i", name="plain"), arrow_array(2, None, block))
         table = Gives(schema("+s", one[0], other[0]), arrow_array(2, None, children=[one[1], other[1]]))
         assert native.arrow_columns("__arrow_c_array__", table, True)[0] is None
         made.alive.clear()
     right = Streams(stream(extended(levels, -1, block)[0], [extended(levels, -1, block)[1] for _ in range(2)]))
-    assert native.arrow_joined(right).shape == (4, *(2,) * levels)
+    assert native.arrow_join(right).shape == (4, *(2,) * levels)
     made.alive.clear()

@@ -1,4 +1,4 @@
-"""Arrow's PyCapsule interface with the libraries that speak it: round trips by value and address, both ways."""
+"""Arrow's PyCapsule interface with real libraries: round trips by value and address, in both directions."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from dlx import errors
 
 pa = pytest.importorskip("pyarrow")
 if not hasattr(pa.RecordBatch, "__arrow_c_stream__"):
-    pytest.skip("this pyarrow has not all of the interface", allow_module_level=True)
+    pytest.skip("this pyarrow lacks parts of the interface", allow_module_level=True)
 
 FLOATS, BOOLS = [1.5, 2.5, 3.5], [True, False, True]
 
 
 def arrow_table():
-    """Return a table of pyarrow with two columns."""
+    """Return a pyarrow table with two columns."""
     return pa.table({"x": pa.array(FLOATS), "b": pa.array(BOOLS)})
 
 
 def of_pandas():
-    """Return a data frame of pandas."""
+    """Return a pandas data frame."""
     pandas = pytest.importorskip("pandas")
     if not hasattr(pandas.Series, "__arrow_c_stream__"):
-        pytest.skip("this pandas has no columns of Arrow")
+        pytest.skip("this pandas has no Arrow columns")
     return pandas.DataFrame({"x": FLOATS, "b": BOOLS})
 
 
 def of_polars():
-    """Return a data frame of polars."""
+    """Return a polars data frame."""
     return pytest.importorskip("polars").DataFrame({"x": FLOATS, "b": BOOLS})
 
 
 def of_narwhals():
-    """Return a data frame of narwhals."""
+    """Return a narwhals data frame."""
     return pytest.importorskip("narwhals").from_native(of_polars())
 
 
 def of_duckdb():
-    """Return a result of duckdb."""
+    """Return a duckdb result."""
     duckdb = pytest.importorskip("duckdb")
     return duckdb.sql("select * from (values (1.5::double, true), (2.5, false), (3.5, true)) as t(x, b)")
 
@@ -69,7 +69,7 @@ SERIES = {
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 def test_data_frames_are_dicts_of_columns(kind, target):
-    """Every column by its name, bools unpacked; also inside of another container."""
+    """Data frames become dicts of their columns, also inside other containers; bools are unpacked."""
     pytest.importorskip(target)
     frame = FRAMES[kind]()
     result = dlx.convert([frame], to=target)[0]
@@ -83,7 +83,7 @@ def test_data_frames_are_dicts_of_columns(kind, target):
 
 @pytest.mark.parametrize("kind", SERIES)
 def test_columns_are_shared(np, kind):
-    """A column of numbers is an array over the library's own memory, read-only."""
+    """A numeric column is shared with the library, read-only."""
     column = SERIES[kind]()
     result = dlx.convert(column, to="numpy", copy=False)
     assert result.tolist() == FLOATS and not result.flags.writeable
@@ -98,7 +98,7 @@ def test_columns_are_shared(np, kind):
 
 
 def chunked_polars():
-    """Return a series of polars in two chunks."""
+    """Return a polars series in two chunks."""
     polars = pytest.importorskip("polars")
     return polars.concat([polars.Series([1.5, 2.5]), polars.Series([3.5])], rechunk=False)
 
@@ -115,9 +115,9 @@ CHUNKED = {
 
 @pytest.mark.parametrize("kind", CHUNKED)
 def test_chunks_are_joined_and_never_in_silence(np, kind):
-    """Also where a library's ``__arrow_c_array__`` would join them itself: copy=False refuses, a plan says it."""
+    """Joined chunks are a reported copy, also if the library's ``__arrow_c_array__`` would join them."""
     column = CHUNKED[kind]()
-    for _ in range(2):  # the fast path as well
+    for _ in range(2):  # the second time through the fast path
         with pytest.raises(errors.CopyRequiredError, match="2 chunks"):
             dlx.convert(column, to="numpy", copy=False)
     assert dlx.convert(column, to="numpy").tolist() == FLOATS
@@ -125,7 +125,7 @@ def test_chunks_are_joined_and_never_in_silence(np, kind):
 
 
 def test_results_of_duckdb(np):
-    """Each conversion runs the query: its result is shared, without elements too; more than one chunk is a copy."""
+    """Each conversion runs the query; one chunk is shared, even if empty, and several are copied."""
     duckdb = pytest.importorskip("duckdb")
     result = dlx.convert(duckdb.sql("select 1.5::double as x, 7::int as i"), to="numpy", copy=False)
     assert result["x"].tolist() == [1.5] and result["i"].dtype == "int32"
@@ -146,7 +146,7 @@ def test_results_of_duckdb(np):
 
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
 def test_slices_and_jax(kind):
-    """A part of a column, on the fast path and off it; jax, whose arrays are constant, takes it."""
+    """A slice of a column works on the fast path and off it; jax accepts it."""
     pytest.importorskip("jax")
     column = SERIES[kind]()[1:]
     assert dlx.convert(column, to="numpy").tolist() == FLOATS[1:]
@@ -155,7 +155,7 @@ def test_slices_and_jax(kind):
 
 
 def test_what_the_fixes_say_works(np):
-    """Nulls, dates and categories: each library's own call leads to an array."""
+    """The calls in the fixes for nulls, dates and categories lead to arrays."""
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     of_pandas()
     for source, fixed in (
@@ -177,7 +177,7 @@ def test_what_the_fixes_say_works(np):
 
 
 def test_polars_arrays_are_dimensions(np):
-    """Fixed-size lists of polars, and back."""
+    """Polars' fixed-size lists become dimensions, and back."""
     polars = pytest.importorskip("polars")
     series = polars.Series([[1, 2], [3, 4]], dtype=polars.Array(polars.Int64, 2))
     assert dlx.convert(series, to="numpy", copy=False).tolist() == [[1, 2], [3, 4]]
@@ -187,7 +187,7 @@ def test_polars_arrays_are_dimensions(np):
 
 
 def test_the_target_is_taken_by_the_libraries(np):
-    """What to="arrow" gives is a source of theirs, over the same memory; so is a `dlx.Tensor`."""
+    """Libraries accept the result of to="arrow", and a `dlx.Tensor`, without a copy."""
     source = np.arange(6, dtype="int32")[1:]
     target = dlx.convert(source, to="arrow", copy=False)
     taken = pa.array(target)
@@ -203,7 +203,7 @@ def test_the_target_is_taken_by_the_libraries(np):
 
 
 def test_memory_goes_with_the_last_user(np):
-    """Pyarrow's pool says so; a column keeps its whole batch."""
+    """The memory is freed with the last user; a column keeps its whole batch."""
     before = pa.total_allocated_bytes()
     table = pa.table({"x": pa.array(range(10_000), pa.int64()), "y": pa.array(range(10_000), pa.int64())})
     result = dlx.convert(table, to="numpy")
@@ -215,7 +215,7 @@ def test_memory_goes_with_the_last_user(np):
 
 
 def test_fixes_for_polars_are_calls_that_polars_has():
-    """Text, lists and decimals are refused, and what the error says to call works."""
+    """Text, lists and decimals are refused, and the call in the fix works."""
     pl = pytest.importorskip("polars")
     cases = {
         ".cast(pl.Categorical).to_physical()": (pl.Series(["a", "b"]), [0, 1]),

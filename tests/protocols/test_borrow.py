@@ -1,4 +1,4 @@
-"""`borrow`: an array lent to C code as a DLTensor, for the length of a block."""
+"""`borrow`: an array lent to C code as a DLTensor during a block."""
 
 import gc
 import weakref
@@ -13,11 +13,11 @@ READ_ONLY = 1
 
 
 class Owner(bytearray):
-    """Bytes that can be referred to weakly."""
+    """Bytes that support weak references."""
 
 
 class Producer:
-    """An object with nothing but `__dlpack__`, which counts how often it is called."""
+    """An object with only `__dlpack__`, which counts its calls."""
 
     def __init__(self, tensor, **keywords):
         self.tensor, self.keywords, self.calls = tensor, keywords, 0
@@ -31,7 +31,7 @@ class Producer:
 
 
 def test_borrow_lends_the_memory_itself():
-    """Inside the block the DLTensor describes the array and points into it."""
+    """Inside the block the DLTensor describes the array and points to its memory."""
     source = bytearray(b"abc")
     with dlx.borrow(source) as tensor:
         assert ffi.typeof(tensor) is ffi.typeof("DLTensor *")
@@ -43,7 +43,7 @@ def test_borrow_lends_the_memory_itself():
 
 
 def test_borrow_lends_strides_in_elements(np):
-    """A strided view is lent as it is, negative strides included."""
+    """A strided view keeps its strides, including negative ones."""
     array = np.arange(12.0).reshape(3, 4)[::-1, ::2]
     with dlx.borrow(array) as tensor:
         assert list(tensor.strides[0:2]) == [-4, 2]
@@ -51,7 +51,7 @@ def test_borrow_lends_strides_in_elements(np):
 
 
 def test_borrow_keeps_the_source_until_the_block_is_left():
-    """The array lives as long as the block, and no longer."""
+    """The array lives as long as the block."""
     source = Owner(3)
     gone = weakref.ref(source)
     borrowed = dlx.borrow(source)
@@ -62,7 +62,7 @@ def test_borrow_keeps_the_source_until_the_block_is_left():
 
 
 def test_borrow_releases_after_an_exception():
-    """An exception inside the block goes on, and the array is free."""
+    """An exception inside the block propagates, and the array is released."""
     source = Owner(3)
     gone = weakref.ref(source)
     with pytest.raises(KeyError), dlx.borrow(source):
@@ -73,7 +73,7 @@ def test_borrow_releases_after_an_exception():
 
 
 def test_a_kept_tensor_is_emptied():
-    """A cdata that is kept after the block has no memory and no dimension."""
+    """A cdata that is used after the block has no memory and no dimensions."""
     with dlx.borrow(bytearray(3)) as tensor:
         assert tensor.data != ffi.NULL
     assert tensor.data == tensor.shape == tensor.strides == ffi.NULL
@@ -84,7 +84,7 @@ def test_a_borrow_is_entered_once():
     """Entering the same object again, in the block or after it, is an error."""
     borrowed = dlx.borrow(bytearray(3))
     with borrowed as tensor:
-        with pytest.raises(RuntimeError, match="entered before"):
+        with pytest.raises(RuntimeError, match="cannot enter this borrow again"):
             borrowed.__enter__()
         assert tensor.ndim == 1
     with pytest.raises(RuntimeError, match=r"Call dlx\.borrow again"):
@@ -92,7 +92,7 @@ def test_a_borrow_is_entered_once():
 
 
 def test_what_c_writes_into_the_shape_changes_no_tensor():
-    """Shape and strides of what is lent are its own."""
+    """The lent shape and strides are copies."""
     source = dlx.empty((2, 3), "int8")
     with dlx.borrow(source) as tensor:
         tensor.shape[0] = tensor.strides[0] = 99
@@ -100,20 +100,20 @@ def test_what_c_writes_into_the_shape_changes_no_tensor():
 
 
 def test_borrow_refuses_read_only_memory():
-    """Read-only memory is lent only to who promises to read."""
+    """Read-only memory is refused unless readonly=True."""
     with pytest.raises(ReadOnlyError, match=r"cannot borrow bytes .*Pass readonly=True if you only read it\."):
         dlx.borrow(b"abc").__enter__()
 
 
 def test_borrow_lends_read_only_memory_to_readers():
-    """With readonly=True read-only memory is lent without a copy."""
+    """With readonly=True, read-only memory is lent without a copy."""
     source = b"abc"
     with dlx.borrow(source, readonly=True) as tensor:
         assert int(ffi.cast("uintptr_t", tensor.data)) == dlx.describe(source).address
 
 
 def test_borrow_refuses_a_read_only_capsule_untouched(counting):
-    """A capsule that says read-only keeps its name when it is refused."""
+    """A refused read-only capsule keeps its name."""
     capsule = counting.capsule(flags=READ_ONLY)
     with pytest.raises(ReadOnlyError):
         dlx.borrow(capsule).__enter__()
@@ -121,7 +121,7 @@ def test_borrow_refuses_a_read_only_capsule_untouched(counting):
 
 
 def test_borrow_of_a_capsule_uses_it_up(counting):
-    """A capsule is taken for the block, and its deleter runs once when the block is left."""
+    """A capsule is consumed for the block, and its deleter runs once at the end."""
     before, capsule = counting.deleted, counting.capsule()
     with dlx.borrow(capsule):
         assert counting.deleted == before
@@ -131,7 +131,7 @@ def test_borrow_of_a_capsule_uses_it_up(counting):
 
 
 def test_borrow_calls_a_producer_once():
-    """An object that only has `__dlpack__` is asked once, when the block is entered."""
+    """`__dlpack__` is called once, on entry."""
     producer = Producer(dlx.empty(3, "int8"))
     borrowed = dlx.borrow(producer)
     assert producer.calls == 0
@@ -140,15 +140,15 @@ def test_borrow_calls_a_producer_once():
 
 
 def test_borrow_never_lends_a_copy_to_be_written(np):
-    """What would have to be copied is refused where C may write: by a producer that copies, or of a scalar."""
-    with pytest.raises(CopyRequiredError, match="Pass readonly=True to have a copy read"):
+    """A copy is refused if C may write: of a producer that copies, or of a scalar."""
+    with pytest.raises(CopyRequiredError, match="Pass readonly=True to read a copy"):
         dlx.borrow(Producer(dlx.empty(3, "int8"), copy=True)).__enter__()
     with pytest.raises(CopyRequiredError):
         dlx.borrow(np.float32(1)).__enter__()
 
 
 def test_borrow_lends_a_copy_to_readers(torch):
-    """A tensor with a pending neg bit is resolved into a copy for who only reads, and refused to who may write."""
+    """With readonly=True a pending neg bit is resolved into a copy; otherwise it is refused."""
     tensor = torch.tensor([1 + 2j]).conj().imag
     assert tensor.is_neg()
     with dlx.borrow(tensor, readonly=True) as borrowed:
@@ -158,7 +158,7 @@ def test_borrow_lends_a_copy_to_readers(torch):
 
 
 def test_borrow_of_host_memory_has_no_stream():
-    """A stream for host memory is refused, and -1 is none."""
+    """A stream for host memory is refused; -1 means no stream."""
     with pytest.raises(StreamError):
         dlx.borrow(bytearray(3), stream=7).__enter__()
     with dlx.borrow(bytearray(3), stream=-1) as tensor:
@@ -166,6 +166,6 @@ def test_borrow_of_host_memory_has_no_stream():
 
 
 def test_borrow_refuses_gradients(torch):
-    """C code would write behind autograd's back."""
+    """A tensor that requires gradients is refused."""
     with pytest.raises(ConversionError, match="requires gradients"):
         dlx.borrow(torch.ones(2, requires_grad=True)).__enter__()

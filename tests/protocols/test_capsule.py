@@ -1,4 +1,4 @@
-"""The four states of a capsule: claimed in one step, refused untouched, freed exactly once on every path."""
+"""The four states of a capsule: claimed in one step, refused unchanged, freed exactly once on every path."""
 
 import ctypes
 import gc
@@ -6,7 +6,7 @@ import sys
 import weakref
 
 import pytest
-from reference import FLOAT32, INT4, INT8, READ_ONLY
+from support.arrays.reference import FLOAT32, INT4, INT8, READ_ONLY
 
 from dlx import errors
 from dlx._core import native
@@ -19,7 +19,7 @@ threads = pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign
 
 
 class Owner:
-    """A Python object that owns 64 bytes, and may fail when it goes."""
+    """A Python object that owns 64 bytes, and can fail when it is destroyed."""
 
     def __init__(self, *, fails=False):
         self.memory = bytearray(range(64))
@@ -27,7 +27,7 @@ class Owner:
 
     def __del__(self):
         if self.fails:
-            raise RuntimeError("an owner that fails to go")
+            raise RuntimeError("the owner failed")
 
     def tensor(self, shape=(2, 3), strides=None, dtype=FLOAT32, flags=0):
         """Return a dlx.Tensor over the memory, owned by this object."""
@@ -36,7 +36,7 @@ class Owner:
 
 
 class Producer:
-    """An object whose __dlpack__ gives a capsule of a dlx.Tensor, whatever is asked."""
+    """An object whose __dlpack__ always returns a capsule of a dlx.Tensor."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -49,7 +49,7 @@ class Producer:
 
 
 def odd_capsule(name):
-    """Return a capsule that is none of DLPack's."""
+    """Return a capsule that is not DLPack's."""
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return new(1, name, None)
@@ -57,18 +57,18 @@ def odd_capsule(name):
 
 @pytest.fixture
 def unraisable(monkeypatch):
-    """The exceptions that nobody could be given."""
+    """Return the exceptions passed to sys.unraisablehook."""
     found = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: found.append(args.exc_type))
     return found
 
 
-# ---- states
+# ---- states ----------------------------------------------------------------------------------------------------------
 
 
 @generations
 def test_a_claim_takes_the_tensor_and_the_name(counting, legacy):
-    """Claiming gives a tensor with the capsule's metadata, renames the capsule, and passes the duty to delete."""
+    """A claim returns a tensor with the capsule's metadata, renames the capsule, and takes over the deleter."""
     capsule, before = counting.capsule((2, 3), (1, 2), legacy=legacy), counting.deleted
     assert native.capsule_state(capsule) == STATES[legacy]
     tensor = native.capsule_claim(capsule)
@@ -83,7 +83,7 @@ def test_a_claim_takes_the_tensor_and_the_name(counting, legacy):
 
 @generations
 def test_the_used_capsule_may_outlive_the_tensor(counting, legacy):
-    """A used capsule that goes last deletes nothing a second time."""
+    """A used capsule that outlives the tensor deletes nothing a second time."""
     capsule, before = counting.capsule(legacy=legacy), counting.deleted
     native.capsule_claim(capsule)
     assert counting.deleted == before + 1
@@ -93,7 +93,7 @@ def test_the_used_capsule_may_outlive_the_tensor(counting, legacy):
 
 @generations
 def test_a_capsule_is_used_once(counting, legacy):
-    """The second claim, or a look, is a ConsumedError, and changes nothing."""
+    """A second claim or peek is a ConsumedError and changes nothing."""
     capsule = counting.capsule(legacy=legacy)
     tensor = native.capsule_claim(capsule)
     for again in (native.capsule_claim, native.capsule_peek):
@@ -105,7 +105,7 @@ def test_a_capsule_is_used_once(counting, legacy):
 
 @generations
 def test_a_capsule_used_by_others_is_used(counting, legacy):
-    """A capsule that another consumer renamed is used for us too."""
+    """A capsule that another consumer renamed counts as used."""
     capsule = counting.capsule(legacy=legacy)
     address = counting.consume(capsule, legacy=legacy)
     assert native.capsule_state(capsule) == "used"
@@ -119,7 +119,7 @@ ODD = [b"arrow_array", b"dltensor_version", b"dltensor_versioned2", b"DLTENSOR",
 
 @pytest.mark.parametrize("name", ODD)
 def test_other_capsules_are_refused(name):
-    """A capsule whose name is not exactly one of DLPack's is a ProtocolError and no ConsumedError."""
+    """A capsule with any other name is a ProtocolError but not a ConsumedError."""
     capsule = odd_capsule(name)
     assert native.capsule_state(capsule) is None
     for read in (native.capsule_claim, native.capsule_peek):
@@ -130,14 +130,14 @@ def test_other_capsules_are_refused(name):
 
 @pytest.mark.parametrize("thing", [None, 1, "dltensor", b"dltensor", object(), [], type])
 def test_what_is_no_capsule_is_refused(thing):
-    """Anything else is a ProtocolError that names its type."""
+    """Other objects are a ProtocolError that names their type."""
     assert native.capsule_state(thing) is None
     for read in (native.capsule_claim, native.capsule_peek):
         with pytest.raises(errors.ProtocolError, match=type(thing).__name__):
             read(thing)
 
 
-# ---- refusals
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 BOTH = [
     ("null data", {"null_data": True}, errors.LayoutError),
@@ -166,7 +166,7 @@ REFUSED = [(legacy, *case) for legacy in (False, True) for case in BOTH] + [(Fal
     ("legacy", "kwargs", "error"), [(c[0], *c[2:]) for c in REFUSED], ids=[f"{STATES[c[0]]} {c[1]}" for c in REFUSED]
 )
 def test_a_refused_capsule_stays_the_owner(counting, legacy, kwargs, error, read):
-    """A refused capsule keeps its name, and its own destructor frees what it holds, once."""
+    """A refused capsule keeps its name, and its destructor frees its memory once."""
     capsule, before = counting.capsule(legacy=legacy, **kwargs), counting.deleted
     with pytest.raises(error) as caught:
         read(capsule)
@@ -180,7 +180,7 @@ def test_a_refused_capsule_stays_the_owner(counting, legacy, kwargs, error, read
 
 @pytest.mark.parametrize("version", [(2, 5), (0, 8)])
 def test_a_refused_version_is_named(counting, version):
-    """The message says which version was found."""
+    """The message contains the version."""
     with pytest.raises(errors.ProtocolError, match="{}.{}".format(*version)):
         native.capsule_claim(counting.capsule(version=version))
 
@@ -200,7 +200,7 @@ def test_a_refused_version_is_named(counting, version):
     ids=str,
 )
 def test_what_is_odd_but_clear_is_claimed(counting, kwargs):
-    """A newer minor version, unknown flags on whole bytes, unknown codes and empty tensors are claimed."""
+    """A newer minor version, unknown flags on whole bytes, unknown codes and empty tensors are accepted."""
     before = counting.deleted
     tensor = native.capsule_claim(counting.capsule(**kwargs))
     assert tensor.shape == kwargs.get("shape", (2, 3))
@@ -209,12 +209,12 @@ def test_what_is_odd_but_clear_is_claimed(counting, kwargs):
     assert counting.deleted == before + 1
 
 
-# ---- looking, and giving back
+# ---- looking, and giving back ----------------------------------------------------------------------------------------
 
 
 @generations
 def test_a_look_does_not_consume(counting, legacy):
-    """Peeking tells the metadata and leaves the capsule fresh, to be claimed after."""
+    """A peek returns the metadata and leaves the capsule fresh, so that it can be claimed."""
     capsule, before = counting.capsule((4,), legacy=legacy, byte_offset=8), counting.deleted
     seen = native.capsule_peek(capsule)
     assert (seen.shape, native.capsule_state(capsule)) == ((4,), STATES[legacy])
@@ -228,7 +228,7 @@ def test_a_look_does_not_consume(counting, legacy):
 
 @generations
 def test_a_look_keeps_the_capsule_alive(counting, legacy):
-    """What was peeked stays valid: the capsule is its owner."""
+    """Peeked data stays valid: it keeps the capsule alive."""
     before = counting.deleted
     seen = native.capsule_peek(counting.capsule(legacy=legacy))
     gc.collect()
@@ -239,7 +239,7 @@ def test_a_look_keeps_the_capsule_alive(counting, legacy):
 
 @generations
 def test_restore_gives_back_name_and_duty(counting, legacy):
-    """A restored capsule is as before the claim: fresh, claimable, and the one that deletes."""
+    """A restored capsule is fresh again, can be claimed, and owns the deleter."""
     capsule, before = counting.capsule(legacy=legacy), counting.deleted
     tensor = native.capsule_claim(capsule)
     assert native.capsule_restore(capsule, tensor) is True
@@ -255,7 +255,7 @@ def test_restore_gives_back_name_and_duty(counting, legacy):
 
 @generations
 def test_a_restored_capsule_deletes_by_itself(counting, legacy):
-    """A restored capsule that nobody claims again frees its tensor once."""
+    """A restored capsule that is not claimed again frees its tensor once."""
     capsule, before = counting.capsule(legacy=legacy), counting.deleted
     native.capsule_restore(capsule, native.capsule_claim(capsule))
     assert counting.deleted == before
@@ -274,7 +274,7 @@ SHARERS = {
 @generations
 @pytest.mark.parametrize("share", SHARERS)
 def test_what_shares_the_memory_outlives_a_restore(counting, legacy, share):
-    """Whoever holds the memory when a capsule is restored goes on, and the last one frees it."""
+    """Users of the memory continue after a restore, and the last one frees it."""
     capsule, before = counting.capsule(legacy=legacy), counting.deleted
     tensor = native.capsule_claim(capsule)
     sharer = SHARERS[share](tensor)
@@ -290,7 +290,7 @@ def test_what_shares_the_memory_outlives_a_restore(counting, legacy, share):
 
 @generations
 def test_a_capsule_is_restored_again_and_again(counting, legacy):
-    """Each claim can be undone; the capsule holds one tensor, however often, and frees it."""
+    """Each claim can be undone, and the capsule frees its tensor once."""
     capsule, before, live = counting.capsule(legacy=legacy), counting.deleted, native.live()
     for _ in range(200):
         assert native.capsule_restore(capsule, native.capsule_claim(capsule)) is True
@@ -320,7 +320,7 @@ def test_a_restored_capsule_runs_its_own_destructor_once(python, legacy):
         del capsule
         assert len(seen) == 1 and bytes(tensor) == b"abcd"
         del tensor
-        memory.append(0)  # nobody holds it
+        memory.append(0)  # nothing holds it
         assert native.live() == 0
     """)
 
@@ -328,7 +328,7 @@ def test_a_restored_capsule_runs_its_own_destructor_once(python, legacy):
 @pytest.mark.parametrize("claims", [False, True], ids=["restores", "claims"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 def test_a_destructor_that_restores_the_capsule_itself(python, legacy, claims):
-    """A capsule gets one count on the tensor, also where another restore, and a claim, are done meanwhile."""
+    """A capsule gets one count on the tensor, also with a restore and a claim inside its destructor."""
     state = "used" if claims else "legacy" if legacy else "versioned"
     python(f"""
         import ctypes
@@ -358,7 +358,7 @@ def test_a_destructor_that_restores_the_capsule_itself(python, legacy, claims):
 
 
 def test_what_cannot_be_restored_for_lack_of_memory(counting):
-    """A legacy capsule needs a struct; without memory for it, it stays used and the tensor its owner."""
+    """Without memory for the legacy struct, the capsule stays used and owned by the tensor."""
     capsule, before = counting.capsule(legacy=True), counting.deleted
     tensor = native.capsule_claim(capsule)
     lib.dlx_fail_allocation(1)
@@ -371,7 +371,7 @@ def test_what_cannot_be_restored_for_lack_of_memory(counting):
 
 @pytest.mark.parametrize("other", ["fresh", "odd", "none"])
 def test_restore_wants_the_used_capsule(counting, other):
-    """Into anything but a used capsule nothing is restored."""
+    """Only a used capsule can be restored."""
     tensor = native.capsule_claim(counting.capsule())
     capsule = {"fresh": counting.capsule(), "odd": odd_capsule(b"x"), "none": None}[other]
     assert native.capsule_restore(capsule, tensor) is False
@@ -379,7 +379,7 @@ def test_restore_wants_the_used_capsule(counting, other):
 
 
 def test_restore_wants_the_tensor_of_that_capsule(python):
-    """A used capsule does not take the tensor of another one: two owners for one memory would free it twice."""
+    """A used capsule refuses another capsule's tensor: two owners would free the memory twice."""
     python("""
         from dlx._core import native
         memory = bytearray(64)
@@ -397,22 +397,22 @@ def test_restore_wants_the_tensor_of_that_capsule(python):
 
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3), (None, None), (None, "tensor")])
 def test_restore_wants_a_capsule_and_a_tensor(arguments):
-    """A wrong call is a TypeError."""
+    """A wrong argument is a TypeError."""
     with pytest.raises(TypeError):
         native.capsule_restore(*arguments)
 
 
-# ---- capsules that dlx makes
+# ---- capsules that dlx makes -----------------------------------------------------------------------------------------
 
 
 def max_version(legacy):
-    """Return what to ask for a generation."""
+    """Return the max_version that requests a generation."""
     return None if legacy else (1, 0)
 
 
 @generations
 def test_our_names_are_exact(counting, legacy):
-    """Our capsules carry exactly DLPack's names, and are fresh."""
+    """The capsules of dlx have exactly DLPack's names, and are fresh."""
     capsule = Owner().tensor().__dlpack__(max_version=max_version(legacy))
     assert counting.name(capsule) == NAMES[legacy]
     assert native.capsule_state(capsule) == STATES[legacy]
@@ -420,7 +420,7 @@ def test_our_names_are_exact(counting, legacy):
 
 @generations
 def test_our_unconsumed_capsules_free_once(counting, legacy):
-    """A capsule that nobody consumed releases the memory when it goes, after the tensor or before."""
+    """An unconsumed capsule releases the memory at its end, before or after the tensor."""
     for capsule_first in (False, True):
         before = counting.deleted
         held = [native.capsule_claim(counting.capsule())]
@@ -434,7 +434,7 @@ def test_our_unconsumed_capsules_free_once(counting, legacy):
 @generations
 @threads
 def test_our_consumed_capsules_are_freed_by_the_consumer(counting, legacy, thread):
-    """A consumed capsule frees nothing; its consumer's call of the deleter does, once, on any thread."""
+    """A consumed capsule frees nothing; the consumer's call of the deleter does, once, on any thread."""
     before = counting.deleted
     tensor = native.capsule_claim(counting.capsule())
     capsule = tensor.__dlpack__(max_version=max_version(legacy))
@@ -449,7 +449,7 @@ def test_our_consumed_capsules_are_freed_by_the_consumer(counting, legacy, threa
 @generations
 @threads
 def test_python_owners_are_released(counting, legacy, thread):
-    """A deleter called without the GIL, on any thread, releases a Python owner once."""
+    """A deleter without the GIL, on any thread, releases a Python owner once."""
     owner = Owner()
     references, gone = sys.getrefcount(owner), weakref.ref(owner)
     tensor = owner.tensor()
@@ -466,7 +466,7 @@ def test_python_owners_are_released(counting, legacy, thread):
 @generations
 @threads
 def test_the_last_owner_goes_with_the_deleter(counting, legacy, thread):
-    """Where the tensor holds the only reference, the deleter runs the owner's finaliser."""
+    """If the tensor has the only reference, the deleter runs the owner's finaliser."""
     owner = Owner()
     gone = weakref.ref(owner)
     address = counting.consume(owner.tensor().__dlpack__(max_version=max_version(legacy)), legacy=legacy)
@@ -479,7 +479,7 @@ def test_the_last_owner_goes_with_the_deleter(counting, legacy, thread):
 
 @generations
 def test_many_capsules_share_one_owner(legacy):
-    """The memory is released with the last of many capsules, claimed again and again."""
+    """The last of many capsules, claimed again and again, releases the memory."""
     owner = Owner()
     gone, held = weakref.ref(owner), [owner.tensor()]
     del owner
@@ -491,13 +491,13 @@ def test_many_capsules_share_one_owner(legacy):
     assert gone() is None
 
 
-# ---- a pending exception
+# ---- a pending exception ---------------------------------------------------------------------------------------------
 
 
 @generations
 @pytest.mark.parametrize("what", ["capsule", "tensor", "foreign capsule", "claimed"])
 def test_a_pending_exception_survives(counting, legacy, what):
-    """Whoever sets an error and then drops a capsule or tensor raises that error."""
+    """A pending error survives the release of a capsule or tensor."""
     before = counting.deleted
     held = [counting.capsule(legacy=legacy)]
     if what != "foreign capsule":
@@ -512,7 +512,7 @@ def test_a_pending_exception_survives(counting, legacy, what):
 @generations
 @pytest.mark.parametrize("what", ["capsule", "tensor"])
 def test_a_pending_exception_survives_an_owner_that_fails(counting, legacy, what, unraisable):
-    """The owner's own exception is reported to sys.unraisablehook and does not replace the pending one."""
+    """The owner's exception goes to sys.unraisablehook and does not replace the pending one."""
     held = [Owner(fails=True).tensor()]
     if what == "capsule":
         held = [held[0].__dlpack__(max_version=max_version(legacy))]
@@ -524,7 +524,7 @@ def test_a_pending_exception_survives_an_owner_that_fails(counting, legacy, what
 @generations
 @threads
 def test_an_owner_that_fails_does_not_escape_the_deleter(counting, legacy, thread, unraisable):
-    """Without a pending exception too, a failing owner is reported and nothing is raised."""
+    """Without a pending exception, too, a failing owner is reported and nothing is raised."""
     address = counting.consume(Owner(fails=True).tensor().__dlpack__(max_version=max_version(legacy)), legacy=legacy)
     counting.delete(address, legacy=legacy, thread=thread)
     assert unraisable == [RuntimeError]
@@ -533,7 +533,7 @@ def test_an_owner_that_fails_does_not_escape_the_deleter(counting, legacy, threa
 @pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize("fails", [False, True])
 def test_numpys_refusal_survives_our_destructor(np, unraisable, fails):
-    """Numpy sets its error and then drops our capsule: the error arrives, and the owner is released."""
+    """Numpy sets its error and then drops dlx's capsule: the error arrives, and the owner is released."""
     owner = Owner(fails=fails)
     gone = weakref.ref(owner)
     producer = Producer(owner.tensor((4,), None, (0, 4, 1)))
@@ -549,7 +549,7 @@ def test_numpys_refusal_survives_our_destructor(np, unraisable, fails):
 @pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize("fails", [False, True])
 def test_numpys_refusal_of_the_last_reference(np, unraisable, fails):
-    """The same where numpy's capsule holds the last reference to the memory."""
+    """The same if numpy's capsule has the last reference to the memory."""
     producer = Producer(Owner(fails=fails).tensor((4,), None, (0, 4, 1)))
     whole, producer.tensor = producer.tensor, None
     capsules = [whole.__dlpack__(max_version=(1, 0))]
@@ -562,7 +562,7 @@ def test_numpys_refusal_of_the_last_reference(np, unraisable, fails):
 
 
 def test_bytes_are_where_the_tensor_says():
-    """A claimed tensor's address is that of the producer's bytes, its offset included."""
+    """The address of a claimed tensor includes the producer's byte offset."""
     owner = Owner()
     address = native.buffer_address(memoryview(owner.memory))
     view = native.tensor_new(address + 8, (4,), (-2,), INT8, (1, 0), 0, owner)

@@ -1,6 +1,4 @@
-"""dlx.exchange_api: one exchange table that takes any array, with dlx's guards, for C and C++ programs."""
-
-# ruff: noqa: F401, F811 -- fixtures of other files
+"""dlx.exchange_api: an exchange table for C and C++ programs that accepts any array and applies dlx's guards."""
 
 import array
 import gc
@@ -10,9 +8,9 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from exchange import Exchange
-from hostile import NAME, Owner, hostile, library, mylib
-from project import compiled
+from support.foreign.exchange import Exchange
+from support.foreign.hostile import NAME, Owner
+from support.project import compiled
 
 import dlx
 from dlx import errors
@@ -23,13 +21,13 @@ from dlx.adapter import Guard
 
 @pytest.fixture(scope="module")
 def table():
-    """The foreign program at dlx.exchange_api."""
+    """Return the foreign program with the table of dlx.exchange_api."""
     holder = types.SimpleNamespace(**{NAME: dlx.exchange_api})
     return Exchange(str(compiled("exchange")), holder)
 
 
 def says(t):
-    """Return what a DLTensor says, as plain values."""
+    """Return the fields of a DLTensor as plain values."""
     shape, strides = ([numbers[i] for i in range(t.ndim)] for numbers in (t.shape, t.strides))
     return (
         shape,
@@ -40,12 +38,12 @@ def says(t):
 
 
 def describes(tensor):
-    """Return the same of a dlx.Tensor."""
+    """Return the same fields of a dlx.Tensor."""
     return list(tensor.shape), list(tensor.strides), tuple(tensor.dtype), tensor.data_ptr
 
 
 def exported(table, obj):
-    """Export an object; return what the managed tensor says, its flags, and release it."""
+    """Export an object; return the managed tensor's fields and flags, and release it."""
     managed = table.export(obj)
     found = says(managed.dl_tensor), managed.flags
     lib.dlx_managed_release(managed)
@@ -53,7 +51,7 @@ def exported(table, obj):
 
 
 def test_it_is_a_table_like_any_other(table):
-    """A capsule of the standard's name; version 1.3; no slot is NULL; what reads no object is dlx.Tensor's."""
+    """The capsule has the standard's name; the version is 1.3; no slot is NULL; some slots are dlx.Tensor's."""
     assert '"dlpack_exchange_api"' in repr(dlx.exchange_api)
     header = table.api.header
     assert (header.version.major, header.version.minor, header.prev_api) == (1, 3, ffi.NULL)
@@ -72,9 +70,9 @@ def arrays(np, torch):
     return [*made, dlx.convert(base, to="dlx"), dlx.empty((2, 0), "float64")]
 
 
-@pytest.mark.torch("2.10")  # older ones have no exchange table
+@pytest.mark.torch("2.10")  # older versions have no exchange table
 def test_it_borrows_what_needs_no_conversion(np, torch, table):
-    """A borrowed DLTensor says what dlx.from_dlpack's tensor says; nothing is made, nothing is kept."""
+    """A borrowed DLTensor equals dlx.from_dlpack's tensor, without creating or keeping objects."""
     for source in arrays(np, torch):
         expected = describes(dlx.from_dlpack(source))
         before, live = sys.getrefcount(source), native.live()
@@ -83,7 +81,7 @@ def test_it_borrows_what_needs_no_conversion(np, torch, table):
 
 
 def test_it_borrows_from_tvm_ffi(np, table):
-    """Its tensor is read in place; one whose handle was moved away is refused, and by the managed slot as well."""
+    """A tvm_ffi tensor is read in place; both slots refuse one whose handle was moved away."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     for source in (np.arange(6, dtype="i2").reshape(2, 3), np.ones(()), np.ones((4, 0), "u1")):
         tensor = tvm_ffi.from_dlpack(source)
@@ -95,7 +93,7 @@ def test_it_borrows_from_tvm_ffi(np, table):
 
 
 def test_it_exports_any_array(np, torch, table):
-    """A managed tensor says what dlx.from_dlpack's tensor says, read-only memory included, and is released once."""
+    """A managed tensor equals dlx.from_dlpack's tensor, including read-only, and is released once."""
     readonly = np.ones(3)
     readonly.flags.writeable = False
     for source in [*arrays(np, torch), readonly, array.array("d", [1, 2]), b"abc", memoryview(bytearray(4))]:
@@ -119,19 +117,19 @@ def test_exported_memory_is_kept(table):
 
 
 def test_what_cannot_be_borrowed_says_so(np, torch, table):
-    """Read-only memory, buffers, pending negations, gradients, and no arrays: BufferError, never a guess."""
+    """Borrowing read-only memory, buffers, pending negations, gradients and other objects is a BufferError."""
     readonly = np.ones(3)
     readonly.flags.writeable = False
     negative = torch.tensor([1 + 2j]).conj().imag
     for source in (readonly, b"abc", bytearray(2), negative, torch.ones(2, requires_grad=True), 3, [np.ones(2)]):
-        with pytest.raises(BufferError, match="Take a managed tensor"):
+        with pytest.raises(BufferError, match="Export a managed tensor"):
             table.borrow(source)
     with pytest.raises(errors.ReadOnlyError):
         table.borrow(dlx.from_dlpack(b"abc"))
 
 
 def test_guards_are_asked(torch, table):
-    """What the frameworks' own tables hide is refused or resolved, as by dlx.from_dlpack."""
+    """Guards refuse or resolve states that the frameworks' tables hide, like dlx.from_dlpack."""
     negative = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
     managed = table.export(negative)
     values = ffi.cast("float*", managed.dl_tensor.data)
@@ -144,13 +142,13 @@ def test_guards_are_asked(torch, table):
 @pytest.mark.parametrize("source", [3, None, object(), [b"abc"], {"a": b"abc"}], ids=lambda obj: type(obj).__name__)
 def test_what_is_no_array_is_refused(table, source):
     """The errors are those of dlx.from_dlpack."""
-    with pytest.raises(errors.AdapterNotFoundError, match=r"it is no array|one array is needed"):
+    with pytest.raises(errors.AdapterNotFoundError, match=r"it is not an array|not one array"):
         table.export(source)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
 def test_interrupts_go_through(mylib, hostile, table, error):
-    """What a guard raises that is no Exception to be swallowed ends the call, of both slots."""
+    """BaseExceptions of a guard end the call, in both slots."""
     mylib.adapter.fast_path = replace(mylib.adapter.fast_path, guards=(Guard("nasty"),))
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
 
@@ -181,7 +179,7 @@ BAD_LOANS = {
 
 @pytest.mark.parametrize("loan", BAD_LOANS)
 def test_a_bad_loan_is_not_passed_on(mylib, hostile, table, loan):
-    """What a type's own table refuses or garbles is refused; the managed tensor comes from `__dlpack__`."""
+    """Results that a type's table refuses or garbles are refused; the managed tensor comes from `__dlpack__`."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     good = {"address": native.buffer_address(memoryview(hostile.memory)), "strides": (3, 1)}
     source = mylib.Array()
@@ -194,7 +192,7 @@ def test_a_bad_loan_is_not_passed_on(mylib, hostile, table, loan):
 
 
 def test_a_guard_that_borrows_does_no_harm(np, mylib, hostile, table):
-    """Questions that are asked after borrowing may run Python: what is returned was borrowed after them."""
+    """Guards that run after borrowing may run Python: the result is borrowed after them."""
     mylib.adapter.fast_path = replace(mylib.adapter.fast_path, guards=(Guard("nasty", kinds=("float",)),))
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     lent = {"address": native.buffer_address(memoryview(hostile.memory)), "strides": (3, 1)}

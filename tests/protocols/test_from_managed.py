@@ -1,4 +1,4 @@
-"""`from_managed`: structs that C made; who calls the deleter, once, and what is refused untouched."""
+"""`from_managed`: structs from C; who calls the deleter, once, and refusals that leave the struct unchanged."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ import dlx
 from dlx._core.native import ffi, live
 from dlx.errors import DTypeError, LayoutError, ProtocolError
 
-other = cffi.FFI()  # an FFI that is not dlx's
+other = cffi.FFI()  # not dlx's FFI
 other.cdef("""
     typedef struct DLManagedTensor DLManagedTensor;
     typedef struct { int64_t first[10]; } DLManagedTensorVersioned;
@@ -39,7 +39,7 @@ MANAGED = {
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 @pytest.mark.parametrize("kind", MANAGED)
 def test_a_managed_tensor_is_taken(counting, kind, legacy):
-    """Every kind of pointer to either struct is taken, and the deleter runs once, with the last use."""
+    """Every kind of pointer to either struct is accepted, and the deleter runs once, after the last use."""
     before = counting.deleted
     address = counting.managed((2, 3), (1, 2), legacy=legacy)
     tensor = dlx.from_managed(MANAGED[kind](address, legacy), legacy=legacy)
@@ -53,7 +53,7 @@ def test_a_managed_tensor_is_taken(counting, kind, legacy):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 def test_a_borrowed_managed_tensor_stays_the_callers(counting, legacy):
-    """With borrow=True the deleter is never called; the caller calls it."""
+    """With borrow=True the caller calls the deleter, not dlx."""
     before = counting.deleted
     address = counting.managed((2, 3), legacy=legacy)
     tensor = dlx.from_managed(address, legacy=legacy, borrow=True)
@@ -76,7 +76,7 @@ def test_the_deleter_runs_where_the_consumer_releases(counting, thread):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 def test_no_deleter_is_fine(counting, legacy):
-    """A struct without a deleter is taken, and nothing is called."""
+    """A struct without a deleter is accepted."""
     before = counting.deleted
     address = counting.managed(legacy=legacy, null_deleter=True)
     tensor = dlx.from_managed(address, legacy=legacy)
@@ -87,7 +87,7 @@ def test_no_deleter_is_fine(counting, legacy):
 
 @pytest.mark.parametrize("borrow", [False, True], ids=["take", "borrow"])
 def test_a_struct_inside_a_cdata_lives_until_its_deleter_has_run(borrow):
-    """A struct that the cdata itself owns (`ffi.new`) is not freed before its deleter was called with it."""
+    """A struct that the cdata owns (`ffi.new`) is not freed before its deleter has run."""
     events = []
     shape, memory = ffi.new("int64_t[]", [4]), ffi.new("float[4]")
     deleter = ffi.callback("void(DLManagedTensor *)", lambda _: events.append("deleter"))
@@ -103,7 +103,7 @@ def test_a_struct_inside_a_cdata_lives_until_its_deleter_has_run(borrow):
 
 
 def test_the_struct_is_not_read_after_it_was_taken(counting):
-    """Shape and strides are copied: what the producer writes into its own later changes nothing."""
+    """Shape and strides are copied: later writes of the producer change nothing."""
     address = counting.managed((2, 3), (3, 1))
     tensor = dlx.from_managed(address)
     struct = ffi.cast("DLManagedTensorVersioned *", address)
@@ -112,7 +112,7 @@ def test_the_struct_is_not_read_after_it_was_taken(counting):
 
 
 def test_flags_of_the_struct_are_kept_but_copied(counting):
-    """Read-only is kept; that the producer copied says nothing about memory at rest."""
+    """Read-only is preserved; IS_COPIED is dropped."""
     tensor = dlx.from_managed(counting.managed(flags=1 | IS_COPIED))
     assert tensor.readonly
     assert tensor.flags == 1
@@ -137,7 +137,7 @@ BROKEN = {
     [(fault, legacy) for fault in BROKEN for legacy in (False, True) if not (legacy and fault.startswith("major"))],
 )
 def test_a_refused_struct_is_untouched(counting, fault, legacy, borrow):
-    """A struct that describes no tensor keeps every byte, and is still the caller's to delete."""
+    """A refused struct keeps every byte, and the caller must delete it."""
     keywords, error, message = BROKEN[fault]
     keywords = {"shape": (2, 3), **keywords}
     before, counted = counting.deleted, live()
@@ -155,7 +155,7 @@ def test_a_refused_struct_is_untouched(counting, fault, legacy, borrow):
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 @pytest.mark.parametrize("library", ["dlx", "other", "ctypes"])
 def test_a_typed_pointer_must_agree(counting, library, legacy):
-    """A pointer to the other struct is refused before it is read, and the error says what to pass."""
+    """A pointer to the other struct is refused before it is read, and the fix names the parameter."""
     before, address = counting.deleted, counting.managed(legacy=legacy)
     with pytest.raises(TypeError, match=f"Pass legacy={legacy}"):
         dlx.from_managed(typed(address, legacy, library), legacy=not legacy)
@@ -165,7 +165,7 @@ def test_a_typed_pointer_must_agree(counting, library, legacy):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 def test_the_wrong_struct_is_noticed_by_its_numbers(counting, legacy):
-    """An int cannot say what it points at; the numbers of one struct make no tensor of the other kind."""
+    """An int has no type; the fields of one struct are invalid as the other."""
     before, address = counting.deleted, counting.managed(legacy=legacy)
     with pytest.raises(dlx.errors.ConversionError, match=f"pass legacy={legacy}"):
         dlx.from_managed(address, legacy=not legacy)
@@ -176,7 +176,7 @@ def test_the_wrong_struct_is_noticed_by_its_numbers(counting, legacy):
 @pytest.mark.parametrize(
     ("ptr", "error", "message"),
     [
-        (0, ProtocolError, "no DLManagedTensorVersioned at NULL"),
+        (0, ProtocolError, "DLManagedTensorVersioned \\* is NULL"),
         (None, ProtocolError, "NULL"),
         (ffi.NULL, ProtocolError, "NULL"),
         (ctypes.c_void_p(), ProtocolError, "NULL"),
@@ -185,19 +185,19 @@ def test_the_wrong_struct_is_noticed_by_its_numbers(counting, legacy):
         (ffi.new("DLManagedTensorVersioned **"), TypeError, r"pointer to 'DLManagedTensorVersioned \*'"),
         (other.new("something *"), TypeError, "found a pointer to 'something'"),
         (ctypes.pointer(dlx.ctypes.DLTensor()), TypeError, "found a pointer to 'DLTensor'"),
-        (ffi.new("DLManagedTensorVersioned *")[0], TypeError, r"Give ffi\.addressof"),
-        (dlx.ctypes.DLManagedTensorVersioned(), TypeError, r"Give ctypes\.pointer"),
+        (ffi.new("DLManagedTensorVersioned *")[0], TypeError, r"Pass ffi\.addressof"),
+        (dlx.ctypes.DLManagedTensorVersioned(), TypeError, r"Pass ctypes\.pointer"),
         (b"capsule", TypeError, "found bytes"),
     ],
 )
 def test_what_is_no_pointer_to_a_managed_tensor_is_refused(ptr, error, message):
-    """It is refused without being read."""
+    """Other arguments are refused without being read."""
     with pytest.raises(error, match=message):
         dlx.from_managed(ptr)
 
 
 def test_a_capsule_is_no_pointer(counting):
-    """A capsule goes to from_dlpack; here it is refused, and stays as it is."""
+    """A capsule is refused unchanged; it belongs to from_dlpack."""
     capsule = counting.capsule()
     with pytest.raises(TypeError, match=r"dlx\.from_dlpack"):
         dlx.from_managed(capsule)
@@ -205,7 +205,7 @@ def test_a_capsule_is_no_pointer(counting):
 
 
 def test_a_managed_tensor_reaches_numpy_and_torch(counting, np, torch):
-    """What C made is an array of either, over the same memory."""
+    """A struct from C becomes an array of either framework, over the same memory."""
     tensor = dlx.from_managed(counting.managed((4,)))
     dlx.convert(tensor, to="torch")[:] = 3
     assert dlx.convert(tensor, to="numpy").tolist() == [3, 3, 3, 3]

@@ -1,4 +1,4 @@
-"""`from_pointer`: memory at an address; who frees it, once, and what is refused untouched."""
+"""`from_pointer`: memory at an address; who frees it, once, and refusals that leave it unchanged."""
 
 import array
 import ctypes
@@ -8,13 +8,13 @@ import weakref
 
 import cffi
 import pytest
-from project import FREE_THREADED, SUPPORT
+from support.project import FREE_THREADED, TESTS
 
 import dlx
 from dlx._core.native import ffi, live
 from dlx.errors import DeviceError, DTypeError, LayoutError
 
-other = cffi.FFI()  # an FFI that is not dlx's
+other = cffi.FFI()  # not dlx's FFI
 other.cdef("""
     typedef struct DLManagedTensor DLManagedTensor;
     typedef struct { int64_t first[10]; } DLManagedTensorVersioned;
@@ -23,7 +23,7 @@ other.cdef("""
 
 
 class Owner(bytearray):
-    """Bytes that can be referred to weakly."""
+    """Bytes that support weak references."""
 
 
 def floats(tensor):
@@ -46,7 +46,7 @@ POINTERS = {
 
 @pytest.mark.parametrize("kind", POINTERS)
 def test_every_kind_of_pointer(kind):
-    """Each points at the same memory; nothing is copied."""
+    """Each kind of pointer leads to the same memory, without a copy."""
     memory = array.array("f", [1, 2, 3])
     tensor = dlx.from_pointer(POINTERS[kind](memory.buffer_info()[0]), (3,), "float32", owner=memory)
     assert tensor.data_ptr == memory.buffer_info()[0]
@@ -54,7 +54,7 @@ def test_every_kind_of_pointer(kind):
 
 
 def test_everything_that_was_said_is_in_the_tensor():
-    """Shape, dtype, strides (in elements), device and read-only are those of the call."""
+    """The tensor has the shape, dtype, strides (in elements), device and read-only of the call."""
     memory = (ctypes.c_double * 12)()
     tensor = dlx.from_pointer(
         ctypes.addressof(memory), (2, 3), "float64", strides=(1, 2), device="cuda_host:2", readonly=True, owner=memory
@@ -64,7 +64,7 @@ def test_everything_that_was_said_is_in_the_tensor():
 
 
 def test_negative_strides_count_from_the_pointer(np):
-    """The pointer is the address of the first element, wherever it lies."""
+    """The pointer is the address of the first element, also with negative strides."""
     memory = (ctypes.c_int32 * 4)(1, 2, 3, 4)
     last = ctypes.addressof(memory) + 12
     tensor = dlx.from_pointer(last, 4, "int32", strides=(-1,), owner=memory)
@@ -73,9 +73,9 @@ def test_negative_strides_count_from_the_pointer(np):
 
 @pytest.mark.parametrize("nothing", [0, None, ffi.NULL, ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int)()])
 def test_no_memory_is_refused_where_there_are_elements(nothing):
-    """NULL in every spelling is fine for an empty tensor, and an error for any other."""
+    """NULL in any form is valid for an empty tensor, and an error otherwise."""
     assert dlx.from_pointer(nothing, (0, 3), "int8").shape == (0, 3)
-    with pytest.raises(LayoutError, match=r"int8\[3\] at 0x0 .*null data.*Give an address"):
+    with pytest.raises(LayoutError, match=r"int8\[3\] at 0x0 .*null data.*Pass an address"):
         dlx.from_pointer(nothing, (3,), "int8")
 
 
@@ -84,7 +84,7 @@ def test_no_memory_is_refused_where_there_are_elements(nothing):
 )
 @pytest.mark.parametrize("strides", [(1,), (-1,), (2,)])
 def test_an_array_bounds_what_may_be_described(make, strides):
-    """Where the pointer knows its length, a shape that leaves it in either direction is refused."""
+    """If the length of the pointer is known, a shape that exceeds it in either direction is refused."""
     inside = 6 if strides == (1,) else 3 if strides == (2,) else 1
     assert dlx.from_pointer(make(), inside, "float32", strides=strides).shape == (inside,)
     with pytest.raises(LayoutError, match="the array has 24"):
@@ -102,36 +102,36 @@ def test_an_array_of_elements_below_a_byte_is_bounded():
 @pytest.mark.parametrize(
     ("ptr", "error", "message"),
     [
-        (-8, ValueError, "no sign"),
-        (1 << 64, ValueError, "64 bits"),
+        (-8, ValueError, "unsigned"),
+        (1 << 64, ValueError, "64-bit"),
         (True, TypeError, "found bool"),
         (1.5, TypeError, "found float"),
         ("memory", TypeError, "found str"),
-        (b"memory", TypeError, r"found bytes\. Arrays go to dlx\.from_dlpack"),
-        (ffi.new("DLDevice *")[0], TypeError, r"cdata 'DLDevice'\. Give ffi\.addressof"),
-        (ffi.cast("uintptr_t", 8), TypeError, r"cdata 'uintptr_t'\. Give int"),
-        (ctypes.c_float(1), TypeError, r"by value\. Give ctypes\.pointer"),
-        (dlx.ctypes.DLTensor(), TypeError, r"by value\. Give ctypes\.pointer"),
+        (b"memory", TypeError, r"found bytes\. Pass arrays to dlx\.from_dlpack"),
+        (ffi.new("DLDevice *")[0], TypeError, r"cdata 'DLDevice'\. Pass ffi\.addressof"),
+        (ffi.cast("uintptr_t", 8), TypeError, r"cdata 'uintptr_t'\. Pass int"),
+        (ctypes.c_float(1), TypeError, r"by value\. Pass ctypes\.pointer"),
+        (dlx.ctypes.DLTensor(), TypeError, r"by value\. Pass ctypes\.pointer"),
         (ctypes.byref(ctypes.c_float(1)), TypeError, "expected a pointer"),
         (ffi.new("float **"), TypeError, r"one to a pointer \('float \*'\)"),
         (ffi.new("void *[2]"), TypeError, r"one to a pointer \('void \*'\)"),
         (ctypes.pointer(ctypes.pointer(ctypes.c_int())), TypeError, r"one to a pointer \('c_int \*'\)"),
         (ctypes.pointer(ctypes.c_void_p()), TypeError, "one to a pointer"),
-        (ffi.new("DLTensor *"), TypeError, r"found a DLTensor \*\. Give its data"),
+        (ffi.new("DLTensor *"), TypeError, r"found a DLTensor \*\. Pass its data"),
         (ffi.new("DLManagedTensor *"), TypeError, r"Call dlx\.from_managed"),
         (ctypes.pointer(dlx.ctypes.DLManagedTensorVersioned()), TypeError, r"Call dlx\.from_managed"),
     ],
 )
 def test_what_is_no_pointer_to_data_is_refused(ptr, error, message):
-    """It is a wrong call, and the error says what to give."""
+    """Other arguments are a TypeError with a fix."""
     with pytest.raises(error, match=message):
         dlx.from_pointer(ptr, (1,), "int8")
 
 
 def test_an_index_is_no_address(np, torch):
-    """A 0-d array has `__index__` and is no address all the same."""
+    """A 0-d array has `__index__` but is not an address."""
     for number in (np.int64(64), torch.tensor(64)):
-        with pytest.raises(TypeError, match=r"Arrays go to dlx\.from_dlpack"):
+        with pytest.raises(TypeError, match=r"Pass arrays to dlx\.from_dlpack"):
             dlx.from_pointer(number, (1,), "int8")
 
 
@@ -151,7 +151,7 @@ def test_an_index_is_no_address(np, torch):
     ],
 )
 def test_a_refused_call_releases_nothing(shape, dtype, options, error):
-    """Whatever is wrong, `release` is not called, and the owner is let go of: the memory is still the caller's."""
+    """After an error `release` is not called and the owner is dropped: the caller still owns the memory."""
     released, owner = [], Owner(64)
     gone = weakref.ref(owner)
     options = {"release": lambda: released.append(1), "owner": owner, **options}
@@ -163,7 +163,7 @@ def test_a_refused_call_releases_nothing(shape, dtype, options, error):
 
 
 def test_the_owner_lives_as_long_as_the_memory_is_used(np):
-    """A view of a view keeps it; the last one lets go."""
+    """A view of a view keeps the owner alive, and the last one releases it."""
     owner = Owner(64)
     gone = weakref.ref(owner)
     tensor = dlx.from_pointer(dlx.describe(owner).address, 16, "float32", owner=owner)
@@ -175,7 +175,7 @@ def test_the_owner_lives_as_long_as_the_memory_is_used(np):
 
 
 def test_a_pointer_that_owns_its_memory_is_an_owner():
-    """A cdata with a destructor lives as long as the tensor, though nobody else holds it."""
+    """A cdata with a destructor lives as long as the tensor, without another reference."""
     freed = []
     memory = other.gc(other.new("float[3]", [1, 2, 3]), lambda _: freed.append(1))
     tensor = dlx.from_pointer(memory, 3, "float32")
@@ -187,7 +187,7 @@ def test_a_pointer_that_owns_its_memory_is_an_owner():
 
 
 def test_release_is_called_once_after_the_last_use():
-    """Neither the tensor's end nor a capsule's is the end while another of both lives; the owner is alive in it."""
+    """`release` and the owner wait for both the tensor and the capsule."""
     released, owner = [], Owner(64)
     gone = weakref.ref(owner)
     tensor = dlx.from_pointer(0x10000, 4, "int8", owner=owner, release=lambda: released.append(gone() is not None))
@@ -201,9 +201,9 @@ def test_release_is_called_once_after_the_last_use():
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
 def test_release_runs_on_the_thread_that_releases(counting, thread):
-    """A deleter called without the GIL, here or on a thread that has never seen Python, calls `release` there.
+    """A deleter without the GIL, here or on a foreign thread, calls `release` on that thread.
 
-    On a free-threaded build Python leaves what another thread made to that thread, once its count is 0.
+    A free-threaded build leaves objects of another thread to that thread when their count is 0.
     """
     where = []
     tensor = dlx.from_pointer(0x10000, 4, "int8", release=lambda: where.append(threading.get_ident()))
@@ -216,7 +216,7 @@ def test_release_runs_on_the_thread_that_releases(counting, thread):
 
 
 def test_an_exception_in_release_is_unraisable(monkeypatch):
-    """What `release` raises goes to sys.unraisablehook, and the memory counts as released."""
+    """An exception in `release` goes to sys.unraisablehook, and the memory counts as released."""
     caught = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: caught.append(found.exc_type))
 
@@ -231,7 +231,7 @@ def test_an_exception_in_release_is_unraisable(monkeypatch):
 
 
 def test_release_keeps_a_pending_error(counting):
-    """A consumer that sets its error first and drops the capsule then raises that error."""
+    """A consumer's pending error survives `release`."""
     released = []
     held = [dlx.to_capsule(dlx.from_pointer(0x10000, 4, "int8", release=lambda: released.append(1)))]
     with pytest.raises(KeyError, match="pending"):
@@ -249,7 +249,7 @@ def test_release_keeps_a_pending_error(counting):
     ids=["globals", "builtins", "cycle"],
 )
 def test_release_is_not_called_at_the_end(python, hold):
-    """Once the interpreter is finalizing, `release` is not called, and the exit is quiet."""
+    """While the interpreter finalizes, `release` is not called, and the exit is silent."""
     code = (
         "import os, dlx\n"
         "tensor = dlx.from_pointer(65536, 4, 'int8', release=lambda write=os.write: write(1, b'released\\n'))\n"
@@ -259,11 +259,11 @@ def test_release_is_not_called_at_the_end(python, hold):
 
 
 def test_release_is_not_called_after_the_end(python, counting):
-    """A deleter called from C atexit, on a fresh thread, does not call `release` and does not crash."""
+    """A deleter called from C atexit, on a new thread, does not call `release` and does not crash."""
     code = f"""
 import sys, dlx
-sys.path.insert(0, {str(SUPPORT)!r})
-from counting import Counting
+sys.path.insert(0, {str(TESTS)!r})
+from support.foreign.counting import Counting
 counting = Counting({counting.path!r})
 tensor = dlx.from_pointer(65536, 4, 'int8', release=lambda: print('released', flush=True))
 counting.delete_at_exit(elsewhere=counting.consume(dlx.to_capsule(tensor, max_version=(1, 0))))

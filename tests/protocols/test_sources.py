@@ -1,4 +1,4 @@
-"""Sources that need no adapter: anything with __dlpack__, raw capsules, buffers, array interfaces."""
+"""Sources without an adapter: objects with __dlpack__, raw capsules, buffers, array interfaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dlx._registry.registry import registry
 
 
 class Producer:
-    """A generic producer that counts how it is called; what it gives is what `give` gives."""
+    """A generic producer that counts its calls and returns the result of `give`."""
 
     def __init__(self, give, device=(1, 0)):
         self.give, self.device, self.calls = give, device, []
@@ -56,10 +56,10 @@ class Keywords(Producer):
 
 
 class Unreadable(Producer):
-    """A producer whose signature cannot be read, as those of many extension types."""
+    """A producer with an unreadable signature, like those of many extension types."""
 
     class Method:
-        """What `obj.__dlpack__` gives."""
+        """The attribute `obj.__dlpack__`."""
 
         __signature__ = "none"  # inspect.signature raises TypeError
 
@@ -72,7 +72,7 @@ class Unreadable(Producer):
             return self.obj.answer(**options)
 
     class Descriptor:
-        """What `type.__dlpack__` is found through."""
+        """The descriptor that `type.__dlpack__` is found through."""
 
         def __init__(self, *known):
             self.known = frozenset(known)
@@ -104,7 +104,7 @@ def with_device(kind):
 @pytest.mark.parametrize("device", [False, True], ids=["bare", "with device"])
 @pytest.mark.parametrize("kind", SIGNATURES)
 def test_every_signature_is_called_once(counting, kind, device, legacy):
-    """A producer is called exactly once per conversion, with keywords that it takes, and without a stream."""
+    """A producer is called once per conversion, with keywords that it accepts, without a stream."""
     kind = with_device(kind) if device else kind
     before = counting.deleted
     producer = kind(lambda: counting.capsule((2, 3), legacy=legacy))
@@ -120,7 +120,7 @@ def test_every_signature_is_called_once(counting, kind, device, legacy):
 
 @pytest.mark.parametrize("kind", SIGNATURES)
 def test_every_signature_reaches_the_frameworks(np, torch, counting, kind):
-    """Both numpy and torch get the generic producer's memory, through dlx's own capsule: one call each."""
+    """Numpy and torch get the producer's memory through dlx's capsule, with one call each."""
     before = counting.deleted
     producer = kind(lambda: counting.capsule((2, 3)))
     for target in ("numpy", "torch"):
@@ -129,7 +129,7 @@ def test_every_signature_reaches_the_frameworks(np, torch, counting, kind):
 
 
 def test_keywords_without_a_default_are_given(counting):
-    """A producer that insists on `stream` gets None on the host."""
+    """A producer that requires `stream` gets None on the host."""
 
     class Insists:
         def __dlpack__(self, *, stream, max_version):
@@ -140,7 +140,7 @@ def test_keywords_without_a_default_are_given(counting):
 
 
 def test_signatures_are_learnt_once_per_type(counting):
-    """Where a signature cannot be read, the very first call may be repeated, the later ones not."""
+    """With an unreadable signature only the very first call may be repeated."""
 
     class Counted(Unreadable):
         asked = 0
@@ -163,7 +163,7 @@ ERRORS = [TypeError("boom"), ValueError("boom"), RuntimeError("boom"), BufferErr
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("kind", SIGNATURES)
 def test_a_failing_producer_is_called_once(kind, error):
-    """An error inside a producer is the cause of ours, and nobody calls it again."""
+    """A producer's error is the cause of dlx's error, and the producer is not called again."""
 
     def fail():
         raise error
@@ -175,7 +175,7 @@ def test_a_failing_producer_is_called_once(kind, error):
 
 
 def test_type_errors_about_keywords_come_from_inside_too():
-    """A readable signature is believed: a TypeError from inside that speaks of keywords is no reason to call again."""
+    """With a readable signature, a TypeError about keywords does not cause a second call."""
 
     def fail():
         raise TypeError("helper() got an unexpected keyword argument 'x'")
@@ -188,7 +188,7 @@ def test_type_errors_about_keywords_come_from_inside_too():
 
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
 def test_errors_that_are_not_the_producers_pass(error):
-    """Running out of memory and being interrupted are not turned into a refusal."""
+    """MemoryError and interrupts are not converted to dlx's errors."""
 
     def fail():
         raise error
@@ -202,13 +202,13 @@ def test_errors_that_are_not_the_producers_pass(error):
     "answer", [None, 5, "capsule", b"bytes", [], object()], ids=lambda answer: type(answer).__name__
 )
 def test_answers_that_are_no_capsules(answer):
-    """What is not a capsule is a ProtocolError that names what came back."""
-    with pytest.raises(errors.ProtocolError, match=f"gave {type(answer).__name__}, not a DLPack capsule"):
+    """A result that is not a capsule is a ProtocolError with its type."""
+    with pytest.raises(errors.ProtocolError, match=f"returned {type(answer).__name__}, not a DLPack capsule"):
         dlx.convert(Full(lambda: answer), to="dlx")
 
 
 def test_a_used_capsule_as_the_answer(counting):
-    """A producer that gives out the same capsule twice is told so."""
+    """A producer that returns the same capsule twice is a ConsumedError."""
     capsule = counting.capsule()
     producer = Full(lambda: capsule)
     dlx.convert(producer, to="dlx")
@@ -217,7 +217,7 @@ def test_a_used_capsule_as_the_answer(counting):
 
 
 def test_dlpack_on_the_instance_does_not_count():
-    """Only the type's __dlpack__ is the protocol's."""
+    """Only the `__dlpack__` of the type counts."""
 
     class Plain:
         pass
@@ -234,7 +234,7 @@ def test_dlpack_on_the_instance_does_not_count():
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"copy": False}, {"device": "cpu"}])
 @pytest.mark.parametrize("device", [(2, 0), (2, 1), (8, 0), (10, 0), (13, 0), (99, 3)], ids=str)
 def test_foreign_devices_are_refused_before_the_producer_is_asked(device, options):
-    """Memory that the host cannot read is a DeviceError, without calling the producer."""
+    """Memory that the host cannot read is a DeviceError before the producer is called."""
     producer = with_device(Full)(pytest.fail, device)
     with pytest.raises(errors.DeviceError, match="its memory is on") as caught:
         dlx.convert(producer, to="dlx", **options)
@@ -245,7 +245,7 @@ def test_foreign_devices_are_refused_before_the_producer_is_asked(device, option
 @pytest.mark.parametrize("target", ["numpy", "torch"])
 @pytest.mark.parametrize("device", [(2, 0), (8, 0), (10, 0)], ids=str)
 def test_capsules_from_foreign_devices_are_refused(np, torch, counting, device, target):
-    """A raw capsule, or one of a producer that has no or the wrong __dlpack_device__, is refused after the export."""
+    """A raw capsule, or one without a correct __dlpack_device__, is refused after the export."""
     before = counting.deleted
     for source in (
         counting.capsule(device=device),
@@ -270,7 +270,7 @@ def test_pinned_memory_is_host_memory(np, torch, counting, device, target):
 
 
 def test_pinned_memory_stays_pinned_in_dlx(counting):
-    """A dlx.Tensor keeps the label, unless the host is asked for."""
+    """A dlx.Tensor keeps the label unless the host is requested."""
     make = Full(lambda: counting.capsule(device=(3, 0)))
     assert dlx.convert(make, to="dlx").device == (3, 0)
     assert dlx.convert(make, to="dlx", device="cpu", copy=False).device == (1, 0)
@@ -278,7 +278,7 @@ def test_pinned_memory_stays_pinned_in_dlx(counting):
 
 @pytest.mark.parametrize("answer", [None, (1,), (1, 0, 0), ("cpu", 0), "warp", (1 << 40, 0), (1, 1 << 31)], ids=repr)
 def test_broken_device_answers(answer):
-    """A __dlpack_device__ that is no pair of numbers is a ProtocolError."""
+    """A __dlpack_device__ that is not a pair of numbers is a ProtocolError."""
     with pytest.raises(errors.ProtocolError, match="__dlpack_device__"):
         dlx.convert(with_device(Full)(pytest.fail, answer), to="dlx")
 
@@ -309,7 +309,7 @@ def test_capsules_are_single_use(counting, legacy):
 
 @both
 def test_capsules_of_dlx_itself(legacy):
-    """What dlx.Tensor gives out is taken back, once, with the same memory."""
+    """A capsule of dlx.Tensor is imported once, with the same memory."""
     tensor = dlx.convert(bytearray(b"abc"), to="dlx")
     capsule = tensor.__dlpack__(max_version=None if legacy else (1, 0))
     assert dlx.convert(capsule, to="dlx", copy=False).data_ptr == tensor.data_ptr
@@ -317,7 +317,7 @@ def test_capsules_of_dlx_itself(legacy):
         dlx.convert(capsule, to="dlx")
 
 
-REJECTED = {  # make a capsule that cannot be had, options of convert, error
+REJECTED = {  # a function that creates an unusable capsule, options of convert, the error
     "dtype": ({"dtype": (2, 24, 1)}, {"to": "numpy"}, errors.DTypeError),
     "lanes": ({"dtype": (2, 32, 4)}, {"to": "numpy"}, errors.DTypeError),
     "device": ({"device": (2, 0)}, {"to": "numpy"}, errors.DeviceError),
@@ -334,7 +334,7 @@ REJECTED = {  # make a capsule that cannot be had, options of convert, error
 @both
 @pytest.mark.parametrize("why", REJECTED)
 def test_rejected_capsules_stay_whole(np, counting, why, legacy):
-    """A capsule that is refused keeps its name, and its own destructor frees it."""
+    """A refused capsule keeps its name, and its own destructor frees it."""
     make, options, error = REJECTED[why]
     before = counting.deleted
     capsule = counting.capsule(legacy=legacy, **make)
@@ -357,7 +357,7 @@ def test_read_only_capsules_that_may_not_be_copied_stay_whole(torch, counting):
 
 @pytest.mark.parametrize("version", [(0, 8), (2, 0), (99, 9)], ids=str)
 def test_other_major_versions_are_refused(counting, version):
-    """A capsule of another major version is refused with both numbers, un-renamed, and freed by its owner once."""
+    """A capsule of another major version is refused with both numbers, unchanged, and freed by its owner once."""
     before = counting.deleted
     capsule = counting.capsule(version=version)
     for source in (capsule, Full(lambda: counting.capsule(version=version))):
@@ -376,7 +376,7 @@ def test_later_minor_versions_are_read(counting):
 
 
 def test_other_capsules_are_no_arrays():
-    """A capsule of another protocol is a ProtocolError that names it."""
+    """A capsule of another protocol is a ProtocolError with its name."""
     import datetime
 
     with pytest.raises(errors.ProtocolError, match=r"a capsule named 'datetime\.datetime_CAPI'"):
@@ -385,7 +385,7 @@ def test_other_capsules_are_no_arrays():
 
 @pytest.mark.parametrize("flags", [2, 3], ids=["copied", "copied, read-only"])
 def test_producers_that_copied(counting, flags):
-    """A producer's own copy is called a copy, refused under copy=False, and copied again only to be writable."""
+    """A producer's copy is reported, refused with copy=False, and copied again only for a writable result."""
     producer = Full(lambda: counting.capsule((3,), flags=flags))
     assert dlx.plan(producer, to="dlx").outcome == "copied"
     with pytest.raises(errors.CopyRequiredError, match="its producer made a copy"):
@@ -396,13 +396,13 @@ def test_producers_that_copied(counting, flags):
 
 
 def test_a_capsule_that_was_copied_earlier_is_just_memory(counting):
-    """A raw capsule's flag tells of an earlier hand-over: its memory can be shared now."""
+    """The copied flag of a raw capsule is about an earlier copy: the memory can be shared."""
     assert dlx.convert(counting.capsule((3,), flags=2), to="dlx", copy=False).flags == 0
 
 
 @both
 def test_copy_true_frees_the_capsule(counting, legacy):
-    """A copy uses the capsule up and releases its memory at once."""
+    """copy=True consumes the capsule and releases its memory immediately."""
     before = counting.deleted
     capsule = counting.capsule((3,), legacy=legacy)
     tensor = dlx.convert(capsule, to="dlx", copy=True)
@@ -417,24 +417,24 @@ stash = []
 
 
 def raise_at_once(tensor):
-    """A consumer that fails before it takes anything."""
+    """Fail before consuming anything."""
     raise RuntimeError("no")
 
 
 def take_and_free(tensor):
-    """A consumer that takes a capsule, frees it, and fails."""
+    """Consume a capsule, free it, and fail."""
     native.capsule_claim(tensor.__dlpack__(max_version=(1, 0)))
     raise RuntimeError("no")
 
 
 def take_and_keep(tensor):
-    """A consumer that takes a capsule, fails, and frees it much later."""
+    """Consume a capsule, fail, and free it much later."""
     stash.append(native.capsule_claim(tensor.__dlpack__(max_version=(1, 0))))
     raise RuntimeError("no")
 
 
 def hold_the_capsule(tensor):
-    """A consumer that fails with the capsule in a variable that outlives it."""
+    """Fail with the capsule in a variable that outlives the call."""
     stash.append(tensor.__dlpack__())
     raise RuntimeError("no")
 
@@ -444,7 +444,7 @@ CONSUMERS = [raise_at_once, take_and_free, take_and_keep, hold_the_capsule]
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Make a target fail in a given way."""
+    """Return a target that fails in this way."""
 
     def fail(name, how):
         monkeypatch.setattr(registry.target(name).adapter, "load", how)
@@ -457,7 +457,7 @@ def failing(monkeypatch):
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 @pytest.mark.parametrize("how", CONSUMERS)
 def test_a_failing_consumer_gives_the_capsule_back(counting, failing, how, target, legacy):
-    """The user's capsule gets its name back, whoever still holds its memory, which is released exactly once."""
+    """The user's capsule gets its name back, even if its memory is still in use, and is released once."""
     if target != "dlx":
         pytest.importorskip(target)
     failing(target, how)
@@ -477,7 +477,7 @@ def test_a_failing_consumer_gives_the_capsule_back(counting, failing, how, targe
 
 @pytest.mark.parametrize("wrapped", [lambda x: x, lambda x: [x]], ids=["alone", "in a list"])
 def test_a_failing_consumer_leaves_dtype_and_shape_in_the_error(failing, wrapped):
-    """Also of a producer that only its export describes."""
+    """The error contains dtype and shape, also for a producer that only its export describes."""
     np = pytest.importorskip("numpy")
     array = np.zeros((2, 3), "float32")
 
@@ -506,7 +506,7 @@ VIEWED = {
 @pytest.mark.parametrize("how", CONSUMERS)
 @pytest.mark.parametrize("viewed", VIEWED)
 def test_a_viewed_capsule_is_given_back(counting, failing, how, viewed):
-    """Also where the consumer got a view of what was taken."""
+    """The capsule is restored, also if the consumer received a view of it."""
     what, options, target = VIEWED[viewed]
     if target != "dlx":
         pytest.importorskip(target)
@@ -529,7 +529,7 @@ def test_a_viewed_capsule_is_given_back(counting, failing, how, viewed):
 
 @both
 def test_a_capsule_is_given_back_where_it_cannot_even_be_described(counting, failing, monkeypatch, legacy):
-    """Memory runs out while the error is written."""
+    """The capsule is restored, also if the error message runs out of memory."""
 
     def no_memory(*args):
         raise MemoryError
@@ -545,7 +545,7 @@ def test_a_capsule_is_given_back_where_it_cannot_even_be_described(counting, fai
 
 @both
 def test_a_capsule_given_back_can_be_used_again(counting, failing, monkeypatch, legacy):
-    """After the consumer's failure the same capsule converts."""
+    """The same capsule converts after the consumer's failure."""
     with monkeypatch.context() as patch:
         patch.setattr(registry.target("dlx").adapter, "load", take_and_free)
         capsule = counting.capsule((3,), legacy=legacy)
@@ -559,10 +559,10 @@ def test_a_capsule_given_back_can_be_used_again(counting, failing, monkeypatch, 
 @pytest.mark.parametrize("options", [{}, {"copy": True}])
 @pytest.mark.parametrize("how", CONSUMERS)
 def test_a_failing_consumer_leaks_nothing_of_a_producer(counting, failing, how, options):
-    """What a producer exported is released once after its consumer failed."""
+    """A producer's export is released once after its consumer failed."""
     failing("dlx", how)
     before = counting.deleted
-    with pytest.raises(errors.ConversionError):  # the fast path makes a dlx.Tensor without the adapter
+    with pytest.raises(errors.ConversionError):  # the fast path creates a dlx.Tensor without the adapter
         dlx.convert.__wrapped__(Full(lambda: counting.capsule((3,))), to="dlx", **options)
     stash.clear()
     gc.collect(1)
@@ -570,7 +570,7 @@ def test_a_failing_consumer_leaks_nothing_of_a_producer(counting, failing, how, 
 
 
 def test_a_consumer_that_runs_out_of_memory(counting, monkeypatch):
-    """A MemoryError of the consumer passes as it is, and the capsule is whole again."""
+    """A consumer's MemoryError propagates, and the capsule is restored."""
 
     def load(tensor):
         raise MemoryError
@@ -583,7 +583,7 @@ def test_a_consumer_that_runs_out_of_memory(counting, monkeypatch):
 
 
 def test_an_interrupted_consumer_leaks_nothing(counting, monkeypatch):
-    """Also after KeyboardInterrupt the memory is released exactly once."""
+    """After KeyboardInterrupt, too, the memory is released exactly once."""
 
     def load(tensor):
         raise KeyboardInterrupt
@@ -621,7 +621,7 @@ C_TYPES = {
 
 @pytest.mark.parametrize("code", TYPECODES)
 def test_array_array(np, torch, code):
-    """Every numeric typecode crosses in place with its width."""
+    """Every numeric typecode is shared with its width."""
     source = array.array(code, [1, 2, 3])
     kind = "float" if code in "fd" else "int" if code.islower() else "uint"
     tensor = dlx.convert(source, to="dlx", copy=False)
@@ -635,14 +635,14 @@ def test_array_array(np, torch, code):
 
 @pytest.mark.filterwarnings("ignore:The 'u' type code:DeprecationWarning")
 def test_array_of_characters():
-    """Text is no number."""
+    """Arrays of characters are refused."""
     with pytest.raises(errors.DTypeError):
         dlx.convert(array.array("u", "abc"), to="dlx")
 
 
 @pytest.mark.parametrize("name", C_TYPES)
 def test_ctypes_arrays(name):
-    """Every numeric type of ctypes crosses in place, 1-d, 2-d and as a single value."""
+    """Every numeric type of ctypes is shared, 1-d, 2-d and as a single value."""
     kind = getattr(ctypes, name)
     for source, shape in (((kind * 3)(), (3,)), (((kind * 3) * 2)(), (2, 3)), (kind(), ()), ((kind * 0)(), (0,))):
         tensor = dlx.convert(source, to="dlx", copy=False)
@@ -651,7 +651,7 @@ def test_ctypes_arrays(name):
 
 
 def test_ctypes_long_is_64_bits_wide(np):
-    """The format of c_long says '<l', which is 4 bytes in PEP 3118; its item size is believed."""
+    """The format '<l' of c_long means 4 bytes in PEP 3118; the item size is used instead."""
     source = (ctypes.c_long * 2)(2**40 if ctypes.sizeof(ctypes.c_long) == 8 else 1, -1)
     assert dlx.convert(source, to="numpy").tolist() == list(source)
 
@@ -685,14 +685,14 @@ NOT_NUMBERS = {
 
 @pytest.mark.parametrize("name", NOT_NUMBERS)
 def test_ctypes_that_are_no_numbers(name):
-    """What is not one number per element, in this byte order, is refused and never read as one."""
+    """Types other than one native number per element are refused and never read as one."""
     with pytest.raises(errors.DTypeError):
         dlx.convert((NOT_NUMBERS[name] * 2)(), to="dlx")
 
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, pickle.PickleBuffer], ids=lambda wrap: wrap.__name__)
 def test_bytes_and_their_kin(np, torch, wrap):
-    """Bytes are uint8, read-only where they cannot be written."""
+    """Bytes are uint8, read-only if they are immutable."""
     source = wrap(b"abc")
     readonly = wrap is not bytearray
     tensor = dlx.convert(source, to="dlx", copy=False)
@@ -703,13 +703,13 @@ def test_bytes_and_their_kin(np, torch, wrap):
 
 @pytest.mark.parametrize("source", [b"", bytearray(), memoryview(b"")[:0]], ids=lambda source: type(source).__name__)
 def test_empty_buffers(np, torch, source):
-    """A buffer without bytes is an array without elements."""
+    """A buffer without bytes is an empty array."""
     assert [dlx.convert(source, to=target).shape[0] for target in ("numpy", "torch", "dlx")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("code", "bBhHiIlLqQnNfd?c")
 def test_memoryview_formats(code):
-    """Every format that a memoryview can be cast to crosses with its width."""
+    """Every format that a memoryview can be cast to is shared with its width."""
     view = memoryview(bytearray(48)).cast(code)
     kind = {"?": "bool", "c": "uint8", "f": "float32", "d": "float64"}.get(
         code, f"{'int' if code.islower() else 'uint'}{8 * view.itemsize}"
@@ -730,7 +730,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("kind", VIEWS)
 def test_memoryviews(np, torch, kind):
-    """A memoryview crosses with its shape and strides: in place where the target can hold them."""
+    """A memoryview keeps its shape and strides: shared if the target supports them."""
     view = VIEWS[kind](memoryview(bytearray(range(24))))
     tensor = dlx.convert(view, to="dlx", copy=False)
     assert tensor.shape == view.shape and tensor.strides == tuple(step // view.itemsize for step in view.strides)
@@ -739,7 +739,7 @@ def test_memoryviews(np, torch, kind):
 
 
 def test_mmap(np):
-    """A mapping is uint8 memory, shared, and cannot be closed while a result lives."""
+    """A mapping is shared as uint8 and cannot be closed while a result lives."""
     with mmap.mmap(-1, 8) as mapped:
         result = dlx.convert(mapped, to="numpy", copy=False)
         result[:] = 5
@@ -751,7 +751,7 @@ def test_mmap(np):
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
 def test_buffers_are_held_until_release(target):
-    """A bytearray cannot be resized while a result over it lives, and can be afterwards."""
+    """A bytearray cannot be resized while a result shares it, and can be afterwards."""
     if target != "dlx":
         pytest.importorskip(target)
     source = bytearray(8)
@@ -764,7 +764,7 @@ def test_buffers_are_held_until_release(target):
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"device": "cuda"}])
 def test_buffers_are_released_after_a_copy_or_a_refusal(options):
-    """Nothing holds the buffer after a conversion that did not share it, nor after a plan or a description."""
+    """A conversion that did not share, a plan and a description release the buffer."""
     source = bytearray(8)
     dlx.plan(source, to="dlx")
     dlx.describe(source)
@@ -775,7 +775,7 @@ def test_buffers_are_released_after_a_copy_or_a_refusal(options):
 
 
 def test_released_memoryviews():
-    """A released memoryview is refused with Python's reason as the cause."""
+    """A released memoryview is refused with Python's error as the cause."""
     view = memoryview(b"abc")
     view.release()
     with pytest.raises(errors.ConversionError, match="released") as caught:
@@ -796,7 +796,7 @@ def test_indirect_buffers():
 
 
 class Interface:
-    """An object with an array interface over eight int16, unless said otherwise."""
+    """An object with an array interface over eight int16 by default."""
 
     def __init__(self, **entries):
         self.memory = (ctypes.c_int16 * 8)(*range(8))
@@ -817,7 +817,7 @@ def test_array_interface(np, torch, readonly):
 
 
 def test_array_interfaces_keep_their_owner():
-    """The object that has the interface lives as long as the result."""
+    """The object with the interface lives as long as the result."""
     source = Interface()
     address = source.address
     tensor = dlx.convert(source, to="dlx")
@@ -828,7 +828,7 @@ def test_array_interfaces_keep_their_owner():
 
 
 def test_array_interface_strides(np):
-    """Strides are in bytes there, also negative ones."""
+    """Strides are in bytes, also negative ones."""
     source = Interface(shape=(2, 3), strides=(4, 2))
     assert dlx.convert(source, to="numpy").tolist() == [[0, 1, 2], [2, 3, 4]]
     source = Interface(shape=(3,), strides=(-4,))
@@ -837,7 +837,7 @@ def test_array_interface_strides(np):
 
 
 def test_array_interface_of_a_buffer(np):
-    """The data may be a buffer with an offset, whose read-only bit counts and whose length bounds what is read."""
+    """The data may be a buffer with an offset; its read-only bit and its length count."""
     source = Interface(shape=(2,), data=b"\0\0\1\0\2\0", offset=2)
     result = dlx.convert(source, to="numpy")
     assert result.tolist() == [1, 2] and not result.flags.writeable
@@ -849,7 +849,7 @@ def test_array_interface_of_a_buffer(np):
 
 
 def test_array_interface_of_the_object_itself(np):
-    """Without data the object is the buffer."""
+    """Without data, the object is the buffer."""
 
     class Bytes(bytearray):
         __array_interface__ = {"version": 3, "shape": (2,), "typestr": "<u2"}  # noqa: RUF012
@@ -859,7 +859,7 @@ def test_array_interface_of_the_object_itself(np):
 
 @pytest.mark.parametrize("typestr", ["|b1", "|u1", "|i1", "<u2", "=i4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"])
 def test_array_interface_types(typestr):
-    """Every plain type crosses with its kind and width."""
+    """Every numeric type is shared with its kind and width."""
     kind = {"b": "bool", "u": "uint", "i": "int", "f": "float", "c": "complex"}[typestr[1]]
     name = kind if kind == "bool" else f"{kind}{8 * int(typestr[2:])}"
     assert str(dlx.convert(Interface(shape=(1,), typestr=typestr), to="dlx").dtype) == name
@@ -870,7 +870,7 @@ FOREIGN = [">f4", ">i2", "<M8[s]", "<M8[ns]", "<m8", "|O8", "|V4", "<U3", "|S4",
 
 @pytest.mark.parametrize("typestr", [*FOREIGN, "<f16", "<f10", "<c32", "<i3", "|b2"])
 def test_array_interface_types_that_are_no_numbers(typestr):
-    """Dates, text, objects, the other byte order and widths that no number of C has are DTypeErrors."""
+    """Dates, text, objects, the other byte order and unknown widths are DTypeErrors."""
     with pytest.raises(errors.DTypeError) as caught:
         dlx.convert(Interface(shape=(1,), typestr=typestr), to="dlx")
     assert caught.value.fix
@@ -909,7 +909,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("why", BROKEN)
 def test_broken_array_interfaces(why):
-    """An interface that is wrong, or says what DLPack cannot, is refused before its memory is touched."""
+    """An invalid interface, or one that DLPack cannot represent, is refused before its memory is read."""
     entries, error = BROKEN[why]
     with pytest.raises(error, match="its __array_interface__|it |its byte|" if error is errors.LayoutError else "its "):
         dlx.convert(Interface(**entries), to="dlx")
@@ -917,7 +917,7 @@ def test_broken_array_interfaces(why):
 
 @pytest.mark.parametrize("interface", [None, 5, [], [1, 0], "text", b"12", object()], ids=range(7))
 def test_array_interfaces_that_are_no_dicts(interface):
-    """A ProtocolError that says so, whatever it is."""
+    """An interface of another type is a ProtocolError."""
 
     class Producer:
         __array_interface__ = interface
@@ -926,11 +926,11 @@ def test_array_interfaces_that_are_no_dicts(interface):
         dlx.convert(Producer(), to="dlx")
 
 
-# ---- what is no array ------------------------------------------------------------------------------------------------
+# ---- other objects ---------------------------------------------------------------------------------------------------
 
 
 class OnlyArray:
-    """An object that numpy could call; dlx does not."""
+    """An object that only has `__array__`, which dlx never calls."""
 
     def __array__(self, *args, **kwargs):
         raise AssertionError("__array__ was called")
@@ -947,7 +947,7 @@ CONTAINERS = [[1, 2], (1,), {"a": 1}, {1}]
 
 
 def test_an_interface_that_raises_is_the_cause():
-    """A property that raises is asked once, and its error is the cause."""
+    """A property that raises is read once, and its error is the cause."""
     with pytest.raises(errors.ConversionError, match="ValueError: no") as caught:
         dlx.convert(RaisingInterface(), to="dlx")
     assert type(caught.value.__cause__) is ValueError
@@ -955,7 +955,7 @@ def test_an_interface_that_raises_is_the_cause():
 
 @pytest.mark.parametrize("obj", [*NO_ARRAYS, dlx], ids=lambda obj: type(obj).__name__)
 def test_what_is_no_array(obj):
-    """Anything else is AdapterNotFoundError, also a TypeError, with a fix; __array__ alone is never used."""
+    """Other objects are an AdapterNotFoundError, also a TypeError, with a fix; __array__ is never used."""
     with pytest.raises(errors.AdapterNotFoundError) as caught:
         dlx.convert(obj, to="dlx")
     assert isinstance(caught.value, TypeError) and caught.value.fix and caught.value.target == "dlx"
@@ -965,22 +965,22 @@ def test_what_is_no_array(obj):
 
 @pytest.mark.parametrize("obj", CONTAINERS, ids=lambda obj: type(obj).__name__)
 def test_a_container_is_no_array(obj):
-    """What takes one array says so of a container, with a fix."""
+    """Functions of one array refuse a container, with a fix."""
     for call in (dlx.describe, dlx.from_dlpack, dlx.to_capsule):
-        with pytest.raises(errors.AdapterNotFoundError, match="one of the arrays in it"):
+        with pytest.raises(errors.AdapterNotFoundError, match="Pass one of its arrays"):
             call(obj)
 
 
 @pytest.mark.parametrize("name", ["torch.Tensor", "numpy.ndarray", "numpy.float32"])
 def test_types_are_no_arrays(name):
-    """A type of arrays is not an array."""
+    """An array class is not an array."""
     module, _, attribute = name.partition(".")
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(getattr(pytest.importorskip(module), attribute), to="dlx")
 
 
 def test_the_order_of_protocols(counting):
-    """First comes __dlpack__, before the array interface, then the buffer."""
+    """The order is __dlpack__, the array interface, the buffer."""
 
     class Both(bytearray):
         __array_interface__ = {"version": 3, "shape": (2,), "typestr": "<u2"}  # noqa: RUF012
@@ -993,7 +993,7 @@ def test_the_order_of_protocols(counting):
     assert dlx.convert(Both(4), to="dlx").shape == (2,)
 
 
-# ---- what a producer says of itself before its capsule is asked for -------------------------------------------------
+# ---- devices and dtypes without an export ----------------------------------------------------------------------------
 
 PADDLE = """
 import dlx, numpy as np
@@ -1007,7 +1007,7 @@ class Lent:
 @pytest.mark.numpy("2.1")
 @pytest.mark.parametrize("kind", [1, 3])
 def test_host_memory_whose_device_has_no_number(kind, np):
-    """Paddle says ``(1, None)`` of the host and ``(3, None)`` of pinned memory; of a device None is refused."""
+    """Paddle returns ``(1, None)`` for the host and ``(3, None)`` for pinned memory; None is refused for devices."""
     names = {}
     exec(PADDLE, names)
     array = names["Lent"](kind, None)
@@ -1021,7 +1021,7 @@ def test_host_memory_whose_device_has_no_number(kind, np):
 
 
 def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(python, tmp_path):
-    """Tensorflow's ``__dlpack__`` ends the process where its tensor holds strings: it is never called, by anybody."""
+    """Tensorflow's ``__dlpack__`` ends the process for a tensor of strings: dlx never calls it."""
     (tmp_path / "shop.py").write_text(
         "import os\n"
         "SAID = ('string', 'resource', 'variant', 'object', 'string_ref', \"<dtype: 'string'>\")\n"
@@ -1051,7 +1051,7 @@ def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(
                 try:
                     call()
                 except dlx.errors.DTypeError as error:
-                    assert "DLPack knows numbers only" in str(error), error
+                    assert "DLPack supports only numbers" in str(error), error
                 else:
                     raise AssertionError("not refused")
             assert isinstance(dlx.plan(obj, to="dlx").error, dlx.errors.DTypeError)
@@ -1064,7 +1064,7 @@ def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(
         for words in (["inspect", "shop:named"], ["plan", "shop:named", "--to", "dlx"]):
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
                 assert main(words) == 0
-            assert "numbers only" in " ".join(out.getvalue().split())
+            assert "only numbers" in " ".join(out.getvalue().split())
         """,
         imported=True,  # inspect tries every target
     )
@@ -1072,7 +1072,7 @@ def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(
 
 @pytest.mark.numpy("2.1")
 def test_a_dtype_that_cannot_be_read_says_nothing(np):
-    """The producer is asked then."""
+    """The producer is called if its dtype cannot be read."""
 
     class Producer:
         @property

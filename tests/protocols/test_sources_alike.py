@@ -1,11 +1,11 @@
-"""What every source keeps to: columns by Arrow of each library that is installed, labelled arrays, saved files."""
+"""Rules for all sources: Arrow columns of each installed library, labelled arrays, saved files."""
 
 from __future__ import annotations
 
 import warnings
 
 import pytest
-from files import gguf
+from support.files.writers import gguf
 
 import dlx
 from dlx import errors
@@ -40,7 +40,7 @@ def _hdf5(a, folder):
 
 
 def _gguf(a, folder):
-    extents = a.shape[::-1]  # the last one varies fastest there
+    extents = a.shape[::-1]  # the last one varies fastest
     (folder / "x.gguf").write_bytes(gguf({"x": (28, extents, a.tobytes())}))
     return dlx.open(folder / "x.gguf")["x"]
 
@@ -74,23 +74,23 @@ COLUMNS = {
 FILES = {"npy": _npy, "npz": _npz, "safetensors": _safetensors, "hdf5": _hdf5, "gguf": _gguf, "pt": _checkpoint}
 ARRAYS = {"xarray": lambda a, _: library("xarray").DataArray(a), "dlx.Tensor": lambda a, _: dlx.from_dlpack(a), **FILES}
 SOURCES = COLUMNS | ARRAYS
-WRITABLE = ("xarray", "dlx.Tensor", "pt")  # as the array that they are made of; a checkpoint's pages are private
+WRITABLE = ("xarray", "dlx.Tensor", "pt")  # like the wrapped array; a checkpoint's pages are private
 
 
 def out(source, **options):
-    """Return a source as a plain array: xarray's stay what they are where numpy is the target."""
+    """Return a source as an array; xarray objects stay unchanged for numpy."""
     result = dlx.convert(source, to="numpy", **options)
     return getattr(result, "data", result) if type(result) is not np.ndarray else result
 
 
 @pytest.fixture(params=SOURCES)
 def make(request, tmp_path):
-    """Return a function that makes a source of an array."""
+    """Return a function that creates a source from an array."""
     return lambda a: SOURCES[request.param](a, tmp_path)
 
 
 def test_sharing_read_only_and_copies(make, request):
-    """Shared by address, and read-only where it does not say otherwise; copy=True is memory of its own."""
+    """The memory is shared, read-only by default; copy=True copies it."""
     base = np.arange(6.0)
     source = make(base)
     shared = [out(source, copy=False) for _ in range(2)]
@@ -102,10 +102,10 @@ def test_sharing_read_only_and_copies(make, request):
 
 
 def test_read_only_memory_reaches_no_writer(make, request):
-    """Torch cannot say read-only: it gets a copy, or nothing."""
+    """Torch has no read-only tensors: it gets a copy, or an error."""
     library("torch")
     if "[pt]" in request.node.name:
-        pytest.skip("a checkpoint's pages are private, so that they may be written to")
+        pytest.skip("a checkpoint's pages are private and writable")
     base = np.arange(6.0)
     base.flags.writeable = False
     source = make(base)
@@ -117,7 +117,7 @@ def test_read_only_memory_reaches_no_writer(make, request):
 
 @pytest.mark.parametrize("select", [slice(0, 0), slice(None, None, 2), slice(1, 4)], ids=["empty", "gaps", "slice"])
 def test_parts(make, select):
-    """No elements, every second one, some in the middle."""
+    """Empty, strided and inner slices convert."""
     base = np.arange(6.0)[select]
     result = out(make(base))
     assert result.tolist() == base.tolist() and result.dtype == base.dtype and result.shape == base.shape
@@ -125,7 +125,7 @@ def test_parts(make, select):
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_other_dimensions(name, tmp_path):
-    """None, two, and two in the other order; columns have one."""
+    """No, two, and two transposed dimensions convert; columns have one."""
     for base in (np.array(7.0), np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3).T):
         result = out(ARRAYS[name](base, tmp_path))
         assert np.asarray(result).tolist() == base.tolist() and result.shape == base.shape

@@ -1,4 +1,4 @@
-"""The contract of adapters stays small, and what dlx knows of its own adapters stands in one table."""
+"""The adapter contract stays small, and one table describes dlx's own adapters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import tomllib
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx.adapter
 from dlx._registry.plugin import FRAMEWORKS, install_of
@@ -22,7 +22,7 @@ PARTS = [
 
 
 def members(kind):
-    """What an author may state: fields, parameters, and of an adapter all public members."""
+    """Return the public fields, parameters and members of a class."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     if kind in (DTypes, Devices):
@@ -33,25 +33,25 @@ def members(kind):
 
 
 def test_an_adapter_fits_on_a_screen():
-    """At most 24 public members."""
+    """`Adapter` has at most 24 public members."""
     assert len(members(Adapter)) <= 24, members(Adapter)
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_no_part_has_more_than_14_fields(kind):
-    """What has more is two things."""
+    """A larger class should be split."""
     assert len(members(kind)) <= 14, members(kind)
 
 
 def test_the_contract_does_not_grow():
-    """The six classes that every author meets had 100 members; all of them, 135."""
+    """The six most common classes had 100 members, all classes 135."""
     six = (Adapter, FastPath, Capabilities, Container, Guard, Blocker)
     assert sum(len(members(kind)) for kind in six) <= 70
     assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 114
 
 
 def test_the_hook_s_page_is_one_screen():
-    """It shows a whole adapter, and names every part."""
+    """The docstring shows a complete adapter and names every part."""
     from dlx.adapter import hookspecs
 
     text = hookspecs.__doc__
@@ -61,7 +61,7 @@ def test_the_hook_s_page_is_one_screen():
 
 
 def test_the_modules_of_our_adapters_are_shipped():
-    """pyproject.toml lists those of the table, and what they import; no other."""
+    """pyproject.toml lists exactly the modules of the table and their imports."""
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["py-modules"]
     helpers = {name for name in shipped if name.endswith("_gradients")}
     assert {row.module for row in FRAMEWORKS.values()} == set(shipped) - helpers
@@ -69,7 +69,7 @@ def test_the_modules_of_our_adapters_are_shipped():
 
 
 def test_the_table_is_true_of_the_adapters():
-    """Root package, target or source, and who is traced; the command that installs it."""
+    """Root package, target or source, tracing, and the install command are correct."""
     loaded = Registry().load_all()
     for root, row in FRAMEWORKS.items():
         first = loaded[root].adapters[0]
@@ -77,6 +77,6 @@ def test_the_table_is_true_of_the_adapters():
         assert row.is_target is (type(first).capabilities is not Adapter.capabilities), root
         assert install_of(first) == f"pip install {row.install}"
         assert all(loaded[name] is loaded[root] for name in row.names)
-    known = registry._known()
+    known = registry._list_targets()
     assert all(f" {root}" in known for root, row in FRAMEWORKS.items() if row.is_target)
     assert not any(f" {root}," in known for root, row in FRAMEWORKS.items() if not row.is_target)

@@ -1,4 +1,4 @@
-"""The example distribution, built and installed as a third party's: no line of dlx is changed for it.
+"""The example distribution, built and installed like a third party's, without changes to dlx.
 
 What numpy's arrays get (the fast path, policies, plans, trees, the command) its arrays get by the same means.
 """
@@ -14,9 +14,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import command
 import pytest
-from project import ROOT
+from support.processes import command
+from support.project import ROOT
 
 import dlx
 from dlx._core import native
@@ -33,7 +33,7 @@ if shutil.which(os.environ.get("CC", "cc")) is None:
 
 
 def install(folder, *where):
-    """Build the example from a copy, and install it where pip is told."""
+    """Build the example from a copy, and install it into a folder."""
     source = folder / "source"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so", "__pycache__"))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
@@ -45,7 +45,7 @@ def install(folder, *where):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """A folder where the example is installed, with its metadata."""
+    """Return a folder where the example is installed, with its metadata."""
     folder = tmp_path_factory.mktemp("example")
     install(
         folder, "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", folder / "site"
@@ -55,7 +55,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def ea(site, monkeypatch):
-    """The framework, its plugin found by its entry point as if it had been installed before this process began."""
+    """Return the framework, with its plugin found by its entry point, as if installed before the process started."""
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
     monkeypatch.setattr(registry._loader, "plugins", dict(registry._loader.plugins))
@@ -67,7 +67,7 @@ def ea(site, monkeypatch):
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """`convert` with its Python path counted: (the callable, a list of what went there)."""
+    """Return `convert` and a list of the calls that its Python path received."""
     slow = []
     python_road = dlx.convert.__wrapped__
 
@@ -79,7 +79,7 @@ def fast_path(monkeypatch):
 
 
 def outcome(obj, to, **options):
-    """What becomes of an object: the plan's outcome and steps, or the class of the refusal; and both agree."""
+    """Return the plan's outcome and steps, or the class of the refusal; conversion and plan must agree."""
     plan = dlx.plan(obj, to=to, **options)
     try:
         result = dlx.convert(obj, to=to, **options)
@@ -98,7 +98,7 @@ def outcome(obj, to, **options):
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.slow
 def test_it_installs_into_a_fresh_environment(tmp_path):
-    """Built by its own pyproject beside an installed dlx; found, used, listed; its own tests pass, the kit's too."""
+    """It builds next to an installed dlx, is found, used and listed; its tests and the kit pass."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True, timeout=60)
     python = tmp_path / "env" / "bin" / "python"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"  # 3.14t without the GIL
@@ -122,7 +122,7 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
 
 
 def test_nothing_of_it_is_loaded_before_it_is_needed(python, site):
-    """Neither the framework nor the plugin, by dlx, by conversions of others, or by a listing (the plugin only)."""
+    """Other conversions load nothing; listings load only the plugin."""
     out = python(
         f"""
         import sys; sys.path.insert(0, {str(site)!r})
@@ -143,7 +143,7 @@ def test_nothing_of_it_is_loaded_before_it_is_needed(python, site):
 
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "examplearray"])
 def test_its_arrays_take_the_fast_path(ea, fast_path, to):
-    """A plain array never enters Python on its way out; the values, the memory and the type are right."""
+    """Exporting a normal array runs no Python; values, memory and type are correct."""
     if to not in ("dlx", "examplearray"):
         pytest.importorskip(to)
     convert, slow = fast_path
@@ -157,7 +157,7 @@ def test_its_arrays_take_the_fast_path(ea, fast_path, to):
 
 @pytest.mark.parametrize("origin", ["numpy", "torch", "dlx"])
 def test_others_reach_it_by_the_fast_path(ea, fast_path, origin):
-    """A plain array of another framework never enters Python on its way in."""
+    """Importing a normal array of another framework runs no Python."""
     if origin != "dlx":
         pytest.importorskip(origin)
     convert, slow = fast_path
@@ -169,7 +169,7 @@ def test_others_reach_it_by_the_fast_path(ea, fast_path, origin):
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"copy": False}, {"readonly": "error"}, {"device": "cpu"}])
 def test_options_take_the_fast_path_as_they_do_for_numpy(ea, fast_path, np, options):
-    """What the fast path does with options it does for its arrays too, out and in."""
+    """Options are handled on the fast path, for imports and exports."""
     convert, slow = fast_path
     array, theirs = ea.array([1, 2, 3]), np.arange(1, 4, dtype="f4")
     for source, to in ((array, "dlx"), (array, "numpy"), (theirs, "dlx"), (theirs, "examplearray")):
@@ -180,7 +180,7 @@ def test_options_take_the_fast_path_as_they_do_for_numpy(ea, fast_path, np, opti
 
 
 def test_its_own_dtypes_take_the_fast_path(ea, fast_path):
-    """bfloat16 by its own word, and a dtype that only its owners understand."""
+    """Among them bfloat16 under its own name, and a dtype without a standard DLPack code."""
     convert, slow = fast_path
     for dtype, values in ((ea.brain16, [1.5, -2.0]), (ea.posit16, [0x4000, 0xC000])):
         tensor = convert(ea.array(values, dtype), to="dlx")
@@ -189,7 +189,7 @@ def test_its_own_dtypes_take_the_fast_path(ea, fast_path):
 
 
 def test_trees_of_its_arrays_stay_in_c(ea, fast_path, np):
-    """Lists, tuples and dicts of them, mixed with numpy's, are walked in C."""
+    """C walks lists, tuples and dicts of its arrays, also mixed with numpy's."""
     convert, slow = fast_path
     array = ea.array([1, 2])
     tree = {"a": [array, np.zeros(2, "f4")], "b": (array, 3)}
@@ -198,7 +198,7 @@ def test_trees_of_its_arrays_stay_in_c(ea, fast_path, np):
 
 
 def test_guards_send_an_array_to_python(ea, fast_path, np):
-    """A negated array, or a dtype that does not travel, is looked at by the adapter each time; not a read-only one."""
+    """The adapter checks negated arrays and unsupported dtypes each time, but not read-only arrays."""
     convert, slow = fast_path
     array = ea.array([1, 2])
     odd = [array.negated(), array.frozen(), ea.array([1, 2], ea.quarter8)]
@@ -211,7 +211,7 @@ def test_guards_send_an_array_to_python(ea, fast_path, np):
 
 
 def test_a_patched_type_is_looked_at_anew(ea, fast_path, monkeypatch):
-    """A guard that becomes something else at run time is asked as what it is."""
+    """If a guard is replaced at run time, the new one is called."""
     convert, slow = fast_path
     array = ea.array([1, 2])
     convert(array, to="dlx")
@@ -223,7 +223,7 @@ def test_a_patched_type_is_looked_at_anew(ea, fast_path, monkeypatch):
 
 
 def test_nothing_leaks_by_the_fast_path(ea, np):
-    """Arrays live exactly as long as what was made of them."""
+    """Arrays live exactly as long as the results that use them."""
     import weakref
 
     array = ea.array([1, 2, 3])
@@ -240,7 +240,7 @@ def test_nothing_leaks_by_the_fast_path(ea, np):
 
 
 def pair(ea, np, what):
-    """The same array in the example and in numpy."""
+    """Return the same array in the example and in numpy."""
     memory = np.zeros(64 + 12 * 4, "u1")
     start = -memory.ctypes.data % 64  # jax looks at addresses
     values = memory[start : start + 48].view("f4").reshape(3, 4)
@@ -272,7 +272,7 @@ KINDS = [
 @pytest.mark.parametrize("what", KINDS)
 @pytest.mark.parametrize("to", ["torch", "dlx", "jax", "tvm_ffi"])
 def test_policies_are_those_of_numpy(ea, np, what, to):
-    """Read-only, copy and layout decide the same for its arrays as for numpy's, for every option."""
+    """Read-only, copy and layout policies have the same results as for numpy, for all options."""
     if to != "dlx":
         pytest.importorskip(to)
     mine, theirs = pair(ea, np, what)
@@ -283,7 +283,7 @@ def test_policies_are_those_of_numpy(ea, np, what, to):
 
 
 def test_read_only_is_kept(ea, np):
-    """Both ways, and through dlx.Tensor; a consumer that cannot say so gets a copy."""
+    """In both directions, and through dlx.Tensor; consumers without the flag get a copy."""
     torch = pytest.importorskip("torch")
     frozen = ea.array([1, 2, 3]).frozen()
     assert not dlx.convert(frozen, to="numpy").flags.writeable
@@ -298,19 +298,19 @@ def test_read_only_is_kept(ea, np):
 
 
 def test_capabilities_are_read(ea, np):
-    """What it does not take is refused or copied before it gets there, in the words that numpy's users read."""
+    """Unsupported arrays are refused or copied before the import, with the usual messages."""
     with pytest.raises(DTypeError, match="examplearray has no dtype complex64; it has bfloat16, bool, code3_16bit"):
         dlx.convert(np.zeros(3, "c8"), to="examplearray")
     with pytest.raises(ConversionError, match="examplearray cannot hold 9 dimensions"):
         dlx.convert(np.zeros((1,) * 9), to="examplearray")
     with pytest.raises(ConversionError, match="device"):
         dlx.convert(np.zeros(3), to="examplearray", device="cuda")
-    with pytest.raises(CopyRequiredError, match="negatives of what is in memory"):
+    with pytest.raises(CopyRequiredError, match="negatives of its values"):
         dlx.convert(ea.array([1]).negated(), to="numpy", copy=False)
 
 
 def test_known_issues_are_read(ea, np, monkeypatch):
-    """An old version of the framework is trusted with less: its read-only is copied."""
+    """A known issue of an old version changes capabilities: read-only memory is copied."""
     frozen = np.arange(3, dtype="f4")
     frozen.flags.writeable = False
     assert dlx.plan(frozen, to="examplearray").outcome == "shared"
@@ -324,7 +324,7 @@ def test_known_issues_are_read(ea, np, monkeypatch):
 
 
 def test_every_dtype_crosses_bit_by_bit(ea):
-    """Each dtype that it declares goes out and comes back with every bit, shared, under its own word."""
+    """Each declared dtype is exported and imported without a copy or changed bits, under its own name."""
     dtypes = registry.target("examplearray").adapter.dtypes
     for name in sorted(dtypes.known()):
         native_dtype = dtypes.to_native(dlx.DType(name))
@@ -342,7 +342,7 @@ def _address(data):
 
 
 def test_dtypes_of_others_have_its_words(ea):
-    """bfloat16 and float8 cross to torch and back under each framework's own word."""
+    """bfloat16 and float8 convert to torch and back under each framework's name."""
     torch = pytest.importorskip("torch")
     tensor = dlx.convert(ea.array([1.5, -2.0], ea.brain16), to="torch")
     assert tensor.dtype is torch.bfloat16 and tensor.tolist() == [1.5, -2.0]
@@ -350,14 +350,14 @@ def test_dtypes_of_others_have_its_words(ea):
     eighths = torch.tensor([1.0, -2.0]).to(torch.float8_e5m2)
     array = dlx.convert(eighths, to="examplearray")
     assert array.dtype is ea.quarter8 and array.tobytes() == bytes([0x3C, 0xC0])
-    assert "viewed as float8_e5m2 again" in str(dlx.plan(eighths, to="examplearray"))
+    assert "views it as float8_e5m2" in str(dlx.plan(eighths, to="examplearray"))
 
 
 # ---- containers ------------------------------------------------------------------------------------------------------
 
 
 def test_its_containers_are_trees(ea, np):
-    """A bundle keeps its type and label, an array in it twice is one, and the input is not touched."""
+    """A bundle keeps its type and label, a repeated array is converted once, and the input is unchanged."""
     array = ea.array([1, 2])
     bundle = ea.Bundle("weights", {"a": array, "b": [array, "text"], "c": None})
     result = dlx.convert(bundle, to="numpy")
@@ -370,7 +370,7 @@ def test_its_containers_are_trees(ea, np):
 
 
 def test_a_bundle_that_holds_itself(ea, np):
-    """It has a blank, so that it can."""
+    """`new_empty` makes cycles possible."""
     bundle = ea.Bundle("loop", {"a": ea.array([1])})
     bundle.put("self", bundle)
     result = dlx.convert(bundle, to="numpy")
@@ -378,7 +378,7 @@ def test_a_bundle_that_holds_itself(ea, np):
 
 
 def test_a_bundle_lazily(ea, np):
-    """A lazy view converts what is looked at, once."""
+    """A lazy view converts each accessed element once."""
     bundle = ea.Bundle("lazy", {"a": ea.array([1, 2]), "bad": ea.array([1]).negated()})
     view = dlx.convert({"x": bundle}, to="numpy", lazy=True, copy=False)
     assert view["x"]["a"] is view["x"]["a"] and view["x"]["a"].tolist() == [1, 2]
@@ -391,7 +391,7 @@ def test_a_bundle_lazily(ea, np):
 
 @pytest.mark.parametrize("stream", [None, -1, 0, 1, 7])
 def test_stream_rules_are_inherited(ea, np, stream):
-    """Host memory and a stream: the same answer as for numpy's arrays, both ways."""
+    """A stream for host memory is refused like for numpy, in both directions."""
 
     def answer(obj, to):
         try:
@@ -406,8 +406,8 @@ def test_stream_rules_are_inherited(ea, np, stream):
 
 
 def test_moves_to_a_device_wait_as_those_of_numpy(ea, np, monkeypatch, cuda):
-    """A framework on a device takes its arrays, and gives them back, with the driver calls that numpy's cause."""
-    import gpulib
+    """Conversions to and from a device make the same driver calls as for numpy."""
+    from support.cuda import gpulib
 
     other = gpulib.install(monkeypatch, "libgpu", cuda)
     dlx.convert(dlx.convert(bytearray(64), to="libgpu", device="cuda"), to="dlx", device="cpu")  # starts the driver
@@ -424,7 +424,7 @@ def test_moves_to_a_device_wait_as_those_of_numpy(ea, np, monkeypatch, cuda):
 
 
 def test_plans_and_descriptions(ea, np):
-    """The same words as for numpy, with its own names in them."""
+    """They have the same text as for numpy, with its names."""
     array = ea.array([[1, 2], [3, 4]], ea.int32)
     theirs = dlx.convert(array, to="numpy")
     info, other = dlx.describe(array), dlx.describe(theirs)
@@ -439,7 +439,7 @@ def test_plans_and_descriptions(ea, np):
 
 
 def test_the_other_verbs(ea, np):
-    """stack, shares_memory, borrow, from_dlpack, to_capsule, using, like and modules as targets."""
+    """stack, shares_memory, borrow, from_dlpack, to_capsule, using, like and modules as targets work."""
     array = ea.array([1, 2, 3])
     assert dlx.stack([array, dlx.convert(array, to="numpy")], to="examplearray").tolist() == [[1, 2, 3]] * 2
     assert dlx.shares_memory(array, array[1:]) and not dlx.shares_memory(array, array.copy())
@@ -459,7 +459,7 @@ def test_the_other_verbs(ea, np):
 
 
 def test_copies_inside_the_framework_are_its_own(ea):
-    """An array of the target framework comes back as it is; copy=True asks the framework."""
+    """An array of the target is returned unchanged; copy=True calls `Adapter.copy`."""
     array = ea.array([1, 2]).negated()
     assert dlx.convert(array, to="examplearray") is array
     copied = dlx.convert(array, to="examplearray", copy=True)
@@ -470,7 +470,7 @@ def test_copies_inside_the_framework_are_its_own(ea):
 
 
 def test_the_command_knows_it(ea, site):
-    """doctor, dtypes, devices and plan, each with its name, in processes that were told nothing of it."""
+    """doctor, dtypes, devices and plan work in new processes."""
     path = os.pathsep.join([str(site), str(ROOT), str(ROOT / "adapters")])
     env = {**os.environ, "PYTHONPATH": path}
 
@@ -496,7 +496,7 @@ def test_the_command_knows_it(ea, site):
 
 
 def test_the_command_inspects_its_objects(site, tmp_path):
-    """An expression of a module is inspected and planned as for any framework."""
+    """The command inspects and plans an expression of a module."""
     (tmp_path / "made.py").write_text("import examplearray as ea\nbundle = ea.Bundle('b', {'x': ea.array([1, 2])})\n")
     path = os.pathsep.join([str(site), str(ROOT), str(ROOT / "adapters"), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": path}
@@ -510,7 +510,7 @@ def test_the_command_inspects_its_objects(site, tmp_path):
 
 
 def test_no_line_of_dlx_knows_it():
-    """Nothing in dlx or in its adapters names the example."""
+    """The example is not mentioned in dlx and its adapters."""
     for folder in ("dlx", "adapters", "c_src"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".py", ".c", ".h"}:
@@ -518,7 +518,7 @@ def test_no_line_of_dlx_knows_it():
 
 
 def test_the_example_is_clean():
-    """Its adapter goes through the public door, and stays on one screen and a half."""
+    """Its adapter uses only the public interface, and is at most one and a half screens long."""
     text = (EXAMPLE / "src" / "dlx_example.py").read_text(encoding="utf-8")
     imports = [line for line in text.splitlines() if line.startswith(("import", "from"))]
     assert {line.split()[1].partition(".")[0] for line in imports} <= {"__future__", "collections", "typing", "dlx"}

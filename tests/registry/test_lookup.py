@@ -1,4 +1,4 @@
-"""What an object is: one look-up per type, in one file, forgotten with one stamp."""
+"""Classification of objects: one look-up per type, in one module, with one cache."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Producer:
 
 
 class Refused:
-    """An array to its own library."""
+    """An array-like object without a protocol."""
 
     def __array__(self):
         raise AssertionError("it is never asked")
 
 
 def entered(function):
-    """Return (file, function) of every Python function of dlx that is entered."""
+    """Return (file, function) of each called Python function of dlx."""
     found = []
 
     def note(frame, event, argument):
@@ -69,14 +69,14 @@ KINDS = {
     "record": (lambda np: Record(a=1), "container"),
     "dataclass": (lambda np: Point(1), "container"),
     "unknown": (lambda np: Unknown(), "unknown"),
-    "date": (lambda np: datetime.date.min, "plain"),
-    "number of numpy": (lambda np: np.float32(1), "plain"),
+    "date": (lambda np: datetime.date.min, "passthrough"),
+    "number of numpy": (lambda np: np.float32(1), "passthrough"),
     "refused": (lambda np: Refused(), "refused"),
 }
 
 
 def test_a_call_of_using_classifies_its_argument_once(np):
-    """Whatever is asked of the array afterwards is asked of the adapter that was found; the same of a result."""
+    """Everything else uses the adapter that was found; the same for results."""
     torch = pytest.importorskip("torch")
     array, kinds = np.ones(2), []
     function = dlx.using(to="torch", device="cpu")(lambda tensor: [tensor + 1])
@@ -96,12 +96,12 @@ def test_a_call_of_using_classifies_its_argument_once(np):
 
 @pytest.mark.parametrize(("make", "verdict"), KINDS.values(), ids=KINDS)
 def test_a_type_is_classified_once_and_in_one_file(np, make, verdict):
-    """For the second object of a type one look-up is made, which asks for what is known and nothing else."""
+    """The second object of a type only reads the cache."""
     assert lookup.kind(type(make(np))).verdict == verdict
     lookup.kind(type(make(np)))  # the first may have loaded plugins, hence modules
     other = make(np)
     found = entered(lambda: lookup.kind(type(other)))
-    assert [name for name in found if name != ("lookup.py", "_speaks")][:2] == [
+    assert [name for name in found if name != ("lookup.py", "_has_array_protocol")][:2] == [
         ("lookup.py", "kind"),
         ("registry.py", "kinds"),
     ]
@@ -111,7 +111,7 @@ def test_a_type_is_classified_once_and_in_one_file(np, make, verdict):
 
 @pytest.mark.parametrize("make", [lambda np: np.ones(2), lambda np: Point(np.ones(2)), lambda np: [Unknown()]])
 def test_a_conversion_classifies_nothing_again(np, make):
-    """By the Python path, whatever the object is."""
+    """On the Python path, for all kinds of objects."""
     for _ in range(2):
         dlx.convert.__wrapped__(make(np), to="dlx")
     obj = make(np)
@@ -120,18 +120,18 @@ def test_a_conversion_classifies_nothing_again(np, make):
 
 
 def test_exact_types_need_no_look_up(np):
-    """Python's own types are in a table."""
+    """A table contains Python's built-in types."""
     assert [lookup.kind(each).verdict for each in (list, OrderedDict, int, bytes)] == [
         "container",
         "container",
-        "plain",
-        "plain",
+        "passthrough",
+        "passthrough",
     ]
     assert entered(lambda: lookup.kind(dict)) == [("lookup.py", "kind")]
 
 
 def test_parts_of_a_tree(np):
-    """A container's handler, an array's adapter, or nothing."""
+    """`Kind.part` is a container's handler, an array's adapter, or None."""
     assert lookup.look([]).part is lookup.LIST
     assert lookup.look(np.ones(1)).part.name == "numpy"
     assert lookup.look(Producer()).part is generic.DLPACK
@@ -139,7 +139,7 @@ def test_parts_of_a_tree(np):
 
 
 def test_only_the_object_can_tell():
-    """An unknown type says nothing of an attribute of one object."""
+    """For unknown types, dlx checks the attributes of each object."""
     one, other = Unknown(), Unknown()
     one.__array_interface__ = {"version": 3}
     assert lookup.kind(Unknown).verdict == "unknown"
@@ -148,7 +148,7 @@ def test_only_the_object_can_tell():
 
 
 def test_a_protocol_that_a_class_gains_is_seen():
-    """Objects of unknown types, and of containers that no adapter declares, are asked each time."""
+    """Objects of unknown types and undeclared containers are checked each time."""
     late = type("Late", (), {})
     container = type("LateDict", (dict,), {})
     assert lookup.look(late()).adapter is None and lookup.look(container()).verdict == "container"
@@ -157,7 +157,7 @@ def test_a_protocol_that_a_class_gains_is_seen():
 
 
 def test_what_is_refused_and_when():
-    """By name in any tree; with `strict` whatever is unknown, too; a buffer is neither."""
+    """Array-like types are refused in any tree; `strict` also refuses unknown objects, but not buffers."""
     assert lookup.look(Refused()).refusal.fix.startswith("Call numpy.asarray(x) first")
     with pytest.raises(dlx.errors.AdapterNotFoundError, match=r"numpy\.asarray"):
         lookup.look(Refused(), strict=False)
@@ -172,7 +172,7 @@ def test_what_is_refused_and_when():
 
 
 def test_what_is_known_is_forgotten_with_one_stamp(monkeypatch):
-    """An adapter that is loaded, a module that is imported, a class that is registered: each drops every answer."""
+    """Loading an adapter, importing a module or registering a class clears the cache."""
     base = abc.ABCMeta("Base", (), {})
     events = {
         "adapter": registry._forget,
@@ -189,7 +189,7 @@ def test_what_is_known_is_forgotten_with_one_stamp(monkeypatch):
 
 
 def test_a_class_is_not_kept_alive():
-    """Its answer goes with it."""
+    """The cache has weak references to classes."""
     kind = type("Short", (), {})
     lookup.kind(kind)
     known, gone = registry.kinds(), ref(kind)
@@ -200,7 +200,7 @@ def test_a_class_is_not_kept_alive():
 
 
 def test_a_hundred_unknown_classes_are_looked_at_once():
-    """In the next tree each costs a look-up in what is known."""
+    """The next tree only reads the cache."""
     made = [type(f"Unknown{i}", (), {})() for i in range(100)]
     dlx.convert.__wrapped__([dlx.empty((2,), "int8"), *made], to="dlx")
     dlx.convert.__wrapped__([dlx.empty((2,), "int8"), *made], to="dlx")

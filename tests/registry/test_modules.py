@@ -1,4 +1,4 @@
-"""Targets that are modules: whatever has `from_dlpack`, with what a probe of it has shown."""
+"""Modules with `from_dlpack` as targets, with capabilities from a probe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import types
 
 import pytest
-from distributions import Site
+from support.plugins.distributions import Site
 
 import dlx
 from dlx import errors
@@ -18,7 +18,7 @@ COMPACT = ((2, 3), None)
 
 
 class Array:
-    """What the modules here make: it wraps a tensor."""
+    """An array of the modules here, around a tensor."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -32,7 +32,7 @@ class Array:
 
 @pytest.fixture
 def module(request, monkeypatch):
-    """Make a module with a `from_dlpack` of its own, and forget what was seen of it."""
+    """Create a module with a given `from_dlpack`, and clear the caches."""
     made = []
 
     def make(from_dlpack, name="madexp"):
@@ -55,12 +55,12 @@ def floats(shape=(2, 3), readonly=False):
 
 
 def taken(tensor):
-    """Import anything, as it is."""
+    """Import anything unchanged."""
     return Array(dlx.from_dlpack(tensor))
 
 
 def test_a_module_and_its_name_are_targets(module):
-    """An array of it stays what it is, is an example for like=, and shares the memory."""
+    """Its arrays stay unchanged, work as like=, and share memory."""
     xp, source = module(taken), floats()
     result = dlx.convert(source, to=xp, copy=False)
     assert isinstance(result, Array) and result.tensor.data_ptr == source.data_ptr
@@ -72,7 +72,7 @@ def test_a_module_and_its_name_are_targets(module):
 
 
 def test_it_is_asked_once(module):
-    """The probe is kept; a conversion calls `from_dlpack` once."""
+    """The result of the probe is cached; a conversion calls `from_dlpack` once."""
     calls = []
 
     def counted(tensor):
@@ -90,7 +90,7 @@ def test_it_is_asked_once(module):
 
 
 def test_what_the_probe_does_not_pass_is_copied(module):
-    """Negative strides are never tried, since consumers die of them."""
+    """Negative strides are not tried, because they crash consumers."""
 
     def dies(tensor):
         assert all(stride >= 0 for stride in tensor.strides), "the process would end here"
@@ -103,7 +103,7 @@ def test_what_the_probe_does_not_pass_is_copied(module):
 
 
 def test_a_module_that_copies_is_one_that_copies(module):
-    """copy=False is refused, and the plan says who copies."""
+    """copy=False is refused, and the plan names the module that copies."""
     xp = module(lambda tensor: Array(tensor_copy(dlx.from_dlpack(tensor), False)))
     plan = dlx.plan(floats(), to=xp)
     assert plan.outcome == "copied" and "made by madexp" in str(plan) and plan.nbytes == 24
@@ -113,7 +113,7 @@ def test_a_module_that_copies_is_one_that_copies(module):
 
 
 def test_a_module_that_copies_one_dtype_is_one_that_copies(module):
-    """Sharing is promised only where every dtype is shared: one that goes by numpy may copy its bools."""
+    """It counts as sharing only if it shares all dtypes; modules over numpy may copy bools."""
 
     def bools_copied(tensor):
         return Array(tensor_copy(dlx.from_dlpack(tensor), False)) if tensor.dtype.name == "bool" else taken(tensor)
@@ -137,7 +137,7 @@ def test_a_module_that_copies_one_dtype_is_one_that_copies(module):
     ids=["dtypes", "0-d", "dimensions", "read-only", "alignment", "layouts"],
 )
 def test_what_it_refuses_it_is_not_given(module, change, fact, value):
-    """Each fact is what the probe has seen."""
+    """The probe determines each capability."""
 
     def picky(tensor):
         if not change(tensor) or (fact == "layouts" and tensor.shape == (2, 3) and tensor.strides == (0, 1)):
@@ -150,7 +150,7 @@ def test_what_it_refuses_it_is_not_given(module, change, fact, value):
 
 
 class Placed(Array):
-    """An array of a module that says itself where it is, and what its export was given."""
+    """An array of a module with `__dlpack_device__`, which records the arguments of its export."""
 
     def __init__(self, tensor, device=None):
         super().__init__(tensor)
@@ -168,13 +168,13 @@ class Placed(Array):
 
 @pytest.fixture
 def placed(module):
-    """A module of such arrays."""
+    """Return a module with such arrays."""
     return module(lambda tensor: Placed(dlx.from_dlpack(tensor), (1, 0)))
 
 
 @pytest.mark.parametrize("device", [None, "nonsense", (1 << 70, 0)], ids=str)
 def test_an_array_that_does_not_say_where_it_is_stays_as_it_is(placed, device):
-    """In its own framework nothing is asked of it; elsewhere its export says where it is."""
+    """It is unchanged in its framework; for other targets its export has the device."""
     array = dlx.convert(floats(), to=placed)
     array.device = device
     for convert in (dlx.convert, dlx.convert.__wrapped__):
@@ -185,7 +185,7 @@ def test_an_array_that_does_not_say_where_it_is_stays_as_it_is(placed, device):
 
 
 def test_a_plan_says_where_an_array_of_a_module_is(np, placed):
-    """Without an export; `device=` is not taken for granted."""
+    """Without an export; `device=` is checked."""
     array = dlx.convert(floats(), to=placed)
     array.device = (2, 0)
     plan = dlx.plan(array, to="numpy")
@@ -200,7 +200,7 @@ def test_a_plan_says_where_an_array_of_a_module_is(np, placed):
 
 
 def test_an_array_of_a_module_on_a_device_is_given_a_stream(cuda, placed):
-    """That of the caller, or the one that dlx has for who asks for none; and memory that is moved is moved."""
+    """The caller's stream or dlx's default stream; memory is moved if requested."""
     array = dlx.convert(floats(), to=placed)
     address = cuda.alloc(24)
     array.tensor = dlx.from_pointer(address, (2, 3), "float32", device="cuda:0", owner=array)
@@ -219,48 +219,48 @@ def test_an_array_of_a_module_on_a_device_is_given_a_stream(cuda, placed):
 
 
 def test_one_that_changes_values_is_refused(module):
-    """What comes back is compared; nothing that cannot be read back is trusted."""
+    """The probe compares values, and refuses modules whose results it cannot read."""
 
     def zeros(tensor):
         return Array(dlx.convert(bytes(dlx.from_dlpack(tensor).nbytes), to="dlx"))
 
     for function in (zeros, lambda tensor: object(), lambda tensor: 1 / 0):
-        with pytest.raises(errors.AdapterNotFoundError, match="takes no array in host memory"):
+        with pytest.raises(errors.AdapterNotFoundError, match="accepts no array in host memory"):
             dlx.convert(floats(), to=module(function))
 
 
 def test_a_module_around_a_framework_is_that_framework(module, np):
-    """As array_api_compat.torch is torch."""
+    """array_api_compat.torch is the target torch."""
     xp = module(lambda tensor: np.from_dlpack(tensor))
     assert registry.target(xp) is registry.target("numpy")
 
 
 @pytest.mark.parametrize("name", ["json", "this", "__main__", "no such", "dlx_no_such_module", "a..b", ""])
 def test_names_that_are_no_array_modules(name):
-    """Nothing is imported for it."""
+    """They are not imported."""
     before = {"this"} & sys.modules.keys()
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         dlx.convert(b"abc", to=name)
     assert {"this"} & sys.modules.keys() == before
 
 
 def test_a_mistyped_name_runs_no_module_of_the_working_folder(tmp_path, monkeypatch):
-    """A script that is there for something else is not run; the module itself is a target."""
+    """An unrelated script is not run by its name; the imported module is a target."""
     (tmp_path / "trainxp.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("trainxp", "trainxp.sub"):
-        with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+        with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
             dlx.convert(b"abc", to=name)
 
 
 def test_a_known_one_that_is_missing_has_an_install_line(monkeypatch):
-    """And one that fails to import says why."""
+    """A failing import is reported with its reason."""
     with pytest.raises(errors.FrameworkNotInstalledError, match="pip install dpnp"):
         dlx.convert(b"abc", to="dpnp")
 
 
 def test_a_known_ones_submodule_is_imported_too(tmp_path, np):
-    """It need not be imported by its package; one that is not there is no target, one that fails says why."""
+    """A missing submodule is an unknown target; a failing import is reported."""
     (tmp_path / "ndonnx" / "sub").mkdir(parents=True)
     (tmp_path / "ndonnx" / "__init__.py").write_text("")
     (tmp_path / "ndonnx" / "sub" / "__init__.py").write_text("from numpy import from_dlpack\n")
@@ -274,13 +274,13 @@ def test_a_known_ones_submodule_is_imported_too(tmp_path, np):
     """)
     first, *missing, bad, worse = out.splitlines()
     assert first == "ndarray"
-    assert all(line.startswith("AdapterNotFoundError there is no target 'ndonnx.") for line in missing), missing
+    assert all(line.startswith("AdapterNotFoundError unknown target 'ndonnx.") for line in missing), missing
     assert bad.startswith("FrameworkNotInstalledError ndonnx.bad is installed but fails to import: ModuleNotFound")
     assert worse.startswith("FrameworkNotInstalledError ndonnx.worse is installed but fails to import: ImportError")
 
 
 def test_one_that_fails_to_import_says_why(tmp_path, monkeypatch):
-    """The cause is kept."""
+    """The error has a cause."""
     (tmp_path / "ndonnx.py").write_text("raise OSError('libx.so')\n")
     monkeypatch.delitem(sys.modules, "ndonnx", raising=False)
     monkeypatch.syspath_prepend(tmp_path)

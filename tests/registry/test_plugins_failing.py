@@ -1,4 +1,4 @@
-"""An adapter whose method raises hurts its own framework only: an error of dlx that says it, or no effect at all."""
+"""A failing method of an adapter affects only its framework: it raises a dlx error, or has no effect."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import textwrap
 import types
 
 import pytest
-from distributions import Site, adapter
-from registries import use
+from support.plugins.distributions import Site, adapter
+from support.plugins.registries import use
 
 import dlx
 from dlx import errors
@@ -17,7 +17,7 @@ from dlx.adapter import Adapter, Devices, DTypes
 
 
 def methods(kind):
-    """The public methods of a class."""
+    """Return the public methods of a class."""
     return sorted(name for name, value in vars(kind).items() if not name.startswith("_") and callable(value))
 
 
@@ -46,12 +46,12 @@ PARTS = """\
 
 
 def module_of(hook):
-    """The framework whose adapter has that hook."""
+    """Return the framework whose adapter has the hook."""
     return f"lib_{hook.replace('.', '_')}"
 
 
 def with_hook(hook, function):
-    """Return the source of a plugin whose adapter has every part, and one method or function replaced."""
+    """Return the source of a plugin whose adapter has all parts, with one replaced method or function."""
     part, _, name = hook.rpartition(".")
     if hook == "nothing":
         line = ""
@@ -124,7 +124,7 @@ CODE = """
 
 
 def test_a_failing_method_is_reported_by_dlx(tmp_path, np):
-    """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
+    """All public functions raise only errors of dlx, for each overridable method."""
     site = Site(tmp_path)
     raising = "def raising(*a, **k): raise RuntimeError(f'BOOM in {hook}')"
     site.module("rubbish", f"def boom(hook):\n    {raising}\n    return raising")
@@ -150,7 +150,7 @@ def test_a_failing_method_is_reported_by_dlx(tmp_path, np):
 
 
 def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, np):
-    """By the fast path too, for arrays and in trees: it leads to the line that raised, and holds no memory for ever."""
+    """On the fast path and in trees, it leads to the line that raised, without keeping memory alive."""
     site = Site(tmp_path)
     site.module("lib")
     raising = "def deep(): raise ValueError('deep')\nA.load = lambda self, tensor: deep()\n@dlx.hookimpl"
@@ -217,7 +217,7 @@ def test_a_process_survives_rubbish_from_any_hook(tmp_path, np):
 
 
 def test_a_failing_restore_replaces_nothing(tmp_path):
-    """The consumer's error is raised, with a note; every other array is given back, a capsule usable again."""
+    """The consumer's error is raised with a note; all other capsules are restored."""
     site = Site(tmp_path)
     site.module("lib")
     site.module("bad")
@@ -247,13 +247,13 @@ A.arrays = Arrays(consume=lambda obj, tensor, shared: tensor, restore=lambda obj
         """
     )
     lines = out.splitlines()
-    assert "bad failed to take it back: AttributeError" in lines[0]
+    assert "bad failed to restore it: AttributeError" in lines[0]
     assert lines[-2:] == ["[(3,), (3,)]", "0"]
 
 
 def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatch):
-    """`Description.info` may be a function: what it raises never escapes, nor hides why a consumer refused."""
-    from planted_adapter import Array, MyLib, plugin
+    """An exception of a function in `Description.info` neither escapes nor hides a refusal."""
+    from support.plugins.mylib import Array, MyLib, plugin
 
     from dlx._registry.registry import Registry
     from dlx.adapter import Capabilities, Description

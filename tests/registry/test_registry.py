@@ -1,4 +1,4 @@
-"""Plugins: found late, loaded late, broken alone; targets by name, module and type."""
+"""The registry: lazy discovery and loading of plugins, broken plugins, targets by name, module and type."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import textwrap
 import types
 
 import pytest
-from called import called
-from planted_adapter import Array, MyLib, Special, plugin
+from support.plugins.mylib import Array, MyLib, Special, plugin
+from support.processes.calls import called
 
 import dlx
 from dlx._core import native
@@ -22,7 +22,7 @@ from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginE
 
 @pytest.fixture
 def mylib(monkeypatch):
-    """A framework `mylib` and a plugin `dlx_mylib`, both importable."""
+    """Create an importable framework `mylib` and a plugin `dlx_mylib`."""
     package = types.ModuleType("mylib")
     package.__version__ = "1.0"
     package.Array, package.Special = Array, Special
@@ -34,25 +34,25 @@ def mylib(monkeypatch):
 
 @pytest.fixture
 def registry(monkeypatch, mylib):
-    """A fresh registry that knows the plugin and nothing else."""
+    """Return a new registry with this plugin only."""
     adapter = MyLib()
     plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
     return Registry({"mylib": "dlx_mylib", "my": "dlx_mylib"})
 
 
 def test_the_registry_of_a_process_is_sent_by_name():
-    """A function under `dlx.using` refers to it: cloudpickle, and so ray and dask, send that to another process."""
+    """Functions under `dlx.using` refer to it, and cloudpickle (ray, dask) pickles these."""
     assert pickle.loads(pickle.dumps(loaded.registry)) is loaded.registry
 
 
 def test_producer_is_found_by_type(registry):
-    """The adapter that lists a type, or a base of it, knows its objects."""
+    """An adapter is found by a listed type or its subclass."""
     assert registry.owner(type(Array(None))).name == "mylib"
     assert registry.owner(type(Special(None))).name == "mylib"
 
 
 def test_the_nearest_listed_type_wins(monkeypatch, mylib):
-    """An adapter that owns a subclass is asked before the one that owns its base."""
+    """The adapter of a subclass has precedence over that of its base."""
 
     class Other(MyLib):
         name = "other"
@@ -65,7 +65,7 @@ def test_the_nearest_listed_type_wins(monkeypatch, mylib):
 
 
 def test_virtual_subclasses_are_known(monkeypatch, mylib):
-    """A type that is a subclass by registration only counts (jax.Array is such a base)."""
+    """Registered subclasses count (jax.Array is such a base)."""
     import abc
 
     base = abc.ABCMeta("Base", (), {"__module__": "mylib"})
@@ -79,32 +79,32 @@ def test_virtual_subclasses_are_known(monkeypatch, mylib):
 
 @pytest.mark.parametrize("to", ["mylib", "my"])
 def test_target_by_name_and_alias(registry, to):
-    """A target has its root package as name, and perhaps aliases."""
+    """A target's name is its root package; it may have aliases."""
     assert registry.target(to).name == "mylib"
 
 
 def test_target_by_module_and_type(registry, mylib):
-    """A module or a listed array type names its framework."""
+    """A module or a listed array type is also a target."""
     assert registry.target(mylib).name == "mylib"
     assert registry.target(Array).name == "mylib"
     assert registry.target("dlx").adapter is registry.target(dlx.Tensor).adapter is strangers.TENSOR
 
 
 def test_a_subclass_is_no_target(registry):
-    """Only listed types are; the message says which name to use."""
-    with pytest.raises(AdapterNotFoundError, match="Say to='mylib'"):
+    """Only listed types are targets; the message suggests the name."""
+    with pytest.raises(AdapterNotFoundError, match="Pass to='mylib'"):
         registry.target(Special)
 
 
 @pytest.mark.parametrize("to", [3, 1.5, ["numpy"], object()])
 def test_a_target_that_is_none_of_these_is_a_type_error(registry, to):
-    """A wrong kind of argument is a plain TypeError."""
+    """An argument of another type is a TypeError."""
     with pytest.raises(TypeError, match="must be a name, a module or an array type"):
         registry.target(to)
 
 
 def test_a_target_is_resolved_once(registry, mylib):
-    """From then on it is looked up, and nothing is called."""
+    """Later calls only read the cache."""
     for to in ("mylib", "my", mylib, "dlx"):
         registry.target(to)
         found = registry.target(to)  # the first one may have loaded a plugin, which forgets all answers
@@ -115,7 +115,7 @@ def test_a_target_is_resolved_once(registry, mylib):
 
 
 def test_what_a_target_names_is_forgotten_when_a_plugin_is_loaded(registry, mylib):
-    """Each plugin that is loaded may change the answer."""
+    """Loading a plugin clears the cache of targets."""
     assert registry.target("mylib") is registry.target("mylib")
     other = MyLib()
     plugin = registry._loader.plugins["mylib"]
@@ -126,7 +126,7 @@ def test_what_a_target_names_is_forgotten_when_a_plugin_is_loaded(registry, myli
 
 
 def test_a_framework_that_is_imported_anew(monkeypatch, registry, mylib, tmp_path):
-    """A target is resolved again where its package is another module, or gone; a type of the old one is no target."""
+    """A target is resolved again if its module was replaced or removed; old types are not targets."""
     assert [registry.target(to).name for to in ("mylib", mylib, Array) * 2] == ["mylib"] * 6
     monkeypatch.delitem(sys.modules, "mylib")
     with pytest.raises(FrameworkNotInstalledError, match="mylib is not installed"):
@@ -141,7 +141,7 @@ def test_a_framework_that_is_imported_anew(monkeypatch, registry, mylib, tmp_pat
 
 
 def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, mylib):
-    """The look-up is remembered, the answer is not; also where it is no target at present."""
+    """The look-up is cached but not its result, even if it cannot be a target now."""
 
     class Changing(MyLib):
         dtypes = DTypes("mylib", {}, switches=("taken",))
@@ -165,7 +165,7 @@ def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, myli
 
 
 def test_a_target_that_is_no_key(registry, mylib):
-    """What cannot be hashed, or hashes by code of its own, is answered as anything else."""
+    """Unhashable objects and custom hashes are handled like other objects."""
 
     class Odd(type):
         def __hash__(cls):
@@ -184,12 +184,12 @@ def test_a_target_that_is_no_key(registry, mylib):
 
 def test_unknown_targets_name_the_known_ones(registry):
     """Whoever mistypes a name reads the list."""
-    with pytest.raises(AdapterNotFoundError, match=r"no target 'nampy'. Known targets: .*dlx.*mylib"):
+    with pytest.raises(AdapterNotFoundError, match=r"unknown target 'nampy'. Use one of: .*dlx.*mylib"):
         registry.target("nampy")
 
 
 def test_a_missing_framework_is_said_with_its_remedy(monkeypatch, registry):
-    """FrameworkNotInstalledError, an ImportError, gives the command that installs it."""
+    """FrameworkNotInstalledError, an ImportError, contains the install command."""
     monkeypatch.delitem(sys.modules, "mylib")
     with pytest.raises(
         FrameworkNotInstalledError, match=r"mylib is not installed\. Install it: pip install mylib"
@@ -201,7 +201,7 @@ def test_a_missing_framework_is_said_with_its_remedy(monkeypatch, registry):
 
 @pytest.mark.parametrize("cause", [OSError("libx.so: cannot open"), RuntimeError("broken"), ImportError("half")])
 def test_a_half_installed_framework_is_said_so(monkeypatch, registry, cause):
-    """A framework whose import fails is one clear error with the cause, of a class that callers catch."""
+    """A failing import of a framework is one error with the cause."""
     monkeypatch.delitem(sys.modules, "mylib")
 
     class Finder:
@@ -235,7 +235,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("hook", BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
-    """It is raised, with its cause, by whoever needs it, and only then; other targets go on working."""
+    """The error and its cause are raised only if the plugin is needed; other targets work."""
     plugin(monkeypatch, "dlx_mylib", hook)
     registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_numpy"})
     assert registry.target("dlx").adapter is strangers.TENSOR
@@ -250,7 +250,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
 
 @pytest.mark.parametrize("error", [ImportError("no"), OSError("no"), SyntaxError("no"), RuntimeError("no")])
 def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
-    """Whatever its import raises is the cause of the PluginError."""
+    """The exception of its import is the cause of the PluginError."""
     registry = Registry({"mylib": "dlx_mylib"})
     registry._loader.plugins["mylib"].load = raising(error)
     with pytest.raises(PluginError) as info:
@@ -259,14 +259,14 @@ def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
 
 
 def test_an_unmarked_hook_is_reported(monkeypatch, mylib):
-    """Forgetting @dlx.hookimpl has a message that says so."""
+    """A missing @dlx.hookimpl has its own message."""
     plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()], mark=False)
     with pytest.raises(PluginError, match="hookimpl"):
         Registry({"mylib": "dlx_mylib"}).target("mylib")
 
 
 def test_ours_are_loaded_as_theirs_are(np):
-    """dlx_numpy comes through the same function and hook as a third party's module."""
+    """dlx_numpy is loaded by the same function and hook as a third party's module."""
     registry = Registry()
     loaded = registry._loader.load("numpy")
     assert loaded.module == "dlx_numpy"
@@ -298,7 +298,7 @@ def dlx_adapters(): return [MyLib()]
 
 @pytest.fixture
 def published(python, tmp_path):
-    """Run code where a framework and three plugins are installed: a good one, a broken one, a stale entry point."""
+    """Run code with a framework and three plugins: a valid one, a broken one, a stale entry point."""
     (tmp_path / "mylib.py").write_text(FRAMEWORK)
     (tmp_path / "dlx_mylib.py").write_text(PLUGIN)
     (tmp_path / "dlx_bad.py").write_text("raise OSError('bad library')")
@@ -312,7 +312,7 @@ def published(python, tmp_path):
 
 
 def test_a_third_party_is_found_by_entry_point(published):
-    """A published plugin works as source and target, and is loaded only when it is asked for."""
+    """An installed plugin works as source and target, and is loaded only on demand."""
     out = published(
         """
     array = dlx.convert(bytearray(b"abc"), to="dlx")
@@ -326,7 +326,7 @@ def test_a_third_party_is_found_by_entry_point(published):
 
 
 def test_entry_points_are_scanned_once_and_late(published):
-    """Known types and targets scan nothing; the first unknown type scans, and no other scans again."""
+    """The first unknown type scans the entry points; known types and targets never do."""
     out = published(
         """
     calls = []
@@ -342,7 +342,7 @@ def test_entry_points_are_scanned_once_and_late(published):
 
 
 def test_broken_third_parties_are_reported_by_distribution(published):
-    """A plugin that fails to import, and a stale entry point, are each one PluginError that names its distribution."""
+    """A failing import and a stale entry point are each a PluginError with the distribution's name."""
     out = published(
         """
     for name in ("bad", "gone"):
@@ -352,12 +352,12 @@ def test_broken_third_parties_are_reported_by_distribution(published):
     )
     bad, gone, shape = out.strip().splitlines()
     assert "dlx_bad (dlx-bad) is broken: OSError: bad library" in bad
-    assert "dlx_gone (dlx-gone) is gone: its entry point names the module dlx_gone, and there is none" in gone
+    assert "dlx_gone (dlx-gone) is missing: its entry point names the module dlx_gone, which does not exist" in gone
     assert shape == "(3,)"
 
 
 def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
-    """What dlx has stays; the other is remembered as broken, with both in the text."""
+    """The built-in one stays; the other is recorded as broken, with both names."""
     import importlib.metadata
 
     class Entry:
@@ -390,12 +390,12 @@ def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
     ],
 )
 def test_known_issues_are_open_until_the_fixed_version(version, before, affected):
-    """Local and pre-release builds count as lower; without a known fix every version has the fault."""
+    """Local and pre-release builds count as lower; without a fixed version, all versions are affected."""
     assert KnownIssue("does", "see", before=before).affects(version) is affected
 
 
 def test_known_issues_lower_capabilities(monkeypatch, mylib):
-    """A fault of an old version changes what the framework is trusted with."""
+    """A known issue of an old version changes the capabilities."""
 
     class Old(MyLib):
         known_issues = (
@@ -409,7 +409,7 @@ def test_known_issues_lower_capabilities(monkeypatch, mylib):
 
 
 def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
-    """An adapter that names its switches is remembered for each of their values only (jax's x64 switch)."""
+    """Capabilities are cached by the values of an adapter's switches (jax's x64 switch)."""
 
     class Changing(MyLib):
         dtypes = DTypes("mylib", {}, switches=("allowed",))
@@ -429,7 +429,7 @@ def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
 
 
 def test_adapters_are_listed_without_their_frameworks(python):
-    """dlx.adapters() gives them by name and imports no framework; asked about one that nobody imported, it says so."""
+    """dlx.adapters() imports no framework; dtypes of one that is not imported raise."""
     python("""
         import sys, dlx
         found = dlx.adapters()
@@ -445,7 +445,7 @@ def test_adapters_are_listed_without_their_frameworks(python):
 
 
 def test_dtypes_map_both_ways(np):
-    """Each adapter's table gives the framework's dtype for dlx's, and back; what a version lacks is left out."""
+    """Each adapter converts dtypes in both directions; missing dtypes of a version are ignored."""
     dtypes = Registry().target("numpy").adapter.dtypes
     for name in dtypes.known():
         dtype = dlx.DType(name)
@@ -455,7 +455,7 @@ def test_dtypes_map_both_ways(np):
 
 
 def test_torch_dtypes_map_both_ways(torch):
-    """As for numpy; shells without a dtype of their own are in neither direction."""
+    """As for numpy; dtypes without a DLPack equivalent are in neither direction."""
     dtypes = Registry().target("torch").adapter.dtypes
     assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= dtypes.known()
     for name in dtypes.known():
@@ -464,7 +464,7 @@ def test_torch_dtypes_map_both_ways(torch):
 
 
 def test_devices_map_both_ways(np, torch):
-    """A host device has a name in each framework; another is refused by name."""
+    """The host has a name in each framework; unsupported devices are refused by name."""
     for name in ("numpy", "torch"):
         devices = Registry().target(name).adapter.devices
         assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
@@ -473,7 +473,7 @@ def test_devices_map_both_ways(np, torch):
 
 
 def test_a_package_that_is_imported_anew_is_looked_at_anew(monkeypatch):
-    """Whatever stands for the dtypes and devices of its adapter: something without attributes is left alone."""
+    """Cached properties of dtypes and devices are cleared; objects without `__dict__` are ignored."""
     adapter = type("Other", (Adapter,), {"package": "dlx_made_up", "devices": {"cpu": "host"}, "dtypes": ()})()
     renewed = Registry()
     for _ in range(2):
@@ -485,7 +485,7 @@ def test_a_package_that_is_imported_anew_is_looked_at_anew(monkeypatch):
 
 @pytest.mark.slow
 def test_a_mock_of_a_framework_leaves_nothing_behind(python, torch):
-    """What is computed of it is dropped when the framework itself is there, and dlx has one copy of each module."""
+    """Its cached data is cleared once the framework is imported; dlx keeps one copy of each module."""
     out = python(
         """
         import sys
@@ -511,7 +511,7 @@ def test_a_mock_of_a_framework_leaves_nothing_behind(python, torch):
 
 
 def test_a_framework_that_is_imported_anew_is_asked_again(registry, mylib, monkeypatch):
-    """Its adapter has computed facts of the old module."""
+    """Its adapter has cached data of the old module."""
     adapter = registry.target("mylib").source
     assert adapter.lowered == {} and "lowered" in vars(adapter)
     other = types.ModuleType("mylib")

@@ -1,4 +1,4 @@
-"""What docs/write-an-adapter.md shows is what happens; what an adapter can say is documented."""
+"""docs/write-an-adapter.md is correct and complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT
+from support.project import ROOT
 
 import dlx.adapter
 from dlx.adapter import Adapter, Devices, DTypes
@@ -21,7 +21,7 @@ FILE = re.compile(r"# (\w+\.(?:py|toml))\b.*\n")
 
 
 def test_the_page_runs(tmp_path, np):
-    """Its files are installed by their own entry point; each block prints what the page shows, in order."""
+    """Its files are installed with their entry point; each block prints the shown output, in order."""
     files, runs = {}, []
     for n, (kind, code) in enumerate(BLOCKS):
         name = FILE.match(code)
@@ -60,7 +60,7 @@ PARTS = [dlx.adapter.Description, dlx.adapter.Layout] + [
 
 
 def test_every_name_is_in_the_table():
-    """What `dlx.adapter` offers, each name once."""
+    """The table lists each name of `dlx.adapter` once."""
     table = PAGE.split("\n## Reference\n", 1)[1]
     rows = [line.strip("|").split("|")[0] for line in table.splitlines() if line.startswith("|")][2:]
     found = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
@@ -69,7 +69,7 @@ def test_every_name_is_in_the_table():
 
 @pytest.mark.parametrize("kind", [Adapter, DTypes, Devices, *PARTS])
 def test_every_field_has_a_docstring(kind):
-    """The class says what each of its fields means; every method has a docstring."""
+    """Class docstrings describe all fields; every method has a docstring."""
     named = re.findall(r"^(\w+(?:, \w+)*)$", inspect.cleandoc(kind.__doc__), re.MULTILINE)
     listed = {name for line in named for name in line.split(", ")}
     if dataclasses.is_dataclass(kind):

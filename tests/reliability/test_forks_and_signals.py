@@ -1,17 +1,17 @@
-"""A fork or a signal in the midst of a tree, a view or another thread's conversion breaks neither process."""
+"""Forks and signals during a tree, a view or another thread's conversion break neither process."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from project import SUPPORT, compiled
+from support.project import TESTS, compiled
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 PREAMBLE = """
 import gc, os, random, signal, sys, threading, time, warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: forks beside threads are what this is about
+warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: this tests forks with threads
 import dlx
 from dlx._core import native
 
@@ -44,7 +44,7 @@ def ends(child):
     assert os.waitpid(child, 0)[1] == 0
 
 def in_child(call, leave=os._exit):
-    "Fork; return the child's number, where the child has made the call."
+    "Fork; return the child's number, after the child has made the call."
     child = os.fork()
     if child == 0:
         signal.alarm(60)
@@ -57,7 +57,7 @@ everything()
 
 
 def test_a_fork_in_the_midst_of_a_tree(python):
-    """A producer in the middle forks: both processes get the whole tree, and end quietly."""
+    """A producer in the middle of a tree forks: both processes get the whole tree and exit silently."""
     out = python(
         PREAMBLE
         + """
@@ -101,9 +101,9 @@ print("well")
     assert out == "well\n"
 
 
-@pytest.mark.gil("a child waits for ever for a lock of CPython's own objects that another thread held (3.14)")
+@pytest.mark.gil("a child deadlocks on a lock of CPython's objects that another thread held (3.14)")
 def test_forks_beside_threads_that_convert(python):
-    """Whatever the threads are doing: the child converts in its main thread and in a new one."""
+    """The child converts in its main thread and in a new one, at any state of the parent's threads."""
     out = python(
         PREAMBLE
         + """
@@ -144,12 +144,12 @@ print("well", native.live())
     assert out == "well 0\n"
 
 
-@pytest.mark.gil("CPython finalizes in the child what threads that are not in it had made, and others dropped (3.14)")
+@pytest.mark.gil("CPython finalizes objects of the parent's threads in the child (3.14)")
 def test_forks_while_memory_waits_for_a_device(python, fake_driver):
-    """The child leaves the queue alone, the parent releases each owner once, also what threads queue meanwhile."""
+    """The child leaves the queue unchanged; the parent releases each owner once, also those queued later."""
     code = f"""
-sys.path.insert(0, {str(SUPPORT)!r})
-from fake_cuda import FakeCuda
+sys.path.insert(0, {str(TESTS)!r})
+from support.cuda.fake_cuda import FakeCuda
 cuda = FakeCuda({str(fake_driver)!r})
 gone, done, made, memory = [], threading.Event(), [], cuda.alloc(64)
 
@@ -242,10 +242,10 @@ live = native.live()
 
 @pytest.mark.parametrize("base", ["BaseException", "Exception"])
 def test_handlers_that_raise(python, base):
-    """The exception comes out, nothing is left, and the next call is as ever.
+    """The exception propagates, nothing leaks, and the next call works.
 
-    Where a handler raises an Exception, dlx may take it for that of a producer or a type that it is looking at: then it
-    is the cause of an error, or the object passes through.
+    If a handler raises an Exception, dlx may attribute it to the producer or type that it is inspecting: it is then the
+    cause of an error, or the object passes through.
     """
     out = python(
         PREAMBLE
@@ -257,7 +257,7 @@ class Stop({base}):
 def stop(*arguments):
     raise Stop
 
-# What comes in a callback of a weak reference Python prints, and goes on.
+# Python prints exceptions in callbacks of weak references, and continues.
 sys.unraisablehook = lambda said: None if said.exc_type is Stop else sys.__unraisablehook__(said)
 signal.signal(signal.SIGALRM, stop)
 came, number, ends_at = 0, 0, time.monotonic() + 60
@@ -294,7 +294,7 @@ print(came)
 
 
 def test_handlers_that_convert(python):
-    """A handler interrupts a conversion and makes its own, also of the view that is being read."""
+    """A handler that interrupts a conversion converts, too, also from the view that is being read."""
     out = python(
         PREAMBLE
         + SIGNALS
@@ -311,7 +311,7 @@ def handler(*arguments):
             view.refresh()
     except BaseException as error:
         errors.append(error)
-    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.01))  # no earlier: it must not interrupt itself for ever
+    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.01))  # no earlier: it must not interrupt itself forever
 
 signal.signal(signal.SIGALRM, handler)
 signal.setitimer(signal.ITIMER_REAL, 0.003)
@@ -332,7 +332,7 @@ print(count[0])
 
 
 def test_a_driver_that_forks_while_it_starts(python):
-    """It runs the handlers of forks on the thread that starts it, which holds the lock of starting already."""
+    """The driver's start runs fork handlers on the starting thread, which already holds the lock."""
     env = {**os.environ, "DLX_CUDA_DRIVER": str(compiled("forking_cuda")), "FAKE_CUDA_DEVICES": "1"}
     code = """
         import os

@@ -1,13 +1,12 @@
-"""The targets of `make fuzz`, for a few seconds and with any compiler: the corpus, and seeded mutations of it."""
+"""The targets of `nox -s fuzz`, for a few seconds and with any compiler: the corpus, and seeded mutations of it."""
 
 import os
 import re
 import subprocess
-import sys
 
 import pytest
-from fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
-from project import SUPPORT
+from support.project import program
+from support.stress.fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
 
 import dlx
 from dlx.errors import LayoutError
@@ -15,7 +14,7 @@ from dlx.errors import LayoutError
 MUTATIONS, SEED = 50_000, 17
 NAMES = {"layout", "make", "empty", "owners", "check", "copy", "repack", "arrow", "arrow_out"}
 
-# A line of the core, and how it would be wrong.
+# A line of the core, and its broken version.
 PLANTED = {
     "a product wraps": ("layout.c", "__builtin_mul_overflow(*size, t->shape[i], size)", "(*size *= t->shape[i], 0)"),
     "a sum wraps": ("layout.c", "return bits / 8 + (bits % 8 != 0);", "return (bits + 7) / 8;"),
@@ -46,7 +45,7 @@ def run(program):
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """The targets and the core, compiled without sanitizers."""
+    """Return the targets and the core, compiled without sanitizers."""
     folder = tmp_path_factory.mktemp("objects")
     compile_into(folder, [TARGETS, *CORE.glob("*.c")], "-O1", "-DALONE")
     return folder
@@ -54,11 +53,11 @@ def objects(tmp_path_factory):
 
 @pytest.mark.slow
 def test_what_the_core_promises_holds(objects, tmp_path):
-    """Each target runs, and neither the references nor the sanitizers find anything."""
+    """Each target runs without a difference to the references or a report of the sanitizers."""
     try:
         compile_into(tmp_path, CORE.glob("*.c"), "-O1", *SANITIZE)
         program = link(tmp_path / "fuzz_core", [objects / "fuzz_core.o", *tmp_path.glob("*.o")], *SANITIZE)
-    except subprocess.CalledProcessError:  # no sanitizers here
+    except subprocess.CalledProcessError:  # no sanitizers
         program = link(tmp_path / "fuzz_core", objects.glob("*.o"))
     done = run(program)
     assert done.returncode == 0, done.stderr
@@ -69,7 +68,7 @@ def test_what_the_core_promises_holds(objects, tmp_path):
 @pytest.mark.parametrize("fault", PLANTED)
 @pytest.mark.slow
 def test_a_planted_fault_is_found(objects, tmp_path, fault):
-    """A target that cannot fail would hold nothing."""
+    """Each planted fault is found."""
     name, right, wrong = PLANTED[fault]
     text = (CORE / name).read_text(encoding="utf-8")
     assert right in text
@@ -82,23 +81,23 @@ def test_a_planted_fault_is_found(objects, tmp_path, fault):
 
 def test_without_clang_fuzzing_says_so():
     """It says what is missing, and how it is had."""
-    command = [sys.executable, str(SUPPORT / "fuzz_core.py")]
+    command = program("stress.fuzz_core")
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no clang here (Debian: apt install clang)" in done.stderr, done.stderr
 
 
 def test_the_bytes_of_almost_2_to_the_63_bits():
-    """They are rounded up without an overflow."""
+    """Sizes near 2**63 bits are rounded up without an overflow."""
     assert dlx.from_pointer(4096, (2**63 - 1,), "uint1").nbytes == 2**60
 
 
 def test_bits_before_address_0_are_refused():
-    """Nine bits below address 1 are in two bytes, and there is only one."""
+    """Nine bits below address 1 need two bytes, and there is only one."""
     with pytest.raises(LayoutError):
         dlx.from_pointer(1, (10,), "uint1", strides=(-1,))
 
 
 def test_strides_of_an_empty_tensor_fit_their_extents():
-    """A program that calculates with them does not overflow."""
+    """A program that calculates with these strides does not overflow."""
     tensor = dlx.from_pointer(0, (0, 2**62, 4), "int8")
     assert all(stride * extent < 2**63 for stride, extent in zip(tensor.strides, tensor.shape, strict=True))

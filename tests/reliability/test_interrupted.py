@@ -1,23 +1,22 @@
-"""Interrupts wherever Python looks for signals in dlx's code, some of those of `make test-interrupts`."""
+"""Interrupts wherever Python looks for signals in dlx's code, some of those of `nox -s interrupts`."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import subprocess
-import sys
 
 import pytest
-from project import SUPPORT
+from support.project import program
 
 
 @pytest.mark.parametrize(("what", "sample"), [("warm", 400), ("cold", 10)])
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.slow
 def test_interrupts_anywhere(what, sample):
-    """Nothing is used up, nothing is left, and the next call works. Another seed: `make test-interrupts`."""
+    """Nothing is used up, nothing is left, and the next call works. Another seed: `nox -s interrupts`."""
     frameworks = ",".join(name for name in ("numpy",) if importlib.util.find_spec(name))
-    command = [sys.executable, SUPPORT / "interrupts.py", what, "--sample", str(sample), "--seed", "1"]
+    command = program("stress.interrupts", what, "--sample", sample, "--seed", 1)
     command += ["--frameworks", frameworks]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0 and ", 0 faults;" in done.stdout, done.stdout + done.stderr

@@ -1,17 +1,13 @@
-"""Producers that lie, generated and one by one: what can be seen is refused, and nothing is lost or dies of it."""
-
-# ruff: noqa: F401, F811 -- fixtures of another file
+"""Producers that lie, generated and single cases: detectable lies are refused, and nothing leaks or crashes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
-from hostile import hostile, library, mylib
-from project import SUPPORT, compiled
+from support.project import compiled, program
 
 import dlx
 from dlx import errors
@@ -21,25 +17,26 @@ from dlx import errors
 
 def fuzz(*arguments, path=None):
     """Run the program; return (exit status, what it printed)."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *([str(path)] if path else [])])}
-    command = [sys.executable, str(SUPPORT / "producer_fuzz.py"), *arguments]
+    env = {**os.environ, "PYTHONPATH": str(path or "")}
+    command = program("producers.fuzz", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=250, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_generated_producers():
-    """The short form of `make fuzz-producers`: a seed of its own each day would find more, and fail at random."""
+    """The short form of `nox -s fuzz-producers`: a seed of its own each day would find more, and fail at random."""
     status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")
     assert status == 0, out
     assert "2500 cases, 0 faults" in out
 
 
 def test_tables_that_lie(python):
-    """Slots that succeed without a result, or with any field of it wrong, or fail without a reason: no call dies."""
+    """Slots that succeed without a result, return invalid fields, or fail without an exception cause no crash."""
     pytest.importorskip("numpy")
     out = python(
-        f"import sys; sys.path[:0] = ['tests/support']; import lyingtables; lyingtables.run({str(compiled('lying'))!r})"
+        "import sys; sys.path[:0] = ['tests']; from support.foreign import lying_tables;"
+        f"lying_tables.run({str(compiled('lying'))!r})"
     )
     assert sum(map(int, out.split("calls:")[1].split())) > 10_000
 
@@ -98,13 +95,13 @@ FAULTS = {
 }
 
 
-CAUGHT = pytest.mark.unsanitized("a deadly signal is caught and reported")
+CAUGHT = pytest.mark.unsanitized("the sanitizers catch a fatal signal")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=CAUGHT if name == "dies" else ()) for name in FAULTS])
 @pytest.mark.slow
 def test_a_planted_fault_is_found(tmp_path, name):
-    """A dlx with a mistake in it fails, with the seed and the number of the case."""
+    """A planted fault fails with the seed and the number of the case."""
     code, told = FAULTS[name]
     (tmp_path / "planted_fault.py").write_text(textwrap.dedent(code))
     arguments = ("--count", "400", "--seed", "17", "--frameworks", "numpy", "--plant", "planted_fault")
@@ -113,13 +110,13 @@ def test_a_planted_fault_is_found(tmp_path, name):
     assert status == 1 and told in out and "seed 17 case" in out, out
 
 
-# ---- found by them ---------------------------------------------------------------------------------------------------
+# ---- faults that they found ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
 @pytest.mark.parametrize("device", [(2, 0), (13, 0)], ids=str)
 def test_a_capsule_of_device_memory_is_shared_without_a_driver(counting, device, legacy):
-    """A dlx.Tensor is made around it, as the plan says; whoever reads it needs the driver."""
+    """A dlx.Tensor wraps it, as the plan says; only readers need the driver."""
     capsule = counting.capsule((3,), device=device, legacy=legacy)
     assert dlx.plan(capsule, to="dlx").outcome == "shared"
     assert dlx.convert(capsule, to="dlx").device == device
@@ -136,7 +133,7 @@ def test_a_capsule_that_cannot_become_a_legacy_one_stays_whole(counting, version
 
 @pytest.mark.parametrize("flags", [4, 5], ids=["padded", "padded, read-only"])
 def test_whole_bytes_are_not_padded(counting, flags):
-    """The flag says nothing of them, and hinders nothing: neither a legacy capsule nor a consumer without the flag."""
+    """The padding flag has no effect on whole bytes, for legacy capsules and consumers without the flag."""
     pytest.importorskip("tvm_ffi")
     capsule = counting.capsule((0,), dtype=(0, 16, 1), flags=flags)
     assert dlx.describe(capsule).dtype == dlx.DType("int16")
@@ -149,7 +146,7 @@ def test_whole_bytes_are_not_padded(counting, flags):
 
 @pytest.mark.parametrize("collect", [{}, {"errors": "collect"}], ids=["raised", "collected"])
 def test_a_container_that_cannot_be_rebuilt_leaves_a_capsule_whole(counting, collect):
-    """Also where errors are collected: the frames of each of them let go of the results."""
+    """The capsule is unchanged, also with collected errors: their frames release the results."""
 
     class Own:
         def __init__(self, held):
@@ -169,7 +166,7 @@ def test_a_container_that_cannot_be_rebuilt_leaves_a_capsule_whole(counting, col
 
 @pytest.mark.parametrize("version", [(1, "0"), ("1", 0), (1.0, 0)], ids=str)
 def test_a_version_that_is_none_leaves_a_capsule_whole(counting, version):
-    """The call is wrong, and nothing was done."""
+    """An invalid max_version is an error before anything is consumed."""
     capsule = counting.capsule((3,))
     with pytest.raises(TypeError):
         dlx.to_capsule(capsule, max_version=version)
@@ -177,7 +174,7 @@ def test_a_version_that_is_none_leaves_a_capsule_whole(counting, version):
 
 
 class Agreeable(type):
-    """A metaclass whose classes are equal to whatever they are compared with."""
+    """A metaclass whose classes are equal to everything."""
 
     def __eq__(cls, other):
         return True
@@ -187,7 +184,7 @@ class Agreeable(type):
 
 
 def test_a_class_that_is_equal_to_everything_is_no_array():
-    """Neither a dlx.Tensor nor a builtin container: an object of no known kind, and a list of its own class."""
+    """The object is neither a dlx.Tensor nor a builtin container."""
 
     class Thing(metaclass=Agreeable):
         pass
@@ -196,7 +193,7 @@ def test_a_class_that_is_equal_to_everything_is_no_array():
         pass
 
     thing = Thing()
-    with pytest.raises(errors.AdapterNotFoundError, match="it is no array"):
+    with pytest.raises(errors.AdapterNotFoundError, match="it is not an array"):
         dlx.describe(thing)
     assert dlx.convert([thing], to="dlx") == [thing]
     converted = dlx.convert(Items([dlx.empty(3, "int8")]), to="dlx")
@@ -205,7 +202,7 @@ def test_a_class_that_is_equal_to_everything_is_no_array():
 
 @pytest.mark.parametrize("options", [{}, {"copy": True}])
 def test_a_table_that_succeeds_with_an_error_has_failed(np, mylib, hostile, options):
-    """Nothing of the error is left: the object's own ``__dlpack__`` is asked once, as where the table says that."""
+    """The exception is cleared, and the object's ``__dlpack__`` is called once."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     assert dlx.convert(mylib.Array(), to="numpy").shape == (2, 3)
     address = dlx.convert(hostile.memory, to="dlx").data_ptr

@@ -1,7 +1,7 @@
-"""Random lifetimes by rules: capsules, results, views, buffers, deleters, threads, against a model of who holds what.
+"""Random lifetimes by rules: capsules, results, views, buffers, deleters and threads, compared with a model of holders.
 
-After every step the live counter is the model's, each memory has its value wherever it is shared, an owner is gone if
-nothing holds it any more, and only then. `make test-deep` draws 2,000 sequences of 40 steps.
+After every step the live counter equals the model's, each memory has its value in all places, and an owner is gone
+exactly if nothing holds it. `nox -s deep` draws 2,000 sequences of 40 steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from together import at_once
+from support.arrays.examples import EXAMPLES, examples
+from support.processes.concurrent import at_once
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import EXAMPLES, examples
 
 NBYTES = 24
 FLOAT32 = (2, 32, 1)
@@ -37,14 +37,14 @@ SHAPE = (2, 3)
 
 
 class Group:
-    """Managed tensors that one step made, and the memory behind them.
+    """Managed tensors that one step created, and the memory behind them.
 
-    It lives while something holds it, or while a group that was made of it lives.
+    The group lives while something holds it, or while a group derived from it lives.
     """
 
     def __init__(self, size, memory, parent=None):
         self.size, self.memory, self.parent = size, memory, parent
-        self.holders = self.living = 0  # things, and groups made of it that live
+        self.holders = self.living = 0  # things, and live groups derived from it
         if parent is not None:
             parent.living += 1
 
@@ -58,20 +58,20 @@ class Group:
     def release(self):
         self.holders -= 1
         group = self
-        while not group.is_alive and group.parent is not None:  # the last one lets go of what it was made of
+        while not group.is_alive and group.parent is not None:  # the last one releases its parent
             group.parent.living -= 1
             group = group.parent
 
 
 class Memory:
-    """Bytes with a value, and how one knows that their owner is gone."""
+    """Bytes with a value, and a test whether their owner is gone."""
 
     def __init__(self, value, gone=None, readonly=False):
         self.value, self.gone, self.readonly = value, gone, readonly
 
 
 class Thing:
-    """Something that a user holds: an array, a tensor, a capsule, a buffer, a view or a bare struct."""
+    """An object that a user holds: an array, a tensor, a capsule, a buffer, a view or a bare struct."""
 
     def __init__(self, kind, obj, groups, *, legacy=False, readonly=False):
         self.kind, self.obj, self.groups = kind, obj, list(groups)
@@ -92,7 +92,7 @@ class Thing:
 
 
 class Owner(bytearray):
-    """Memory that can be watched."""
+    """Memory that supports weak references."""
 
 
 def pattern(seed):
@@ -106,7 +106,7 @@ def held_bytes(address):
 
 
 def in_thread(action):
-    """Run an action on a thread that ends, and return or raise what it does."""
+    """Run an action on a new thread and join it; return its result or raise its error."""
     (found,) = at_once(action)
     if isinstance(found, Exception):
         raise found
@@ -114,7 +114,7 @@ def in_thread(action):
 
 
 def claimed(action, count):
-    """Run an action that uses a capsule up in several threads at once: one of them gets it, and this returns what."""
+    """Run an action that consumes a capsule in several threads at once; return the only result."""
     found = at_once(*[action] * count)
     (got,) = (each for each in found if not isinstance(each, errors.ConsumedError))
     if isinstance(got, Exception):
@@ -146,7 +146,7 @@ class Lifetimes(RuleBasedStateMachine):
         self.deleted, self.wanted_deletes = self.counting.deleted, 0
         self.seed = 0
 
-    # ---- the model --------------------------------------------------------------------------------------------------
+    # ---- the model ---------------------------------------------------------------------------------------------------
 
     def new_group(self, size, memory, parent=None):
         group = Group(size, memory, parent)
@@ -174,7 +174,7 @@ class Lifetimes(RuleBasedStateMachine):
             thing.drop()
 
     def derived(self, kind, make, source, thread, *, copied=False, **facts):
-        """Note what a step makes of a thing: new managed tensors over the same memory, or a copy."""
+        """Record the result of a step on a thing: new managed tensors over the same memory, or a copy."""
         before = self.live()
         obj = self.run(make, thread)
         size = self.live() - before
@@ -186,7 +186,7 @@ class Lifetimes(RuleBasedStateMachine):
             return self.new_thing(kind, obj, source.groups, **facts)
         return self.new_thing(kind, obj, [self.new_group(size, source.memory, source.groups[0])], **facts)
 
-    # ---- sources ----------------------------------------------------------------------------------------------------
+    # ---- sources -----------------------------------------------------------------------------------------------------
 
     def next_value(self):
         self.seed += 1
@@ -210,12 +210,12 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things, readonly=st.booleans())
     def tensor(self, readonly):
-        """A dlx.Tensor over memory with an owner and a function that releases it."""
+        """Create a dlx.Tensor over memory with an owner and a release function."""
         return self.make_tensor(readonly)
 
     @rule(target=things)
     def array(self):
-        """An array of numpy."""
+        """Create a numpy array."""
         if "numpy" not in self.here:
             return multiple()
         import numpy as np
@@ -227,7 +227,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things)
     def torch_tensor(self):
-        """A tensor of torch."""
+        """Create a torch tensor."""
         if "torch" not in self.here:
             return multiple()
         import torch
@@ -237,7 +237,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=capsules, legacy=st.booleans(), readonly=st.booleans())
     def foreign_capsule(self, legacy, readonly):
-        """A capsule of a foreign producer, whose deleter counts."""
+        """Create a capsule of a foreign producer with a counting deleter."""
         readonly = readonly and not legacy
         capsule = self.counting.capsule(SHAPE, legacy=legacy, flags=int(readonly))
         address = native.capsule_peek(capsule).data_ptr
@@ -246,11 +246,11 @@ class Lifetimes(RuleBasedStateMachine):
         memory.is_foreign = True
         return self.new_thing("capsule", capsule, [self.new_group(0, memory)], legacy=legacy, readonly=readonly)
 
-    # ---- conversions ------------------------------------------------------------------------------------------------
+    # ---- conversions -------------------------------------------------------------------------------------------------
 
     @rule(target=things, source=things, to=targets, thread=threads, copy=st.sampled_from([None, None, False, True]))
     def convert(self, source, to, thread, copy):
-        """Shared or copied, as the plan says; on a thread that ends, or here."""
+        """Convert an array, shared or copied like the plan says, here or on a new thread."""
         if source not in self.alive_things or to not in self.here:
             return multiple()
         plan = dlx.plan(source.obj, to=to, copy=copy)
@@ -267,7 +267,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things, source=things, to=targets, count=together)
     def convert_together(self, source, to, count):
-        """Threads that convert the same array at once: each has a result of its own over the same memory."""
+        """Convert the same array on several threads; each gets its own result over the same memory."""
         if source not in self.alive_things or to not in self.here or (source.readonly and to == "torch"):
             return multiple()
         size, before = self.size_of(source.obj, to), self.live()
@@ -283,7 +283,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things, sources=st.lists(things, min_size=1, max_size=3), to=targets)
     def tree(self, sources, to):
-        """Containers: the same array twice is one result, and buffers pass through."""
+        """Convert containers: a repeated array is one result, and buffers pass through."""
         if to not in self.here or any(each not in self.alive_things for each in sources):
             return multiple()
         if any(each.readonly for each in sources) and to == "torch":
@@ -307,7 +307,7 @@ class Lifetimes(RuleBasedStateMachine):
         return multiple(*found)
 
     def size_of(self, obj, to):
-        """Return how many managed tensors a conversion makes; they go at once."""
+        """Return the number of managed tensors that a conversion creates and drops."""
         before = self.live()
         result = dlx.convert(obj, to=to)
         made = self.live() - before
@@ -317,7 +317,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(sources=st.lists(things, min_size=1, max_size=3), capsule=capsules, to=targets)
     def tree_that_fails(self, sources, capsule, to):
-        """A tree with a capsule and something that is refused: nothing is made, and the capsule is not used up."""
+        """Convert a tree with a capsule and an invalid object: nothing is created or consumed."""
         if to not in self.here or capsule not in self.alive_things:
             return
         before, name = self.live(), self.counting.name(capsule.obj)
@@ -328,26 +328,26 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things, source=things)
     def buffer(self, source):
-        """A buffer of a dlx.Tensor, and a slice of it."""
+        """Create a buffer of a dlx.Tensor, and a slice of it."""
         if source not in self.alive_things or source.kind != "dlx":
             return multiple()
         return self.derived("buffer", lambda: memoryview(source.obj), source, False, readonly=source.readonly)
 
     @rule(target=things, source=things)
     def part(self, source):
-        """A view that its framework makes keeps what the array keeps."""
+        """Create the framework's view, which keeps the array's memory."""
         if source not in self.alive_things or source.kind not in ("numpy", "torch", "buffer"):
             return multiple()
         part = source.obj[:] if source.kind != "numpy" else source.obj[...]
         if source.memory.gone is not None and not hasattr(source.memory, "kept"):
-            return multiple()  # the array itself is watched; its views keep the memory, and not the array
+            return multiple()  # the array itself is watched; its views keep the memory, but not the array
         return self.new_thing(source.kind, part, source.groups, readonly=source.readonly)
 
-    # ---- capsules ---------------------------------------------------------------------------------------------------
+    # ---- capsules ----------------------------------------------------------------------------------------------------
 
     @rule(target=capsules, source=things, legacy=st.booleans(), copy=st.sampled_from([None, True]))
     def export(self, source, legacy, copy):
-        """A capsule of a dlx.Tensor; a legacy one is not made of read-only memory."""
+        """Create a capsule of a dlx.Tensor; read-only memory has no legacy capsule."""
         if source not in self.alive_things or source.kind != "dlx":
             return multiple()
         options = {} if legacy else {"max_version": (1, 3)}
@@ -362,7 +362,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things, capsule=capsules, to=targets, count=together, copy=st.sampled_from([None, None, True]))
     def consume(self, capsule, to, count, copy):
-        """A capsule is used up by one conversion; a used one is a ConsumedError, and keeps nothing."""
+        """Convert a capsule, once; a used one is a ConsumedError and keeps nothing."""
         if capsule not in self.alive_things or to not in self.here:
             return multiple()
         make = lambda: dlx.convert(capsule.obj, to=to, copy=copy)  # noqa: E731
@@ -381,7 +381,7 @@ class Lifetimes(RuleBasedStateMachine):
         return thing
 
     def taken(self, kind, make, capsule, *, copied, **facts):
-        """Note that what a capsule held is another thing's now; a copy releases it."""
+        """Record that another thing holds a capsule's contents; a copy releases them."""
         group = capsule.groups[0]
         before = self.live()
         obj = make()
@@ -392,7 +392,7 @@ class Lifetimes(RuleBasedStateMachine):
             size, parent, memory = self.live() - self.total(), None, Memory(group.memory.value)
         else:
             size, parent, memory = self.live() - before, group, group.memory
-        if size == 0:  # what is dlx's own, and nobody shares, moves out of the capsule as it is
+        if size == 0:  # dlx's own tensor without other users moves out of the capsule
             assert kind == "dlx" and not copied
             thing = self.new_thing(kind, obj, [group], **facts)
             group.release()
@@ -405,7 +405,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(capsule=capsules, to=targets)
     def refuse(self, capsule, to):
-        """A refused capsule keeps its name, and what it holds."""
+        """Refuse a capsule, which keeps its name and contents."""
         if capsule not in self.alive_things or not capsule.is_fresh or to not in self.here:
             return
         before, name = self.live(), self.counting.name(capsule.obj)
@@ -418,7 +418,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(capsule=capsules, to=targets)
     def look(self, capsule, to):
-        """Descriptions, plans, stacks and comparisons use nothing up."""
+        """Describe, plan, stack and compare without consuming."""
         if capsule not in self.alive_things or not capsule.is_fresh or to not in self.here:
             return
         before, name = self.live(), self.counting.name(capsule.obj)
@@ -431,7 +431,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=structs, capsule=capsules)
     def take_by_hand(self, capsule):
-        """A foreign consumer takes the pointer and renames."""
+        """Take the pointer as a foreign consumer, and rename the capsule."""
         if capsule not in self.alive_things or not capsule.is_fresh:
             return multiple()
         address = self.counting.consume(capsule.obj, legacy=capsule.legacy)
@@ -443,7 +443,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(struct=consumes(structs), thread=threads)
     def delete_by_hand(self, struct, thread):
-        """Its deleter is called here, or on a thread that Python has never seen, without the GIL."""
+        """Call the deleter here, or without the GIL on a foreign thread."""
         if struct not in self.alive_things:
             return
         self.counting.delete(struct.obj, legacy=struct.legacy, thread=thread)
@@ -451,7 +451,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(some=st.lists(consumes(structs), min_size=2, max_size=4), thread=threads)
     def delete_together(self, some, thread):
-        """Deleters of several are called at once, on threads of Python or on others."""
+        """Call several deleters at once, on Python's threads or on others."""
         some = [each for each in some if each in self.alive_things]
         delete = lambda each: self.counting.delete(each.obj, legacy=each.legacy, thread=thread)  # noqa: E731
         assert at_once(*(partial(delete, each) for each in some)) == [None] * len(some)
@@ -459,24 +459,24 @@ class Lifetimes(RuleBasedStateMachine):
             self.forget(each)
 
     @rule(target=things, struct=consumes(structs))
-    def adopt(self, struct):
-        """A struct becomes a dlx.Tensor again."""
+    def import_struct(self, struct):
+        """Import a struct as a dlx.Tensor again."""
         if struct not in self.alive_things:
             return multiple()
         group, before = struct.groups[0], self.live()
         tensor = dlx.from_managed(struct.obj, legacy=struct.legacy)
         size = self.live() - before
-        assert size == 2  # the tensor, and the wrapper that owes the foreign deleter
+        assert size == 2  # the tensor, and the wrapper with the foreign deleter
         made = self.new_group(size, group.memory, group)
         readonly = tensor.readonly
         self.forget(struct)
         return self.new_thing("dlx", tensor, [made], readonly=readonly)
 
-    # ---- views ------------------------------------------------------------------------------------------------------
+    # ---- views -------------------------------------------------------------------------------------------------------
 
     @rule(target=views, sources=st.lists(things, min_size=1, max_size=3), to=targets)
     def view(self, sources, to):
-        """A lazy view converts nothing until it is read."""
+        """Create a lazy view, which converts nothing until it is read."""
         if to not in self.here or any(each not in self.alive_things for each in sources):
             return multiple()
         before = self.live()
@@ -490,7 +490,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(target=things, view=views, at=st.integers(0, 2), count=together)
     def read(self, view, at, count):
-        """An element is converted when it is read first, and is the same object ever after, for all threads."""
+        """Read an element, which is converted once and then the same object for all threads."""
         if view not in self.alive_things or at >= len(view.sources):
             return multiple()
         memory, group = view.sources[at]
@@ -503,24 +503,24 @@ class Lifetimes(RuleBasedStateMachine):
         if at in view.results:
             assert size == 0
             return multiple()
-        if size == 0:  # it is in the framework, or another place of the view had it converted
+        if size == 0:  # in the framework already, or converted at another place of the view
             made = next((each for other, each in view.results.items() if view.obj[other] is result), group)
             copied = False
         else:
             assert size in (1, 2)
             copied = view.readonlies[at] and view.to == "torch"
             made = self.new_group(size, Memory(memory.value) if copied else memory, None if copied else group)
-            made.hold()  # the view does
+            made.hold()  # the view holds it
             view.groups.append(made)
         view.results[at] = made
         kind = "buffer" if isinstance(result, memoryview) else view.to
         return self.new_thing(kind, result, [made], readonly=view.readonlies[at] and not copied)
 
-    # ---- using and dropping -----------------------------------------------------------------------------------------
+    # ---- using and dropping ------------------------------------------------------------------------------------------
 
     @rule(source=things)
     def write(self, source):
-        """What is written through one is seen by all that share it."""
+        """Write through one thing; all things that share the memory see it."""
         if source not in self.alive_things or source.readonly or source.memory.readonly:
             return
         value = self.next_value()
@@ -529,13 +529,13 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(source=things, thread=threads)
     def drop(self, source, thread):
-        """Let go, here or on a thread that ends."""
+        """Drop a thing, here or on a new thread."""
         if source in self.alive_things:
             self.run(lambda: self.forget(source), thread)
 
     @rule(sources=st.lists(st.one_of(things, capsules), min_size=2, max_size=4))
     def drop_together(self, sources):
-        """Threads let go at once, each of one; perhaps of the same memory."""
+        """Drop several things on one thread each, possibly of the same memory."""
         some = [each for i, each in enumerate(sources) if each in self.alive_things and each not in sources[:i]]
         at_once(*(partial(setattr, each, "obj", None) for each in some))
         for each in some:
@@ -543,21 +543,21 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(source=capsules, thread=threads)
     def drop_capsule(self, source, thread):
-        """A capsule that was not consumed releases what it holds."""
+        """Drop an unconsumed capsule, which releases its contents."""
         if source in self.alive_things:
             self.run(lambda: self.forget(source), thread)
 
     @rule(source=consumes(views))
     def drop_view(self, source):
-        """A view releases its results."""
+        """Drop a view, which releases its results."""
         self.forget(source)
 
     @rule()
     def collect(self):
-        """The collector finds nothing that is held."""
+        """Run the collector, which finds nothing that is held."""
         gc.collect()
 
-    # ---- what holds after every step --------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------------
 
     def address(self, thing):
         if thing.kind == "numpy":
@@ -585,9 +585,9 @@ class Lifetimes(RuleBasedStateMachine):
         for group in self.groups:
             memory = group.memory
             if id(memory) not in held:
-                assert memory.gone is None or memory.gone(), "nothing holds it, and its owner lives"
+                assert memory.gone is None or memory.gone(), "nothing holds it, but its owner lives"
             elif hasattr(memory, "kept"):
-                assert memory.kept(), "it is held, and its owner is gone"
+                assert memory.kept(), "it is held, but its owner is gone"
         gone = {id(each.memory) for each in dead if hasattr(each.memory, "is_foreign")}
         self.wanted_deletes += len(gone)
         self.groups = [group for group in self.groups if group not in dead]
@@ -604,7 +604,7 @@ class Lifetimes(RuleBasedStateMachine):
 
 @pytest.mark.timeout(max(300, EXAMPLES // 10))
 def test_lifetimes(counting, monkeypatch):
-    """Whatever order things are made, converted, consumed, refused, written to and dropped in."""
+    """The model holds for any order of steps."""
     here = ["dlx"]
     for name in ("numpy", "torch"):
         try:
@@ -621,7 +621,7 @@ def test_lifetimes(counting, monkeypatch):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
     gc.collect()
-    gc.freeze()  # what was imported need not be looked at in each collection
+    gc.freeze()  # collections need not scan imported objects
     try:
         run_state_machine_as_test(Lifetimes, settings=chosen)
     finally:

@@ -1,4 +1,4 @@
-"""`DLX_SANITIZE=1` builds every extension with both sanitizers, and without it none has them."""
+"""`DLX_SANITIZE=1` builds every extension with both sanitizers; otherwise none has them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlx._core import native
 
 
 def test_the_sanitizers_are_in_every_extension_or_in_none():
-    """What the core was built with holds for the adapters' C, too. `make test-sanitize` runs this where it has them."""
+    """The adapters' C has the same sanitizers as the core; `nox -s sanitize` runs this test with them."""
     _ffi, table, guards = (pytest.importorskip(name) for name in ("dlx._ffi", "_dlx_numpy", "_dlx_torch"))
     if shutil.which("nm") is None:
         pytest.skip("nm, which lists symbols, is not installed")

@@ -1,24 +1,21 @@
-"""Threads that share arrays, containers, views and capsules; `make test-free-threaded` runs them without the GIL."""
+"""Threads that share arrays, containers, views and capsules; `nox -s free-threaded` runs them without the GIL."""
 
 from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from together import at_once
+from support.processes.concurrent import at_once
+from support.project import program
 
 import dlx
 from dlx import errors
 from dlx._core import native
-
-STRESS = Path(__file__).parent.parent / "support" / "thread_stress.py"
 
 
 @given(
@@ -28,7 +25,7 @@ STRESS = Path(__file__).parent.parent / "support" / "thread_stress.py"
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_one_thread_gets_a_capsule(threads, version, ways):
-    """However it is asked for, one of them gets the memory, and the others are told that it is consumed."""
+    """One thread gets the memory, and the others a ConsumedError, for every function."""
     block = bytearray(b"abcdefgh")
     live = native.live()
     capsule = dlx.from_dlpack(block).__dlpack__(max_version=version)
@@ -38,13 +35,13 @@ def test_one_thread_gets_a_capsule(threads, version, ways):
     assert len(got) == 1 and bytes(memoryview(got[0])) == block
     assert all(isinstance(each, errors.ConsumedError) for each in found if each is not got[0])
     del got, found, capsule
-    if native.live() != live:  # a collection takes longer than all else here
+    if native.live() != live:  # a collection takes longer than the rest of the test
         gc.collect()
     assert native.live() == live
 
 
 def test_a_tensor_that_others_read_while_its_capsule_is_restored(python):
-    """A consumer that failed may have passed the tensor on: reading it goes on beside the restore, and afterwards."""
+    """A tensor that a failed consumer passed on stays readable during and after the restore."""
     python("""
         import sys, threading
         import dlx
@@ -83,7 +80,7 @@ def test_a_tensor_that_others_read_while_its_capsule_is_restored(python):
 
 
 def test_threads_that_convert_the_same_array(python):
-    """One dlx.Tensor and one numpy array of its memory, handed over and dropped over and over, in lists and buffers."""
+    """A dlx.Tensor and a numpy array of its memory are converted and dropped repeatedly, in lists and buffers."""
     python("""
         import importlib.util, sys, threading
         import dlx
@@ -120,7 +117,7 @@ def test_threads_that_convert_the_same_array(python):
 
 
 def test_a_container_that_changes_meanwhile():
-    """A list that other threads fill and empty is converted as it was at one moment."""
+    """A list that other threads change is converted in one consistent state."""
     array = dlx.from_dlpack(bytearray(8))
     shared, stop = [array] * 8, threading.Event()
 
@@ -143,7 +140,7 @@ def test_a_container_that_changes_meanwhile():
 @pytest.mark.slow
 def test_everything_at_once():
     """Every public call in four threads that change what they share, in a process of its own."""
-    command = [sys.executable, "-X", "faulthandler", str(STRESS), "--threads", "4", "--seconds", "3", "--seed", "1"]
+    command = program("stress.threads", "--threads", 4, "--seconds", 3, "--seed", 1, options=("-X", "faulthandler"))
     done = subprocess.run([*command, "--frameworks", "numpy"], capture_output=True, text=True, timeout=250, check=False)
     if "numpy is not installed" in done.stdout:
         pytest.skip("numpy is not installed")

@@ -1,19 +1,19 @@
-"""What the pure core shares between threads, under ThreadSanitizer, without Python: tests/c/threads_core.c."""
+"""The pure core under ThreadSanitizer, without Python: tests/c/threads_core.c."""
 
 import os
 import shutil
 import subprocess
 
 import pytest
-from fuzz_core import CORE, compile_into, link
-from project import ROOT
+from support.project import ROOT
+from support.stress.fuzz_core import CORE, compile_into, link
 
 CUDA = CORE.parent / "cuda"
 PROGRAMS = ROOT / "tests" / "c"
 THREADS = ("-O1", "-fsanitize=thread")
 ROUNDS = 1000
 
-# A line of the core, and how threads would meet there.
+# A line of the core, and its broken version.
 PLANTED = {
     "a thread is asked for what it may change": ("core/parallel.c", "done += extent;", "done += p->axes[0].extent;"),
     "a last holder does not see what others did": (
@@ -23,9 +23,9 @@ PLANTED = {
 
 
 def run(program, driver=""):
-    """Run it; what ThreadSanitizer finds is on stderr, and in the status."""
+    """Run it; reports of ThreadSanitizer are on stderr and in the status."""
     command = [str(program), str(ROUNDS)]
-    if shutil.which("setarch"):  # an older ThreadSanitizer does not find its way among addresses that are too random
+    if shutil.which("setarch"):  # older versions of ThreadSanitizer do not support highly random addresses
         command = ["setarch", "-R", *command]
     environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "TSAN_OPTIONS")}
     environment["DLX_CUDA_DRIVER"] = str(driver)
@@ -37,14 +37,14 @@ def run(program, driver=""):
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """The core, its CUDA part and the program under ThreadSanitizer."""
+    """Return the core, its CUDA part and the program under ThreadSanitizer."""
     folder = tmp_path_factory.mktemp("objects")
     (folder / "empty.c").write_text("int main(void) { return 0; }\n", encoding="ascii")
     try:
         compile_into(folder, [folder / "empty.c"], *THREADS)
         done = run(link(folder / "empty", [folder / "empty.o"], *THREADS))
     except subprocess.CalledProcessError:
-        pytest.skip("this compiler has no ThreadSanitizer")
+        pytest.skip("the compiler has no ThreadSanitizer")
     if done.returncode != 0:
         pytest.skip(f"ThreadSanitizer does not run here: {done.stderr}")
     (folder / "empty.o").unlink()
@@ -54,7 +54,7 @@ def objects(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def driver(objects):
-    """The recording driver, whose own lock ThreadSanitizer sees so."""
+    """Return the recording driver, whose lock ThreadSanitizer can see."""
     compile_into(objects / "driver", [PROGRAMS / "fake_cuda.c"], *THREADS, "-fPIC", f"-I{PROGRAMS}")
     return link(objects / "fake_cuda.so", [objects / "driver" / "fake_cuda.o"], *THREADS, "-shared")
 
@@ -62,7 +62,7 @@ def driver(objects):
 @pytest.mark.parametrize("has_driver", [False, True])
 @pytest.mark.slow
 def test_threads_share_what_the_core_shares(objects, driver, has_driver):
-    """Nothing is reported, each owner is released once, and nothing lives at the end."""
+    """Nothing is reported, each owner is released once, and nothing is alive at the end."""
     done = run(link(objects / "threads_core", objects.glob("*.o"), *THREADS, "-ldl"), driver if has_driver else "")
     assert done.returncode == 0 and "owners released" in done.stdout, done.stderr
 
@@ -70,10 +70,10 @@ def test_threads_share_what_the_core_shares(objects, driver, has_driver):
 @pytest.mark.parametrize("fault", PLANTED)
 @pytest.mark.slow
 def test_a_planted_fault_is_found(objects, driver, tmp_path, fault):
-    """A program that shares nothing would find nothing."""
+    """Each planted fault is found."""
     name, right, wrong = PLANTED[fault]
     if name == "core/parallel.c" and len(os.sched_getaffinity(0)) == 1:
-        pytest.skip("a copy takes one thread where there is one core")
+        pytest.skip("a copy uses one thread on one core")
     source = CORE.parent / name
     text = source.read_text(encoding="utf-8")
     assert right in text

@@ -1,16 +1,15 @@
-"""Processes that share memory are killed, some rounds of those of `make test-kills`."""
+"""Processes that share memory are killed, in some of the rounds of `nox -s kills`."""
 
 import subprocess
-import sys
 
 import pytest
-from project import ROOT
+from support.project import program
 
 
 @pytest.mark.unsanitized("a process takes its time to be killed")
 def test_nothing_stays_behind_when_processes_are_killed():
-    """Neither memory, nor a name, nor a descriptor; and who lives on reads what was shared."""
-    command = [sys.executable, str(ROOT / "tests/support/kills.py"), "--count", "12"]
+    """No memory, name or descriptor remains, and the surviving processes can read the shared arrays."""
+    command = program("stress.kills", "--count", 12)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 wrong; " in done.stdout and done.stderr == ""

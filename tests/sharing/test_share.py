@@ -1,4 +1,4 @@
-"""`share` and `attach`: what a tree is on the other side, whose memory it is, and who keeps it."""
+"""`share` and `attach`: the tree in the other process, access to its memory, and the memory's lifetime."""
 
 import collections
 import dataclasses
@@ -23,8 +23,8 @@ import weakref
 from multiprocessing import resource_tracker
 
 import pytest
-from project import ROOT, compiled
-from reference import INT4
+from support.arrays.reference import INT4
+from support.project import compiled, program
 
 import dlx
 from dlx import errors
@@ -33,21 +33,21 @@ from dlx._sharing import segment as segments
 
 
 def descriptors():
-    """Return how many descriptors this process has open, and how many memfds of dlx are mapped."""
+    """Return the number of open descriptors of this process, and of mapped memfds of dlx."""
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:dlx" in line for line in maps)
     return len(os.listdir("/proc/self/fd")), mapped
 
 
 def names():
-    """Return what is in /dev/shm, but for what multiprocessing, torch and ray name: others work here, too."""
+    """Return the names in /dev/shm, except those of multiprocessing, torch and ray, which others may use."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_", "plasma"))}
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """No test leaves a descriptor, a mapping, or a name in /dev/shm."""
-    resource_tracker.ensure_running()  # which keeps a descriptor
+    """Check that no test leaves a descriptor, a mapping, or a name in /dev/shm."""
+    resource_tracker.ensure_running()  # it keeps a descriptor
     before = descriptors(), names()
     yield
     if descriptors() != before[0]:
@@ -61,7 +61,7 @@ def values(tensor):
 
 
 class TestTree:
-    """What comes back."""
+    """The attached tree."""
 
     def test_an_array_comes_back_with_its_values(self):
         with dlx.share(b"abc") as handle:
@@ -159,7 +159,7 @@ class TestTree:
         ("first", "at", "dtype", "aligned"),
         (
             (1, 8, "float64", 8),
-            (2, 4, "float64", 4),  # not aligned to its item: no less than it was
+            (2, 4, "float64", 4),  # unaligned, and the copy is aligned no less
             (6, 8, "complex128", 8),
             (1, 12, "float32x3", 4),
             (1, 256, "float64x1024", 256),
@@ -178,7 +178,7 @@ class TestTree:
         assert other.data_ptr - one.data_ptr == at - first
         if aligned:
             assert other.data_ptr % aligned == 0
-        else:  # bytes need nothing
+        else:  # bytes need no alignment
             assert one.data_ptr % 256 == 0
 
     def test_packed_elements_with_gaps_are_refused_with_their_path(self):
@@ -246,7 +246,7 @@ class TestTree:
             with dlx.share([b"", odd]) as handle:
                 assert dlx.attach(handle)[1] == odd
             return
-        with pytest.raises(errors.ConversionError, match=r"obj\['a'\]\[1\].*plain data.*no code"):
+        with pytest.raises(errors.ConversionError, match=r"obj\['a'\]\[1\].*plain data.*does not pickle"):
             dlx.share({"a": [b"", odd]})
         with pytest.raises(errors.ConversionError, match="plain data"):
             dlx.share({"a": {(odd,): dlx.from_dlpack(b"")}})
@@ -282,7 +282,7 @@ class TestTree:
             dlx.share({"a": dlx.empty(3, "uint8", "cuda:0")})
 
     def test_all_that_cannot_be_shared_is_listed(self, np):
-        """The first is raised, so that its class is what it was; notes have the others, each with its place."""
+        """The first error is raised, with its class; its notes contain the others, each with its path."""
         pinned = native.tensor_new(256, (3,), None, (1, 8, 1), (3, 0), 0, None)
         tree = {"good": b"x", "a": [np.array(["text"]), object()], "b": pinned, "c": (print, np.ones(3))}
         with pytest.raises(errors.DTypeError, match=r"obj\['a'\]\[0\]") as caught:
@@ -291,7 +291,7 @@ class TestTree:
         assert all(place in told for place in ("obj['a'][1]", "obj['b']", "obj['c'][0]")) and "good" not in told
         with pytest.raises(errors.ConversionError) as caught:
             dlx.share([object() for _ in range(100)])
-        assert len(caught.value.__notes__) == 21 and "79 more" in caught.value.__notes__[-1]
+        assert len(caught.value.__notes__) == 21 and "79 more errors" in caught.value.__notes__[-1]
 
     def test_no_array_is_an_error(self):
         with pytest.raises(errors.AdapterNotFoundError):
@@ -301,7 +301,7 @@ class TestTree:
 
 
 class TestMemory:
-    """Whose it is, who may write to it, and who keeps it."""
+    """Access to the memory, and its lifetime."""
 
     def test_nothing_is_copied_of_what_is_shared_already(self, np):
         tensor = dlx.empty((1000, 1000), "float32", shared=True)
@@ -318,7 +318,7 @@ class TestMemory:
         assert again[0][0, 2] == 6 and again[1] == b"new"
 
     def test_memory_like_a_tree(self, np, torch):
-        """It is made there, of zeros, new also where the tree is shared memory itself; nothing is copied."""
+        """The memory is new and zero, even for shared arrays; nothing is copied."""
         tensor = dlx.empty(1000, "float32", shared=True)
         np.asarray(tensor)[:] = 7
         weights = torch.ones(100, 50, requires_grad=True)
@@ -331,9 +331,9 @@ class TestMemory:
             found["w"].fill_(2)
             assert dlx.attach(handle, "numpy")["w"].sum() == 10_000
         assert np.asarray(tensor).sum() == 7000 and weights.sum() == 5000
-        with dlx.share(like=big) as handle:  # strides are those of a new array, and no page of zeros is touched
+        with dlx.share(like=big) as handle:  # row-major, and no page of zeros is touched
             assert dlx.attach(handle).nbytes == 1 << 28
-            assert os.fstat(handle.fileno()).st_blocks * 512 < 1 << 25  # its first page may be of 2 MiB
+            assert os.fstat(handle.fileno()).st_blocks * 512 < 1 << 25  # the first page may have 2 MiB
 
     def test_either_arrays_or_what_is_like_them(self, np):
         for options in ({}, {"obj": np.ones(3), "like": np.ones(3)}):
@@ -358,7 +358,7 @@ class TestMemory:
         assert dlx.empty(0, "float32", shared=True).nbytes == 0
         with pytest.raises(errors.DeviceError, match="CUDA"):
             dlx.empty(3, "float32", "cuda:0", shared=True)
-        with pytest.raises(errors.DeviceError, match="asked for"):
+        with pytest.raises(errors.DeviceError, match="only host and CUDA memory can be shared"):
             dlx.empty(3, "float32", (10, 0), shared=True)
 
     def test_writable_is_everybodys_and_private_is_not(self, np, torch):
@@ -398,7 +398,7 @@ class TestMemory:
 
     @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread writes")
     def test_a_thread_that_helps_takes_faults_and_no_other_signals(self, python):
-        """As one that copies. A small file is written by one thread, and so is any on one core."""
+        """A helper thread handles page faults and no other signals; small files, and one core, need one thread."""
         program = """
             import ctypes, os, signal, dlx
             noted = ctypes.CDLL(None)
@@ -428,9 +428,9 @@ class TestMemory:
         handle.close()
         handle.close()
         assert values(found) == b"abc"
-        assert dlx.shares_memory(dlx.attach(dict(handle)), found)  # held by what was attached
+        assert dlx.shares_memory(dlx.attach(dict(handle)), found)  # the attached array keeps the memory alive
         del found
-        with pytest.raises(errors.HandleError, match=r"gone|another"):
+        with pytest.raises(errors.HandleError, match="its memory was freed"):
             dlx.attach(dict(handle))
         with pytest.raises(errors.HandleError, match="closed"):
             handle.fileno()
@@ -451,9 +451,9 @@ class TestMemory:
         del found
         os.close(fd)
 
-    @pytest.mark.parametrize("kernel", ["as it is", "no huge pages", "no process_vm_readv"])
+    @pytest.mark.parametrize("kernel", ["unchanged", "no huge pages", "no process_vm_readv"])
     def test_large_memory_is_copied_into_huge_pages_where_the_kernel_makes_them(self, np, python, kernel):
-        """Either way all of it is copied, by two threads: runs of bytes, large and small, and single elements."""
+        """With or without huge pages, two threads copy all runs of bytes and all single elements."""
         refused = {"x86_64": 310, "aarch64": 270}.get(platform.machine())  # the number of process_vm_readv
         if kernel == "no process_vm_readv" and refused is None:
             pytest.skip(f"the number of process_vm_readv on {platform.machine()} is not known here")
@@ -464,11 +464,11 @@ class TestMemory:
             from dlx._core.extension import ffi, lib
             from dlx._sharing import sharing
 
-            sharing.has_huge_pages = lambda size: True  # what is free depends on what else runs here
+            sharing.has_huge_pages = lambda size: True  # free memory depends on other processes
             libc = ctypes.CDLL(None, use_errno=True)
             if {kernel == "no huge pages"}:
                 assert libc.prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
-            if {kernel == "no process_vm_readv"}:  # by a filter of system calls, as containers have
+            if {kernel == "no process_vm_readv"}:  # with a seccomp filter, as in containers
                 # load the call's number; unless it is this one, skip one; EPERM; allow
                 steps = (0x20, 0, 0, 0), (0x15, 0, 1, {refused}), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
                 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
@@ -476,7 +476,7 @@ class TestMemory:
                 assert libc.prctl(22, 2, struct.pack("H6xQ", len(steps), ctypes.addressof(code)), 0, 0) == 0
                 assert libc.process_vm_readv(0, None, 0, None, 0, 0) == -1 and ctypes.get_errno() == 1
 
-            def probe(size=64 << 20, huge=2 << 20):  # twice what is shared below; the error, or 0
+            def probe(size=64 << 20, huge=2 << 20):  # twice the size shared below; returns errno or 0
                 fd = os.memfd_create("probe")
                 os.ftruncate(fd, size)
                 pages = lib.dlx_map(fd, size, lib.DLX_MAP_WRITE)
@@ -512,25 +512,25 @@ class TestMemory:
             assert is_huge == (before == 0)
 
     def test_arrays_are_made_where_the_target_takes_them(self, np, torch):
-        """Without a dlx.Tensor in between; None where one of them has to be copied, or is refused."""
+        """Arrays are created without a dlx.Tensor; None if one must be copied or is refused."""
         from dlx._core.types import READ_ONLY
-        from dlx._sharing.handle import segment_of
+        from dlx._sharing.handle import find_segment
 
         fast_path = dlx.convert
         with dlx.share({"a": np.arange(3.0), "b": [np.ones((2, 2), np.int8).T]}) as handle:
-            segment = segment_of(handle, None, os.O_RDWR)
+            segment = find_segment(handle, None, os.O_RDWR)
             numbers, _, _ = segments.read_description(segment)
             mapping = segment.mapping("write")
             given = mapping.address + segment.start, segment.size - segment.start, numbers
-            one, other = native.arrays_within(*given, 0, mapping, fast_path, "torch")
+            one, other = native.arrays_unpack(*given, 0, mapping, fast_path, "torch")
             assert one.tolist() == [0, 1, 2] and other.shape == (2, 2) and one.data_ptr() % 256 == 0
-            found = native.arrays_within(*given, READ_ONLY, mapping, fast_path, "numpy")
+            found = native.arrays_unpack(*given, READ_ONLY, mapping, fast_path, "numpy")
             assert not found[0].flags.writeable and found[0].ctypes.data == one.data_ptr()
-            assert native.arrays_within(*given, READ_ONLY, mapping, fast_path, "torch") is None
-            assert native.arrays_within(*given, 0, mapping, fast_path, "dlx") is None
+            assert native.arrays_unpack(*given, READ_ONLY, mapping, fast_path, "torch") is None
+            assert native.arrays_unpack(*given, 0, mapping, fast_path, "dlx") is None
             wrong = numbers[:24].tobytes() + (1 << 40).to_bytes(8, "little") + numbers[32:].tobytes()
             with pytest.raises(ValueError):
-                native.arrays_within(*given[:2], wrong, 0, mapping, fast_path, "torch")
+                native.arrays_unpack(*given[:2], wrong, 0, mapping, fast_path, "torch")
             with dlx.trace() as told:
                 dlx.attach(handle, "torch", writable=True)
             assert [each.times for each in told.records if each.outcome == "shared"]
@@ -548,7 +548,7 @@ class TestMemory:
 
 
 class TestHandle:
-    """What goes to the other process, and how."""
+    """Handles, and ways to send them."""
 
     def test_it_is_a_few_builtin_values(self):
         with dlx.share({"a": [dlx.empty(5, "uint8")] * 1000}) as handle:
@@ -561,7 +561,7 @@ class TestHandle:
             assert repr(handle).startswith("Handle({") and dlx.attach(found)["a"][0].nbytes == 5
 
     def test_a_forked_process(self, python, np):
-        """It reads what its parent has shared, and writes where it may."""
+        """It reads the parent's arrays, and writes to them if allowed."""
         out = python(
             """
             import multiprocessing
@@ -586,7 +586,7 @@ class TestHandle:
         assert out == "0 [0, 2, 4, 6]\n"
 
     def test_a_spawned_process(self, np):
-        """Another process reads what this one has shared, and writes where it may; it keeps both when this one goes."""
+        """It reads and writes this process's arrays, and keeps them alive after this process exits."""
         context = multiprocessing.get_context("spawn")
         tensor = dlx.empty((4,), "int64", shared=True)
         array = np.asarray(tensor)
@@ -598,7 +598,7 @@ class TestHandle:
         assert worker.exitcode == 0 and array.tolist() == [0, 2, 4, 6]
 
     def test_a_descriptor_by_a_socket(self, python, tmp_path):
-        """With the descriptor, the process that shared it may be gone before anybody attaches."""
+        """A sent descriptor can be attached after the process that shared it has exited."""
         out = python("""
             import json, os, socket, dlx
             a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -654,14 +654,14 @@ class TestHandle:
 
 
 def _double(handle):
-    """Write to what the parent has shared; runs in another process."""
+    """Double shared numbers in place; runs in another process."""
     found = dlx.attach(handle, "numpy", writable=True)
     assert found["b"].tolist() == [0, 1, 2] and dlx.attach(handle, "numpy")["a"].tolist() == [0, 1, 2, 3]
     found["a"] *= 2
 
 
 class TestForeign:
-    """Handles that are none, or whose memory is gone."""
+    """Invalid handles, and handles whose memory was freed."""
 
     @pytest.mark.parametrize("change", [
         {"pid": -1}, {"pid": 1 << 80}, {"fd": -1}, {"fd": 10**6}, {"inode": 1}, {"size": 300}, {"size": -1},
@@ -669,7 +669,7 @@ class TestForeign:
         {"extra": 1}, {"fd": 0.5}, {"token": None},
     ], ids=str)  # fmt: skip
     def test_a_changed_handle_is_refused(self, change, monkeypatch):
-        """By a process that does not hold the segment yet."""
+        """A process that has not opened the segment refuses it."""
         with dlx.share(bytearray(b"abc")) as handle:
             monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
             assert dlx.attach(handle).nbytes == 3
@@ -679,14 +679,14 @@ class TestForeign:
 
     @pytest.mark.parametrize("handle", [None, 3, "text", b"", [], object()], ids=lambda each: type(each).__name__)
     def test_no_handle_at_all(self, handle):
-        with pytest.raises(TypeError, match=r"what dlx\.share returned"):
+        with pytest.raises(TypeError, match=r"a handle of dlx\.share"):
             dlx.attach(handle)
-        with pytest.raises(errors.HandleError, match="must have dlx, pid"):
+        with pytest.raises(errors.HandleError, match="not a handle of dlx"):
             dlx.attach({})
 
     @pytest.mark.parametrize("kind", ["file", "memfd", "sealed", "pipe", "socket", "tty", "closed"])
     def test_a_descriptor_of_something_else(self, kind, tmp_path):
-        """Neither another process's descriptor, nor one that was sent, is believed."""
+        """Descriptors of other files are refused, whether taken from another process or received."""
         held = []
         if kind == "file":
             (tmp_path / "x").write_bytes(bytes(4096))
@@ -722,7 +722,7 @@ class TestForeign:
             close()
 
     def test_every_seal_is_needed(self, monkeypatch):
-        """A copy of a segment under each set of seals: all but the whole set are refused."""
+        """A copy of a segment is refused unless it has all seals."""
         import fcntl
 
         monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
@@ -743,7 +743,7 @@ class TestForeign:
                 os.close(fd)
 
     def test_a_segment_of_huge_pages_is_refused(self, monkeypatch):
-        """Whatever it holds: to read a page that the system cannot give ends the process."""
+        """A reader would be killed if the system lacked a huge page."""
         import fcntl
 
         try:
@@ -764,11 +764,11 @@ class TestForeign:
         os.close(fd)
         other = os.open("/dev/null", os.O_RDONLY)
         assert other == fd
-        with pytest.raises(errors.HandleError, match="closed by somebody else"):
+        with pytest.raises(errors.HandleError, match="other code has closed"):
             handle.fileno()
         handle.close()
         gc.collect()
-        os.close(other)  # it is still there
+        os.close(other)  # it is still open
 
     @pytest.mark.parametrize("text", [
         b"", b"{", b"[]", b"{}", b"null", b"[" * 100_000,
@@ -794,9 +794,9 @@ class TestForeign:
         b'{"numbers":[0],"segments":7,"tree":[0,[]]}', b'{"numbers":[0],"segments":[],"tree":null}',
     ], ids=lambda text: text[:60].decode())  # fmt: skip
     def test_a_forged_description_is_refused(self, text):
-        from dlx._sharing.handle import handle_of
+        from dlx._sharing.handle import create_handle
 
-        handle = handle_of(segments.new_segment(256, b"", text), ())
+        handle = create_handle(segments.new_segment(256, b"", text), ())
         with pytest.raises(errors.HandleError):
             dlx.attach(handle)
 
@@ -815,26 +815,26 @@ class TestForeign:
     def test_forged_numbers_are_refused(self, numbers):
         import struct
 
-        from dlx._sharing.handle import handle_of
+        from dlx._sharing.handle import create_handle
 
         raw = struct.pack(f"=q2BH4B{len(numbers) - 8}q", *numbers)
         text = json.dumps({"numbers": [len(raw)], "segments": [], "tree": [-1, []]}).encode()
-        handle = handle_of(segments.new_segment(256, raw, text), ())
-        with pytest.raises(errors.HandleError, match="no arrays"):
+        handle = create_handle(segments.new_segment(256, raw, text), ())
+        with pytest.raises(errors.HandleError, match="is invalid"):
             dlx.attach(handle)
 
     def test_numbers_that_are_cut_off_are_refused(self):
-        from dlx._sharing.handle import handle_of
+        from dlx._sharing.handle import create_handle
 
         text = json.dumps({"numbers": [8], "segments": [], "tree": [-1, []]}).encode()
-        with pytest.raises(errors.HandleError, match="no arrays"):
-            dlx.attach(handle_of(segments.new_segment(256, bytes(8), text), ()))
+        with pytest.raises(errors.HandleError, match="is invalid"):
+            dlx.attach(create_handle(segments.new_segment(256, bytes(8), text), ()))
 
     def test_numbers_that_are_left_over_are_written_nowhere(self, python):
-        """Behind arrays without dimensions, whose numbers are the shortest. Python's debug allocator looks for it."""
+        """The shortest numbers, of arrays without dimensions, come first; a debug allocator detects overflows."""
         out = python("""
             import json, struct, dlx
-            from dlx._sharing.handle import handle_of
+            from dlx._sharing.handle import create_handle
             from dlx._sharing.segment import new_segment
 
             for n in (0, 1, 2, 4, 6, 31):
@@ -842,9 +842,9 @@ class TestForeign:
                 said = {"tree": [-1, []], "segments": [], "numbers": [len(raw)]}
                 segment = new_segment(256, raw, json.dumps(said).encode())
                 try:
-                    dlx.attach(handle_of(segment, ()))
+                    dlx.attach(create_handle(segment, ()))
                 except dlx.errors.HandleError as error:
-                    print("no arrays" in str(error))
+                    print("is invalid" in str(error))
         """)
         assert out == "True\n" * 6
 
@@ -853,10 +853,10 @@ class TestForeign:
         (b"a\0b", 5, 9), (b"a\0b\0", 0, 4), (b"a\0b", 0, 4), (b"a\0b", -3, 3), (b"a\0b", 3, 0),
     ], ids=str)  # fmt: skip
     def test_forged_names_are_refused(self, names, first, end):
-        from dlx._sharing.handle import handle_of
+        from dlx._sharing.handle import create_handle
 
         said = {"numbers": [0], "segments": [], "tree": [0, [["dict", {"names": [first, end]}, [[1], [2]]]]]}
-        handle = handle_of(segments.new_segment(256, b"", json.dumps(said).encode(), names), ())
+        handle = create_handle(segments.new_segment(256, b"", json.dumps(said).encode(), names), ())
         with pytest.raises(errors.HandleError):
             dlx.attach(handle)
 
@@ -872,7 +872,7 @@ class TestForeign:
             assert [values(each) for each in found.values()] == [bytes([n]) for n in range(len(keys))]
 
     def test_random_damage_kills_nobody(self, python):
-        """Bytes of a shared description are changed at random: attaching gives an error, or arrays that can be read."""
+        """After random changes of a description, attaching raises an error or returns readable arrays."""
         out = python("""
             import os, random, dlx
             random.seed(4)
@@ -902,14 +902,14 @@ class TestForeign:
         assert out == "True\n"
 
     def test_whatever_is_changed_in_a_handle(self):
-        """Thousands of handles, also with descriptors of other files: an error, or what was shared, and none leaks."""
-        command = [sys.executable, str(ROOT / "tests/support/forged_handles.py")]
+        """Thousands of changed handles, also with other descriptors, raise an error or attach, and leak nothing."""
+        command = program("stress.forged_handles")
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.endswith(" 0 descriptors left\n") and done.stderr == ""
 
     def test_a_forged_header_is_refused(self, python):
-        """In another process, which has not seen the segment before."""
+        """A process that has not opened the segment refuses it."""
         out = python("""
             import os, dlx
             def refused(at, raw):
@@ -943,7 +943,7 @@ class TestForeign:
 
 
 class TestLeaks:
-    """Descriptors and memory on every path."""
+    """Descriptors and memory are released on every path."""
 
     def test_failures_leave_nothing(self):
         before = descriptors()
@@ -955,7 +955,7 @@ class TestLeaks:
         assert descriptors() == before
 
     def test_no_descriptor_left(self, python):
-        """Where no file can be opened any more, the error is an OSError that says what to do."""
+        """If no file can be opened, the error is an OSError with advice."""
         out = python("""
             import os, resource, dlx
             tensor = dlx.from_dlpack(bytearray(4))
@@ -968,11 +968,11 @@ class TestLeaks:
                     print(type(error).__name__, error.errno, error.strerror)
         """)
         first, second = out.splitlines()
-        assert first == second and first.startswith("OSError 24 this process may open no more files, and each handle")
+        assert first == second and first.startswith("OSError 24 this process cannot open more files, and each handle")
         assert "ulimit -n" in first
 
     def test_no_descriptor_left_on_the_machine(self, monkeypatch):
-        """Its limit is named as such, when a segment is made and when it is attached."""
+        """The error names the machine's limit, both in share and in attach."""
 
         def fail(*_):
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
@@ -982,7 +982,7 @@ class TestLeaks:
             monkeypatch.setattr(os, "memfd_create", fail)
             monkeypatch.setattr(os, "open", fail)
             for call in (lambda: dlx.share(bytearray(b"abc")), lambda: dlx.attach(handle)):
-                with pytest.raises(OSError, match="this machine may open no more files, and each handle") as caught:
+                with pytest.raises(OSError, match="this machine cannot open more files, and each handle") as caught:
                     call()
                 assert caught.value.errno == errno.ENFILE
             monkeypatch.undo()
@@ -1003,16 +1003,16 @@ class TestLeaks:
     @pytest.mark.parametrize("kind", ["set", "frozenset"])
     @pytest.mark.parametrize("shape", [pytest.param("chain", marks=pytest.mark.slow), "doubled"])
     def test_a_set_of_what_is_nested_too_deep_is_refused(self, kind, shape, python):
-        """Python takes hashes of tuples by recursion, of each as often as it is there."""
+        """Python hashes nested tuples recursively, and repeated ones each time."""
         out = python(f"""
             import json, dlx
-            from dlx._sharing.handle import handle_of
+            from dlx._sharing.handle import create_handle
             from dlx._sharing.segment import new_segment
             count, times = (200_000, 1) if {shape!r} == "chain" else (100, 2)
             nodes = [[{kind!r}, None, [1]]] + [["tuple", None, [i + 1] * times] for i in range(1, count)]
             text = json.dumps({{"tree": [0, nodes + [["tuple", None, []]]], "segments": [], "numbers": [0]}})
             try:
-                dlx.attach(handle_of(new_segment(0, b"", text.encode()), ()))
+                dlx.attach(create_handle(new_segment(0, b"", text.encode()), ()))
             except dlx.errors.HandleError as error:
                 print("nested" in str(error))
         """)
@@ -1034,10 +1034,10 @@ class TestLeaks:
 
 
 class TestThreads:
-    """Other threads attach and release meanwhile."""
+    """Other threads attach and release at the same time."""
 
     def test_a_segment_that_is_released_is_not_found_again(self, monkeypatch):
-        """While its descriptor is being closed nobody is given it: its number may stand for another segment next."""
+        """While its descriptor is closed, no other thread gets it: the number may be another segment next."""
         found = []
         real, *others = segments.Descriptor.__del__.__defaults__
         handle = dlx.share(b"first")
@@ -1053,7 +1053,7 @@ class TestThreads:
         assert found == [None]
 
     def test_what_is_mapped_is_the_segment(self, monkeypatch):
-        """Another segment takes the number of the descriptor after the last look at it, and before it is mapped."""
+        """Another segment takes the descriptor's number after the last check and before mapping."""
         real = segments._Pages
         other = dlx.share(b"other")
 
@@ -1064,12 +1064,12 @@ class TestThreads:
         with other, dlx.share(b"first") as handle:
             fd = handle["fd"]
             monkeypatch.setattr(segments, "_Pages", replaced)
-            with pytest.raises(errors.HandleError, match="closed by somebody else"):
+            with pytest.raises(errors.HandleError, match="other code has closed"):
                 dlx.attach(handle)
         os.close(fd)
 
     def test_what_is_mapped_is_the_segment_though_it_is_back_at_once(self, monkeypatch):
-        """As before, and the descriptor is put back before the next look at it."""
+        """As above, but the descriptor is restored before the next check."""
         real = segments._Pages
         other = dlx.share(b"other")
 
@@ -1094,7 +1094,7 @@ class TestThreads:
                 dlx.attach(handle)
 
     def test_mappings_come_and_go_meanwhile(self, python):
-        """Sharing looks at every mapping, while other threads make and drop some."""
+        """Sharing iterates over all mappings while other threads create and drop some."""
         out = python("""
             import sys, threading, dlx
             sys.setswitchinterval(1e-6)
@@ -1120,19 +1120,19 @@ class TestThreads:
 
 
 class TestLimits:
-    """Where this process has too little of something, and numbers that nothing has."""
+    """Exhausted resources, and invalid numbers."""
 
     def test_another_user(self, python):
-        """May neither look at the files of the process, nor use a descriptor that it was sent."""
+        """Another user can neither open the process's files nor use a received descriptor."""
         if os.geteuid() != 0:
-            pytest.skip("another user is nobody's to become but root's")
+            pytest.skip("only root can become another user")
         out = python("""
             import os, dlx
             from dlx._sharing import segment
             handle = dlx.share(b"abc")
             segment._held.clear()
             for fd in (None, os.open("/dev/null", os.O_RDONLY)):
-                try:  # nothing is imported late, by the other user, who may be unable to read it
+                try:  # import first: the other user may lack access
                     dlx.attach(dict(handle, fd=1 << 20), fd=fd)
                 except dlx.errors.HandleError as error:
                     assert error.reason
@@ -1148,11 +1148,11 @@ class TestLimits:
             os.waitpid(child, 0)
         """)
         first, second = out.splitlines()
-        assert first.startswith("this process may not look at the files of process")
+        assert first.startswith("this process may not open the files of process")
         assert second == "its segment belongs to user 0, and this process to user 65534"
 
     def test_nothing_depends_on_what_is_mounted(self, python, tmp_path):
-        """A full /dev/shm is of no matter, as memfds do not lie there; without /proc a descriptor has to be sent."""
+        """A full /dev/shm does not affect memfds; without /proc, the descriptor must be sent."""
         code = """
             import os, subprocess, dlx
             from dlx._sharing import segment
@@ -1180,7 +1180,7 @@ class TestLimits:
         assert done.stdout.split() == ["True", "True", "True", "True", str(8 << 20)], done.stderr
 
     def test_a_limit_on_the_size_of_files(self, python):
-        """It holds for segments: an error, and no signal."""
+        """The limit applies to segments and raises an error instead of a signal."""
         out = python("""
             import resource, dlx
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -1242,23 +1242,23 @@ class TestLimits:
                 os.close(fd)
 
     def test_a_text_that_was_never_written_is_not_read(self, monkeypatch):
-        """It would be a terabyte of zeros."""
-        from dlx._sharing.handle import handle_of
+        """Reading it would allocate a terabyte of zeros."""
+        from dlx._sharing.handle import create_handle
 
         size = 1 << 40
         segment = segments.new_segment(size, b"", b"{}")
         token = bytes.fromhex(segment.token)
         head = segments._HEAD.pack(segments._MAGIC, segments.VERSION, token, segment.size, 0, size, 0)
         os.pwrite(segment.fd, head, 0)
-        plain = dict(handle_of(segment, ()))
+        plain = dict(create_handle(segment, ()))
         monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
-        with pytest.raises(errors.HandleError, match="larger than what the segment has"):
+        with pytest.raises(errors.HandleError, match="larger than the allocated memory"):
             dlx.attach(plain)
 
 
 @pytest.mark.parametrize("size", [1 << 20, 4 << 20, 20 << 20])
 def test_memory_whose_file_has_become_shorter_is_refused(python, np, tmp_path, size):
-    """It is copied by the kernel, which says so: a read would kill the process."""
+    """The kernel copies the memory and reports the error; a read would kill the process."""
     python(
         f"""
         import os, numpy as np, dlx
@@ -1275,7 +1275,7 @@ def test_memory_whose_file_has_become_shorter_is_refused(python, np, tmp_path, s
 
 
 def test_a_descriptor_that_was_closed_is_named(python, np):
-    """By the error of handles, also where the memory is mapped to be written to."""
+    """The HandleError names it, also when the memory is mapped for writing."""
     python(
         """
         import os, dlx
@@ -1294,7 +1294,7 @@ def test_a_descriptor_that_was_closed_is_named(python, np):
     )
 
 
-FIELDS = [  # offset, bits, shape, strides of a tensor in 64 bytes: every offset and extent up to what is too much
+FIELDS = [  # offset, bits, shape, strides of a tensor in 64 bytes: every offset and extent up to one too many
     *((offset, 8, (extent,), None) for offset in range(-2, 67) for extent in (0, 1, 2, 31, 32, 33, 62, 63, 64, 65)),
     *((offset, 32, (2, extent), None) for offset in range(0, 68, 2) for extent in range(10)),
     *((offset, 16, (3,), (stride,)) for offset in range(66) for stride in (-33, -16, -1, 0, 1, 2, 15, 16, 30, 31, 32)),
@@ -1307,8 +1307,8 @@ FIELDS = [  # offset, bits, shape, strides of a tensor in 64 bytes: every offset
 
 
 def test_every_number_of_a_forged_description(np):
-    """A tensor is given out where all its elements lie in the memory, with these elements, and refused elsewhere."""
-    from dlx._sharing.handle import handle_of
+    """A tensor is returned if all its elements are inside the memory, and refused otherwise."""
+    from dlx._sharing.handle import create_handle
 
     data, given = bytes(range(64)), 0
     for offset, bits, shape, strides in FIELDS:
@@ -1324,7 +1324,7 @@ def test_every_number_of_a_forged_description(np):
         high = 8 * offset + sum(max(each, 0) for each in reach) + bits
         fits = 0 <= offset <= 64 and (empty or (low >= 0 and -(-high // 8) <= 64))
         try:
-            found = dlx.attach(handle_of(segment, ()))
+            found = dlx.attach(create_handle(segment, ()))
         except errors.HandleError:
             assert not fits, (offset, bits, shape, strides)
             continue

@@ -1,4 +1,4 @@
-"""`share` and `attach` of device memory, between two processes that have the recording driver of fake_cuda_ipc.c."""
+"""`share` and `attach` of device memory between two processes with the recording driver of fake_cuda_ipc.c."""
 
 import json
 import signal
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from project import ROOT, compiled
+from support.project import ROOT, compiled
 
 import dlx
 from dlx import errors
@@ -15,10 +15,10 @@ WRITE = "cuMemcpyAsync"
 
 CHILD = """
 import json, os, sys
-sys.path.insert(0, {support!r})
+sys.path.insert(0, {tests!r})
 import dlx
 from dlx import errors
-from fake_cuda import FakeCuda
+from support.cuda.fake_cuda import FakeCuda
 
 cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
 handle = json.loads(sys.argv[1])
@@ -34,16 +34,16 @@ def values(tensor):
 
 @pytest.fixture(scope="module")
 def fake_driver(tmp_path_factory):
-    """The recording driver with what it says of memory of several processes; the fixture `cuda` takes it."""
+    """Configure the recording driver for shared memory; the fixture `cuda` uses it."""
     return compiled("fake_cuda_ipc")
 
 
 @pytest.fixture
 def other(cuda):
-    """Start another process with a handle; it runs code, and what it prints is returned where it ends."""
+    """Run code with a handle in another process, and return its output."""
 
     def start(code, handle, fds=(), wait=True):
-        whole = CHILD.format(support=str(ROOT / "tests" / "support")) + code
+        whole = CHILD.format(tests=str(ROOT / "tests")) + code
         command = [sys.executable, "-c", whole, json.dumps(handle), json.dumps(list(fds))]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE}
         process = subprocess.Popen(command, text=True, pass_fds=fds, **pipes)
@@ -64,7 +64,7 @@ def filled(cuda, data, device="cuda:0"):
 
 
 def test_memory_is_opened_once_and_nothing_is_copied(cuda, other):
-    """Two tensors in one allocation, a third on another device, and arrays of the host, in one tree."""
+    """A tree has two tensors in one allocation, one on another device, and host arrays."""
     cuda.set_pools(False)
     whole = filled(cuda, bytes(range(64)))
     part = dlx.from_pointer(whole.data_ptr + 16, (2, 3), "uint16", device="cuda:0", owner=whole, strides=(4, 1))
@@ -100,7 +100,7 @@ print(cuda.count("cuIpcCloseMemHandle"), cuda.opened, cuda.misuses, cuda.report)
 
 
 def test_readers_wait_for_the_work_that_was_shared(cuda, other):
-    """By an event of the driver: a stream that was told by nobody races, one that an export ordered does not."""
+    """A driver event orders readers: an unordered stream races, a stream ordered by an export does not."""
     cuda.set_pools(False)
     with dlx.share(filled(cuda, b"abcd")) as handle:
         out = other(
@@ -119,7 +119,7 @@ print(cuda.count("cuIpcOpenEventHandle"), cuda.opened, cuda.events)
 
 
 def test_memory_of_a_pool_is_copied_once(cuda, other):
-    """Since no handle stands for it; what overlaps does so again."""
+    """It has no handle; overlapping arrays overlap in the copy, too."""
     whole = filled(cuda, bytes(range(100)))
     half = dlx.from_pointer(whole.data_ptr + 50, 50, "uint8", device="cuda:0", owner=whole)
     cuda.forget()
@@ -138,7 +138,7 @@ print(values(whole) == bytes(range(100)), half.data_ptr - whole.data_ptr, again 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["taken", "sent"])
 def test_allocations_behind_descriptors(cuda, other, sent):
-    """Where a device has no handles; the descriptor is taken from the other process, or was sent by it."""
+    """On a device without handles, the descriptor is taken from the other process or received."""
     cuda._lib.fake_set_sharing(0, 1)
     tensor = filled(cuda, b"abcdef")
     with dlx.share({"x": tensor}) as handle:
@@ -159,7 +159,7 @@ print(cuda.count("cuMemUnmap", "cuMemAddressFree"), cuda.allocations, cuda.misus
 
 
 def test_memory_of_others_behind_descriptors_is_not_copied(cuda, other):
-    """What was attached is passed on: the same allocation, by the same descriptor."""
+    """Sharing attached memory again uses the same allocation and descriptor."""
     cuda._lib.fake_set_sharing(0, 1)
     with dlx.share(filled(cuda, b"abcdef")) as handle:
         out = other(
@@ -175,7 +175,7 @@ with dlx.share([found]) as passed:
 
 
 def test_what_was_attached_is_passed_on_by_its_handle(cuda, other):
-    """A third process opens what the first one has, while the second one holds it."""
+    """A third process opens the first one's memory while the second one keeps it alive."""
     cuda.set_pools(False)
     with dlx.share(filled(cuda, b"abc")) as handle:
         second = other(
@@ -196,7 +196,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("end", ["end", "kill"])
 def test_memory_stays_while_another_process_has_it_open(cuda, other, end):
-    """It is freed when that one gives it up, or is killed; freeing it before is what the driver forbids."""
+    """It is freed once that process releases it or is killed; the driver forbids freeing it earlier."""
     cuda.set_pools(False)
     tensor = filled(cuda, b"abc")
     address = tensor.data_ptr
@@ -216,7 +216,7 @@ def test_memory_stays_while_another_process_has_it_open(cuda, other, end):
 
 
 def test_the_process_that_shared_attaches_without_opening(cuda):
-    """The driver opens no handle in the process that it comes from."""
+    """The driver cannot open a handle in the process that created it."""
     cuda.set_pools(False)
     tensor = filled(cuda, b"abc")
     with dlx.share(tensor) as handle:
@@ -226,18 +226,18 @@ def test_the_process_that_shared_attaches_without_opening(cuda):
     del tensor, handle
     assert cuda.is_alive(address)
     del found
-    assert dlx.release_pending() == 0 and not cuda.is_alive(address)  # on a device without pools it goes back there
+    assert dlx.release_pending() == 0 and not cuda.is_alive(address)  # a device without pools frees it
 
 
 def test_pages_of_ones_own_are_no_property_of_devices(cuda):
-    """`readonly="share"` promises that nobody else sees what is written."""
+    """`readonly="share"` promises that no other process sees writes."""
     cuda.set_pools(False)
     with dlx.share(filled(cuda, b"abc")) as handle, pytest.raises(errors.DeviceError, match="private"):
         dlx.attach(handle, readonly="share")
 
 
 def test_a_device_that_shares_nothing(cuda):
-    """The error says so for each array, with its place and what to do."""
+    """The error is reported for each array, with its path and a fix."""
     cuda._lib.fake_set_sharing(0, 0)
     tree = {"a": [filled(cuda, b"abc")], "b": filled(cuda, b"d", "cuda:1")}
     with pytest.raises(errors.DeviceError, match=r"obj\['a'\]\[0\].*cuda:0 cannot be shared.*device='cpu'") as caught:
@@ -250,7 +250,7 @@ def test_a_device_that_shares_nothing(cuda):
     ["cuDeviceGetUuid", "cuIpcGetMemHandle", "cuIpcGetEventHandle", "cuEventCreate", "cuEventRecord", "cuMemAlloc"],
 )
 def test_failures_of_the_driver_leave_nothing(cuda, name):
-    """Each of its calls that sharing needs fails once."""
+    """Each driver call that sharing needs fails once."""
     tensor = filled(cuda, b"abc")
     blocks = cuda.blocks
     dlx.share(tensor).close()
@@ -262,7 +262,7 @@ def test_failures_of_the_driver_leave_nothing(cuda, name):
 
 @pytest.mark.parametrize("by", ["handle", "descriptor"])
 def test_failures_of_the_driver_while_attaching(cuda, other, by):
-    """Each fails once in the other process; nothing is left open there."""
+    """Each call fails once in the other process; nothing stays open there."""
     cuda._lib.fake_set_sharing(by == "handle", 1)
     names = ["cuIpcOpenMemHandle", "cuPointerGetAttribute", "cuIpcOpenEventHandle", "cuStreamWaitEvent"]
     if by == "descriptor":
@@ -287,14 +287,14 @@ print(values(dlx.attach(handle)))
 
 
 def test_forged_descriptions(cuda, other):
-    """Sizes, keys and devices that a description makes up."""
+    """Invented sizes, keys and devices in a description are refused."""
     cuda.set_pools(False)
     with dlx.share([filled(cuda, b"abcd"), b"x"]) as handle:
         out = other(
             """
 from dlx._sharing import sharing
 import copy
-parsed = sharing.parsed
+parse = sharing.parse
 changes = {
     "size": lambda m: [m[0], m[1], -1, m[3], m[4]],
     "key": lambda m: [m[0], m[1], m[2], "00" * 64, m[4]],
@@ -305,21 +305,21 @@ changes = {
 }
 for name, change in changes.items():
     def forged(text):
-        said = parsed(text)
+        said = parse(text)
         said["memories"] = [change(each) for each in said["memories"]]
         return said
-    sharing.parsed = forged
+    sharing.parse = forged
     try:
         print(name, dlx.attach(handle))
     except errors.HandleError:
         print(True, cuda.opened)
-sharing.parsed = lambda text: {**parsed(text), "numbers": [9] + parsed(text)["numbers"][1:]}
+sharing.parse = lambda text: {**parse(text), "numbers": [9] + parse(text)["numbers"][1:]}
 try:
     dlx.attach(handle)
 except errors.HandleError:
     print(True, cuda.opened)
-elsewhere = lambda text: [[m[0], "00" * 16, *m[2:]] for m in parsed(text)["memories"]]
-sharing.parsed = lambda text: {**parsed(text), "memories": elsewhere(text)}
+elsewhere = lambda text: [[m[0], "00" * 16, *m[2:]] for m in parse(text)["memories"]]
+sharing.parse = lambda text: {**parse(text), "memories": elsewhere(text)}
 try:
     dlx.attach(handle)
 except errors.DeviceError as error:
@@ -331,7 +331,7 @@ except errors.DeviceError as error:
 
 
 def test_shared_memory_is_made_on_a_device(cuda, other):
-    """`dlx.empty(..., shared=True)`: nothing is copied, and pools are left alone."""
+    """`dlx.empty(..., shared=True)` copies nothing and uses no pool."""
     tensor = dlx.empty((2, 3), "bfloat16", "cuda:0", shared=True)
     assert (tensor.shape, str(tensor.dtype), str(tensor.device)) == ((2, 3), "bfloat16", "cuda:0")
     cuda.poke(tensor.data_ptr, b"twelve bytes")
@@ -344,7 +344,7 @@ def test_shared_memory_is_made_on_a_device(cuda, other):
 
 
 def test_a_forked_child_takes_nothing_from_its_parent(cuda, other):
-    """It ends, and drops what it inherited; others can still attach what the parent has shared."""
+    """A child that drops inherited memory and exits does not affect it; other processes can still attach."""
     cuda.set_pools(False)
     with dlx.share(filled(cuda, b"abc")) as handle:
         sharing = """
@@ -371,7 +371,7 @@ cycle.append(cycle)
 
 
 def test_a_process_that_keeps_handles_of_devices_ends_quietly(cuda, other):
-    """Its own, and what it has attached, where they outlive every module."""
+    """Its own handles and attached memory may outlive all modules."""
     cuda.set_pools(False)
     with dlx.share(filled(cuda, b"abcd")) as handle:
         out = other(

@@ -1,4 +1,4 @@
-"""The end of processes that keep handles: status 0 and nothing on stderr, in workers too."""
+"""Processes that keep handles until they exit: status 0 and nothing on stderr, in workers too."""
 
 import multiprocessing
 import subprocess
@@ -94,7 +94,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 @pytest.mark.parametrize("way", ["Process", "Pool", "ProcessPoolExecutor", "DataLoader"])
 def test_workers_that_keep_handles_end_quietly(tmp_path, way, method):
-    """However they were started, and whatever keeps a handle there."""
+    """It holds for every way to start workers and to keep a handle."""
     if way == "DataLoader":
         pytest.importorskip("torch")
     path = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""The conformance kit can say yes and no: each check passes what keeps its promise, and finds what breaks it."""
+"""The conformance kit: each check passes a library that keeps its promise, and finds one that breaks it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import subprocess
 import sys
 
-import kit_adapters
-import kit_planted
 import pytest
-import warm
+from support.kit import adapters, libraries
+from support.processes import warm
 
 import dlx
 from dlx.testing import CHECKS, find, run
@@ -21,9 +20,9 @@ STRANGERS = [name for name, check in CHECKS.items() if check.kind != "adapter"]
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Planted leaks are wanted; what they keep goes with the test."""
+    """Planted leaks are intentional, and their memory ends with the test."""
     yield
-    kept = [kit_planted.KEPT, kit_planted.BUSY, kit_adapters.KEPT, kit_adapters.BUSY]
+    kept = [libraries.KEPT, libraries.BUSY, adapters.KEPT, adapters.BUSY]
     if any(kept):
         for each in kept:
             each.clear()
@@ -32,11 +31,11 @@ def no_leaks():
 
 @pytest.fixture
 def verdict(monkeypatch):
-    """Hold a subject to a check in a process of its own: what other tests did to this one's registry must not matter.
+    """Run a check of a subject in another process, so that other tests' changes of the registry do not matter.
 
-    It is a fork, since most of a process's time goes into starting. The good ones are graded as a user does it.
+    The process is a fork, which starts faster. The good subjects are graded as a user does it.
     """
-    warm.fork_workers(monkeypatch, "dlx.testing", "kit_planted", "kit_adapters")
+    warm.fork_workers(monkeypatch, "dlx.testing", "support.kit.libraries", "support.kit.adapters")
 
     def of(check, subject):
         (found,) = run(subject, [check])
@@ -46,38 +45,38 @@ def verdict(monkeypatch):
 
 
 def test_every_check_has_a_planted_fault():
-    """No check may be one that cannot fail."""
-    assert {fault.partition("/")[0] for fault in kit_planted.PLANTED} == set(STRANGERS)
+    """Every check has a subject that fails it."""
+    assert {fault.partition("/")[0] for fault in libraries.PLANTED} == set(STRANGERS)
 
 
 @pytest.fixture(scope="module")
 def good():
-    """The verdicts on the good library, by check, of one run as a user's."""
-    return {found.check: found for found in run(kit_planted.subject_good, [CHECKS[name] for name in STRANGERS])}
+    """Return the verdicts on the good library, by check, from one run of the command."""
+    return {found.check: found for found in run(libraries.subject_good, [CHECKS[name] for name in STRANGERS])}
 
 
-KEEPS = pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
-DIES = pytest.mark.unsanitized("memory that Python owns is on malloc, which needs no GIL")
+KEEPS = pytest.mark.unsanitized("freed memory is kept for a while: resident memory grows")
+DIES = pytest.mark.unsanitized("Python's memory comes from malloc, which needs no GIL")
 MARKS = {"export-leaks": KEEPS, "import-leaks": KEEPS, "deleter-without-gil": DIES, "deleter-foreign-thread": DIES}
 
 
 def marked(names):
-    """Return parameters, marked where they do not hold under the sanitizers."""
+    """Return parameters, marked if they fail under the sanitizers."""
     return [pytest.param(name, marks=MARKS.get(name, ())) for name in names]
 
 
 @pytest.mark.parametrize("name", marked(STRANGERS))
 @pytest.mark.slow
 def test_a_library_that_keeps_its_promise_is_passed(good, name):
-    """The good one keeps it: it is neither blamed nor found inapplicable."""
+    """The good library passes each check, and each check applies to it."""
     found = good[name]
     assert found.status == "keeps", found.seen
 
 
-@pytest.mark.parametrize("fault", marked(kit_planted.PLANTED))
+@pytest.mark.parametrize("fault", marked(libraries.PLANTED))
 def test_a_broken_promise_is_found(fault, verdict):
-    """The bad one is found by the check that it is named after, with words that say what was seen."""
-    found = verdict(CHECKS[fault.partition("/")[0]], getattr(kit_planted, f"subject_{fault}"))
+    """The bad library fails the check that it is named after, and the message describes the fault."""
+    found = verdict(CHECKS[fault.partition("/")[0]], getattr(libraries, f"subject_{fault}"))
     assert found.status == "breaks", (found.status, found.seen)
     assert len(found.seen) > 10
 
@@ -85,44 +84,44 @@ def test_a_broken_promise_is_found(fault, verdict):
 # ---- adapters --------------------------------------------------------------------------------------------------------
 
 ADAPTERS = [name for name, check in CHECKS.items() if check.kind == "adapter"]
-ELSEWHERE = {"adapter-fast-path", "adapter-imports-nothing"}  # shown below
+ELSEWHERE = {"adapter-fast-path", "adapter-imports-nothing"}  # tested below
 
 
 def test_every_check_of_an_adapter_has_a_planted_fault():
-    """No check may be one that cannot fail."""
-    planted = {fault.partition("/")[0] for fault in kit_adapters.SUBJECTS}
+    """Every check of an adapter has an adapter that fails it."""
+    planted = {fault.partition("/")[0] for fault in adapters.SUBJECTS}
     assert planted - {"good"} | ELSEWHERE == set(ADAPTERS)
 
 
 @pytest.fixture(scope="module")
 def good_adapter():
-    """The verdicts on the good adapter, by check, of one run as a user's."""
+    """Return the verdicts on the good adapter, by check, from one run of the command."""
     checks = [CHECKS[name] for name in ADAPTERS if name not in ELSEWHERE]
-    return {found.check: found for found in run(kit_adapters.named("good"), checks)}
+    return {found.check: found for found in run(adapters.named("good"), checks)}
 
 
 @pytest.mark.parametrize("name", sorted(set(ADAPTERS) - ELSEWHERE))
 @pytest.mark.slow
 def test_an_adapter_that_says_what_is_so_is_passed(good_adapter, name):
-    """The good one keeps every promise."""
+    """The good adapter passes each check."""
     found = good_adapter[name]
     assert found.status == "keeps", found.seen
 
 
-@pytest.mark.parametrize("fault", [fault for fault in kit_adapters.SUBJECTS if fault != "good"])
+@pytest.mark.parametrize("fault", [fault for fault in adapters.SUBJECTS if fault != "good"])
 def test_an_adapter_that_breaks_its_word_is_found(fault, verdict):
-    """The bad one is found by the check that it is named after."""
-    found = verdict(CHECKS[fault.partition("/")[0]], kit_adapters.named(fault))
+    """The bad adapter fails the check that it is named after."""
+    found = verdict(CHECKS[fault.partition("/")[0]], adapters.named(fault))
     assert found.status == "breaks", (found.status, found.seen)
 
 
 def test_paths_that_differ_are_found(monkeypatch):
-    """The fast path and the Python path are compared, and a difference is told."""
+    """A difference between the fast path and the Python path is reported."""
     check, subject = CHECKS["adapter-fast-path"], find("dlx")
     assert check(subject).status == "keeps"
 
     class Differs:
-        """A fast path beside a path that always copies."""
+        """An adapter whose Python path always copies, unlike its fast path."""
 
         def __init__(self, convert):
             self.convert = convert
@@ -139,7 +138,7 @@ def test_paths_that_differ_are_found(monkeypatch):
 
 @pytest.mark.parametrize(("line", "status"), [("import sys", "keeps"), ("import kit_framework", "breaks")])
 def test_an_adapter_that_imports_its_framework_is_found(line, status, tmp_path, monkeypatch):
-    """Loading a plugin in a fresh interpreter tells whether it imports what it is about."""
+    """A plugin that imports its framework in a new interpreter breaks its promise."""
     (tmp_path / "kit_framework.py").write_text("__version__ = '1'\n")
     (tmp_path / "dlx_kit_framework.py").write_text(
         f"{line}\nimport dlx\nfrom dlx.adapter import Adapter\n\n\nclass Own(Adapter):\n"

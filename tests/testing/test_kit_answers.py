@@ -7,7 +7,7 @@ import dataclasses
 import sys
 
 import pytest
-from kit_adapters import Good
+from support.kit.adapters import Good
 
 import dlx
 from dlx.adapter import (
@@ -22,11 +22,11 @@ from dlx.adapter import (
     WriteTracking,
 )
 from dlx.testing import Broken
-from dlx.testing.checks.adapter import check_answers
+from dlx.testing.checks.adapter import check_results
 
 
 class Complete(Good):
-    """Has every part."""
+    """An adapter with every part."""
 
     streams = StreamSupport(ready=lambda obj, tensor: None)
     arrays = Arrays(consume=lambda obj, tensor, shared: tensor)
@@ -43,7 +43,7 @@ class Complete(Good):
 
 
 class Odd:
-    """Raises whatever it is asked."""
+    """An object that raises on every access."""
 
     def __getattribute__(self, name):
         raise RuntimeError(f"no {name}")
@@ -53,12 +53,12 @@ class Odd:
 
 @pytest.fixture
 def adapter(monkeypatch):
-    """A complete adapter, known as a target."""
+    """Return a complete adapter that is registered as a target."""
     made = type("Own", (Complete,), {})()
     target = type("Target", (), {"adapter": made, "over": lambda self, tensor: self})()
     monkeypatch.setattr("dlx.testing.checks.adapter.registry", type("R", (), {"target": lambda self, name: target})())
     yield made
-    delattr(sys.modules["kit_adapters"], made.kind.__name__)
+    delattr(sys.modules["support.kit.adapters"], made.kind.__name__)
 
 
 def with_hook(adapter, hook, function):
@@ -74,11 +74,11 @@ def with_hook(adapter, hook, function):
 def answer(adapter):
     """Check every hook on one array."""
     tensor = dlx.empty((2, 3), "float32")
-    check_answers(adapter, adapter.kind(tensor), tensor)
+    check_results(adapter, adapter.kind(tensor), tensor)
 
 
 def test_right_answers_pass(adapter):
-    """A complete adapter has nothing to be blamed for."""
+    """A complete adapter passes."""
     answer(adapter)
 
 
@@ -94,13 +94,13 @@ HOOKS = (
 @pytest.mark.parametrize("rubbish", [bytes, Odd])
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_wrong_answer_is_named(adapter, hook, rubbish):
-    """By hook and adapter, whatever object it is."""
+    """The error names the hook and the adapter, for any object."""
     with_hook(adapter, hook, lambda *given, **options: rubbish())
     found = pytest.raises(Broken) if (hook, rubbish) != ("devices.available", bytes) else contextlib.nullcontext()
     with found as caught:
         answer(adapter)
     if caught is not None:
-        assert f"{hook} of 'planted_complete' gave" in str(caught.value)
+        assert f"{hook} of 'planted_complete' returned" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_a_wrong_answer_is_named(adapter, hook, rubbish):
     ],
 )
 def test_a_wrong_description_is_named(adapter, described, says):
-    """What it consists of is looked at."""
+    """The parts of a description are checked, too."""
     with_hook(adapter, "describe", lambda obj: described)
     with pytest.raises(Broken, match=says):
         answer(adapter)
 
 
 def test_wrong_refusals_are_named(adapter):
-    """They are pairs of text."""
+    """Refusals must be pairs of text."""
     with_hook(adapter, "capabilities", lambda: Capabilities(dtypes=None, refusals={"int8": "no"}))
     with pytest.raises(Broken, match="refuses 'int8'"):
         answer(adapter)

@@ -1,4 +1,4 @@
-"""The kit's command, its pytest plugin, declared exceptions, workers that die, and what it says."""
+"""The kit's command, its pytest plugin, declared exceptions, workers that die, and its messages."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import subprocess
 import sys
 
 import conformance
-import kit_planted
 import pytest
-from project import ROOT
+from support.kit import libraries
+from support.project import ROOT
 
 import dlx
 from dlx._support.screen import Screen
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.check import excepting
-from dlx.testing.report import ABOUT, Grades, as_json, as_text
+from dlx.testing.report import ABOUT, Grades, convert_to_json, print_grades
 
 FAST = ("copy-true", "export-strides", "export-snapshot")
 
 
 def command(*args, folder=None, pytest_too=False):
-    """Run the kit's command, or pytest with the kit, in a fresh process."""
+    """Run the kit's command, or pytest with the kit, in a new process."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests" / "support")]),
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests")]),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # hypothesis takes longer to import than the kit to grade
     }
     start = ["-m", "pytest", "-p", "dlx.testing", "-q"] if pytest_too else ["-m", "dlx.testing"]
@@ -36,12 +36,12 @@ def command(*args, folder=None, pytest_too=False):
 
 
 def only(*names):
-    """Return the options that pick checks."""
+    """Return the options that select checks."""
     return [word for name in names for word in ("--only", name)]
 
 
 def test_a_reader_that_goes_away_ends_it_quietly():
-    """`python -m dlx.testing --list | head` has nothing to say about the pipe."""
+    """`python -m dlx.testing --list | head` prints no message about the closed pipe."""
     code = "import runpy, sys; sys.argv[1:] = ['--list']; runpy.run_module('dlx.testing', run_name='__main__')"
     reading, writing = os.pipe()
     os.close(reading)
@@ -55,7 +55,7 @@ def test_a_reader_that_goes_away_ends_it_quietly():
 
 def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
     """One line for each promise, no control characters."""
-    done = command("kit_planted:subject_good", *only(*FAST))
+    done = command("support.kit.libraries:subject_good", *only(*FAST))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "planted: 3 keeps"
@@ -65,26 +65,26 @@ def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
 
 def test_a_broken_promise_is_status_1_with_its_reproduction():
     """What was seen, and how to see it again."""
-    done = command("kit_planted:subject_copy-true", *only("copy-true"))
+    done = command("support.kit.libraries:subject_copy-true", *only("copy-true"))
     assert done.returncode == 1
     assert "breaks   producer copy-true" in done.stdout and "copy=True shares" in done.stdout
-    assert 'CHECKS["copy-true"](find("kit_planted:subject_copy-true"))' in done.stdout
+    assert 'CHECKS["copy-true"](find("support.kit.libraries:subject_copy-true"))' in done.stdout
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["no_such_library"], "no_such_library"),
-        (["kit_planted:nothing"], "not a dlx.testing.Subject"),
+        (["support.kit.libraries:nothing"], "not a dlx.testing.Subject"),
         (["dlx", "--only", "no-such-check"], "there is no no-such-check"),
         (["dlx", "--kinds", "cook"], "there is no cook"),
         (["dlx", "--except", "copy-true"], "needs a reason"),
         (["dlx", "--except", "copy-tru=why"], "there is no check copy-tru"),
-        ([], "name what to grade"),
+        ([], "name a subject"),
     ],
 )
 def test_what_cannot_be_graded_is_status_2(args, words):
-    """And one sentence says why."""
+    """Status 2 comes with one sentence about the reason."""
     done = command(*args)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
@@ -92,7 +92,7 @@ def test_what_cannot_be_graded_is_status_2(args, words):
 
 def test_json_holds_everything():
     """For programs: promise, kind, severity, status, what was seen, the reproduction."""
-    done = command("kit_planted:subject_copy-true", "--json", *only("copy-true", "copy-false"))
+    done = command("support.kit.libraries:subject_copy-true", "--json", *only("copy-true", "copy-false"))
     found = json.loads(done.stdout)
     assert found["schema"] == 1
     (subject,) = found["subjects"]
@@ -104,29 +104,31 @@ def test_json_holds_everything():
 
 def test_an_exception_is_declared_with_a_reason():
     """It is shown with its reason, and is no failure."""
-    done = command("kit_planted:subject_copy-true", *only("copy-true"), "--except", "copy-true=it never copies")
+    done = command(
+        "support.kit.libraries:subject_copy-true", *only("copy-true"), "--except", "copy-true=it never copies"
+    )
     assert done.returncode == 0
     assert "excepted" in done.stdout and "declared: it never copies" in done.stdout
 
 
 def test_an_exception_that_is_not_needed_any_more_breaks():
     """Else it would hide the next fault."""
-    subject = excepting(kit_planted.subject_good, {"copy-true": "it never copies"})
+    subject = excepting(libraries.subject_good, {"copy-true": "it never copies"})
     found = CHECKS["copy-true"](subject)
-    assert found.status == "breaks" and "not needed any more" in found.seen
+    assert found.status == "breaks" and "no longer needed" in found.seen
 
 
 def test_a_subject_states_its_exceptions_with_a_reason():
-    """Also as data."""
-    with pytest.raises(ValueError, match="copy-true has none"):
+    """The exceptions of a `Subject` need a reason, too."""
+    with pytest.raises(ValueError, match="needs a reason: copy-true"):
         Subject("bare", exceptions={"copy-true": " "})
 
 
 def test_pytest_makes_a_test_of_each_promise(tmp_path):
-    """Named after subject and check; kept, broken, excepted and not applicable are what pytest calls them."""
+    """Tests are named after subject and check, and have pytest's outcomes."""
     chosen = "copy-true or copy-false or export-readonly or max-version-1 or import-scalar"
     done = command(
-        "--dlx-adapter=kit_planted:subject_copy-true", "--dlx-except=keyword-max-version-1=it is not so",
+        "--dlx-adapter=support.kit.libraries:subject_copy-true", "--dlx-except=keyword-max-version-1=it is not so",
         "-k", chosen, "-vv", pytest_too=True, folder=tmp_path,
     )  # fmt: skip
     text = done.stdout
@@ -136,16 +138,16 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
         "planted::keyword-max-version-1 FAILED",
     ):  # fmt: skip
         assert line in text, text
-    assert "`copy=True` never shares: it gives memory of its own" in text and "not needed any more" in text
+    assert "`copy=True` never shares: it returns new memory" in text and "no longer needed" in text
     assert "Traceback" not in text
 
 
 @pytest.mark.slow
 def test_pytest_skips_and_xfails(tmp_path):
-    """What is not applicable is skipped with the reason, what is excepted is an expected failure."""
+    """Checks that do not apply are skipped with the reason; declared exceptions are expected failures."""
     (tmp_path / "test_own.py").write_text("def test_mine():\n    pass\n")
     kit = [
-        "--dlx-adapter=kit_planted:subject_copy-true",
+        "--dlx-adapter=support.kit.libraries:subject_copy-true",
         "--dlx-except=copy-true=never",
         "-k",
         "copy-true and not import and not served or mine",
@@ -159,7 +161,7 @@ def test_pytest_skips_and_xfails(tmp_path):
 
 
 def test_pytest_says_what_it_cannot_find(tmp_path):
-    """As a usage error."""
+    """An unknown subject is a usage error."""
     done = command("--dlx-adapter=no_such_library", pytest_too=True, folder=tmp_path)
     assert done.returncode == 4 and "no_such_library" in done.stderr + done.stdout
 
@@ -168,9 +170,9 @@ def test_pytest_says_what_it_cannot_find(tmp_path):
 
 
 def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
-    """The one that died has broken its promise; those before and after it are graded."""
+    """The check that kills its process is broken, and the others are graded."""
     names = ("asks-for-version", "newer-minor", "old-producer", "deleter-once")
-    found = list(run(kit_planted.subject_dies, [CHECKS[name] for name in names]))
+    found = list(run(libraries.subject_dies, [CHECKS[name] for name in names]))
     assert [verdict.check for verdict in found] == list(names)
     assert [verdict.status for verdict in found] == ["keeps", "breaks", "keeps", "keeps"]
     assert "SIGABRT" in found[1].seen
@@ -178,21 +180,21 @@ def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
 
 @pytest.mark.slow
 def test_a_check_that_never_ends_is_blamed(monkeypatch):
-    """Its process is ended."""
+    """A check that hangs is broken, and its process is killed."""
     monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)
-    (found,) = run(kit_planted.subject_hangs, [CHECKS["newer-minor"]])
+    (found,) = run(libraries.subject_hangs, [CHECKS["newer-minor"]])
     assert found.status == "breaks" and "hangs" in found.seen
 
 
 def test_a_worker_that_never_begins_is_said_to_be_slow(monkeypatch):
-    """Not to have died: it was ended here, for instance on a machine with too much to do."""
+    """The error reports a slow start, for instance on a busy machine."""
     monkeypatch.setattr("dlx.testing.runner.STARTING", 0)
     with pytest.raises(RuntimeError, match="did not begin within 0 seconds"):
-        list(run(kit_planted.subject_hangs, [CHECKS["newer-minor"]]))
+        list(run(libraries.subject_hangs, [CHECKS["newer-minor"]]))
 
 
 def test_a_fresh_process_must_be_able_to_find_the_subject():
-    """One that is only an object here cannot be graded there."""
+    """A subject that exists only in this process is refused."""
     with pytest.raises(ValueError, match="no spec"):
         list(run(Subject("here"), [CHECKS["copy-true"]]))
 
@@ -202,7 +204,7 @@ def test_a_fresh_process_must_be_able_to_find_the_subject():
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.name)
 def test_a_check_says_what_it_promises(check):
-    """One sentence, a known row, ten lines at most."""
+    """A promise is one sentence in a known row; its code has ten lines at most."""
     assert check.promise.endswith(".") and check.promise.count(". ") == 0
     assert check.about in ABOUT
     assert len(check.shows.strip().splitlines()) <= 10
@@ -210,7 +212,7 @@ def test_a_check_says_what_it_promises(check):
 
 
 def test_a_fault_of_the_kit_is_no_grade():
-    """Only Broken breaks, only NotApplicable does not apply; any other exception is the kit's own."""
+    """Only `Broken` breaks a promise, and only `NotApplicable` skips it; other exceptions are errors of the kit."""
     subject = Subject("any")
 
     def raising(error):
@@ -226,7 +228,7 @@ def test_a_fault_of_the_kit_is_no_grade():
 
 
 def test_patterns_hold_what_conversions_lose():
-    """NaN payloads, a signalling NaN, -0.0, subnormals, infinity; bools that are 0 and 1."""
+    """Patterns contain NaN payloads, a signalling NaN, -0.0, subnormals and infinity; bools are 0 and 1."""
     words = [int.from_bytes(pattern("float32", 6)[4 * i : 4 * i + 4], "little") for i in range(5)]
     assert words == [0xFFFFFFFF, 0x7F800001, 0x80000000, 1, 0x7F800000]
     assert set(pattern("bool", 24)) == {0, 1}
@@ -234,7 +236,7 @@ def test_patterns_hold_what_conversions_lose():
 
 
 def test_a_source_keeps_account():
-    """What was taken, and how often its deleter was called."""
+    """A source records its exports and the calls of their deleters."""
     source = Source("int32", (2, 3), (1, 2))
     assert source.amiss() == ""
     taken = Taken(source.__dlpack__(max_version=(1, 0)))
@@ -249,7 +251,7 @@ def test_a_source_keeps_account():
 
 
 def test_what_others_do_with_ctypes_does_not_matter():
-    """The argument types of ctypes.pythonapi belong to everybody; the kit has functions of its own."""
+    """Other users of ctypes.pythonapi do not affect the kit's function types."""
     import ctypes
 
     functions = [getattr(ctypes.pythonapi, f"PyCapsule_{name}") for name in ("SetName", "GetName", "GetPointer", "New")]
@@ -264,27 +266,27 @@ def test_what_others_do_with_ctypes_does_not_matter():
 
 
 def test_a_page_tells_what_was_found():
-    """Versions, a table at a glance, what is broken with its code; and a picture of well-formed XML."""
+    """The page shows versions, the summary table, and each fault with its code; the picture is well-formed XML."""
     from xml.etree import ElementTree
 
     graded = [
         Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in ("copy-true", "export-snapshot")))
-        for subject in (kit_planted.subject_good, getattr(kit_planted, "subject_copy-true"))
+        for subject in (libraries.subject_good, getattr(libraries, "subject_copy-true"))
     ]
-    libraries = conformance.read(json.loads(json.dumps(as_json(graded))))
-    page = conformance.as_page(libraries, "picture.svg")
+    reports = conformance.read(json.loads(json.dumps(convert_to_json(graded))))
+    page = conformance.as_page(reports, "picture.svg")
     assert "planted 1.5" in page and "![" in page
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
     assert page.count("```python") == 1
-    ElementTree.fromstring(conformance.as_picture(libraries))
+    ElementTree.fromstring(conformance.as_picture(reports))
 
 
 def test_a_terminal_shows_the_same(capsys, monkeypatch):
-    """A table: marks, promises, what was seen, and the reproduction."""
+    """A terminal shows a table of marks, promises, faults and reproductions."""
     monkeypatch.setenv("NO_COLOR", "1")
     names = ("copy-true", "copy-false", "export-snapshot")
-    subject = getattr(kit_planted, "subject_copy-true")
-    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
+    subject = getattr(libraries, "subject_copy-true")
+    print_grades(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", width=120))
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
     assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
@@ -292,7 +294,7 @@ def test_a_terminal_shows_the_same(capsys, monkeypatch):
 
 
 def test_every_library_known_here_describes_itself():
-    """Those that are installed: they make what they declare."""
+    """Each installed library creates the arrays that its subject declares."""
     subject = find("dlx")
     assert {check.kind for check in of_kinds(subject)} == {"producer", "consumer", "adapter"}
     for dtype in subject.dtypes:
@@ -300,7 +302,7 @@ def test_every_library_known_here_describes_itself():
 
 
 def test_what_nobody_reads_is_no_error():
-    """`python -m dlx.testing numpy | head -1`, and a full disk: one line, or none, and no traceback."""
+    """A closed pipe and a full disk cause at most one line, and no traceback."""
     reader, writer = os.pipe()
     os.close(reader)
     start = [sys.executable, "-m", "dlx.testing", "--list"]
@@ -316,7 +318,7 @@ def test_what_nobody_reads_is_no_error():
 
 def test_the_page_is_written(tmp_path):
     """Of grades that the command printed, by the tool of the documentation; a kit that failed is status 2."""
-    done = command("kit_planted:subject_good", "--json", *only("copy-true"))
+    done = command("support.kit.libraries:subject_good", "--json", *only("copy-true"))
     (tmp_path / "grades.json").write_text(done.stdout)
     failed = json.loads(done.stdout)
     failed["subjects"][0]["verdicts"][0]["status"] = "error"
@@ -331,7 +333,7 @@ def test_the_page_is_written(tmp_path):
 
 
 def test_a_name_that_is_not_known_shows_those_that_are():
-    """Libraries of the kit, and further adapters; under --json as data, too."""
+    """An unknown name lists the kit's libraries and other adapters, also with --json."""
     done = command("nosuch", "--json")
     assert done.returncode == 2
     for name in ("numpy", "mlx", "cupy", "module:attribute"):
@@ -343,7 +345,7 @@ def test_a_name_that_is_not_known_shows_those_that_are():
 
 
 def test_the_list_of_checks_as_json():
-    """What --list prints, for programs."""
+    """`--list --json` prints all checks as data."""
     found = json.loads(command("--list", "--json").stdout)
     assert found["schema"] == 1
     assert {each["name"] for each in found["checks"]} == {*CHECKS}

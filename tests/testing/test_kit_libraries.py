@@ -1,4 +1,4 @@
-"""What the kit says of real libraries: it finds their known faults and blames nothing else, and its page runs again."""
+"""Grades of real libraries: the kit finds their known faults and no others, and its page can be reproduced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import pytest
-import warm
-from project import ROOT
+from support.processes import warm
+from support.project import ROOT
 
 from dlx.testing import CHECKS, find, of_kinds, run
 
@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 SECTION = re.compile(r"^### (\S+) (\S+)$", re.MULTILINE)
 PIECE = re.compile(r"^\*\*`([a-z0-9-]+)`\*\*:.*?\n```python\n(.*?)```", re.MULTILINE | re.DOTALL)
 
-# Known from the libraries' own issues and from trying by hand: library -> (version without it, check).
+# From the libraries' issues and manual tests: library -> (version without the fault, check).
 KNOWN = {
     "numpy": ["import-legacy-writable"],
     "torch": ["import-negative", "export-pending", "import-readonly", "asked-once", "export-snapshot", "overflow"],
@@ -28,7 +28,7 @@ KNOWN = {
     "tvm_ffi": ["keyword-max-version-0", "import-readonly", "other-major", "negative-extent"],
     "pyarrow.Array": ["export-readonly-legacy"],
 }
-# What they are known to do well: the same checks must not blame them.
+# Promises that they are known to keep: the same checks must pass.
 KEPT = {
     "numpy": ["import-negative", "import-readonly", "asked-once", "other-major", "import-narrowing", "export-readonly"],
     "torch": ["keyword-max-version-0", "other-major", "import-narrowing", "import-legacy-writable", "deleter-at-exit"],
@@ -39,7 +39,7 @@ KEPT = {
 
 
 def page():
-    """Give (library, version, check, code) of every reproduction in docs/conformance.md."""
+    """Yield (library, version, check, code) of every reproduction in docs/conformance.md."""
     text = PAGE.read_text(encoding="utf-8")
     parts = SECTION.split(text)[1:]
     for name, version, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
@@ -48,7 +48,7 @@ def page():
 
 
 def installed(name, version=None):
-    """Return a library as a subject, or skip: not here, or another version than the page is about."""
+    """Return a library as a subject, or skip if it is missing or has another version than the page."""
     try:
         subject = find(name)
         here = subject.version()
@@ -62,26 +62,26 @@ def installed(name, version=None):
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.slow
 def test_known_faults_are_found_and_nothing_else_is_blamed(name, monkeypatch):
-    """Those of the versions that the tests are pinned to; a version that is better is skipped."""
-    if name in ("torch", "tvm_ffi"):  # which imports torch: seconds in each process
+    """The kit finds known faults of the pinned versions; better versions are skipped."""
+    if name in ("torch", "tvm_ffi"):  # tvm_ffi imports torch: seconds in each process
         warm.fork_workers(monkeypatch, *warm.FRAMEWORKS)
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
     root = name.partition(".")[0]
     subject = installed(name)
     wanted = pinned["apache-tvm-ffi" if root == "tvm_ffi" else root]
     if subject.version().partition("+")[0] != wanted:
-        pytest.skip(f"this is about {name} {wanted}")
+        pytest.skip(f"needs {name} {wanted}")
     checks = [CHECKS[check] for check in (*KNOWN[name], *KEPT[name])]
     found = {verdict.check: verdict for verdict in run(subject, checks)}
     assert {check: found[check].status for check in KNOWN[name]} == dict.fromkeys(KNOWN[name], "breaks")
     assert {check: found[check].status for check in KEPT[name]} == dict.fromkeys(KEPT[name], "keeps")
 
 
-@pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
+@pytest.mark.unsanitized("freed memory is kept for a while: resident memory grows")
 @pytest.mark.gil("numpy itself gives one capsule to two threads")
 @pytest.mark.slow
 def test_the_page_is_what_numpy_does():
-    """Every verdict on numpy is the page's: it was not written by hand, and is not out of date."""
+    """Every verdict on numpy equals the page's: the page is generated and current."""
     version = importlib.import_module("numpy").__version__ if find_spec("numpy") else None
     rows = [(check, code) for name, at, check, code in page() if name == "numpy" and at == version]
     if not rows:
@@ -119,7 +119,7 @@ for name, code in json.load(sys.stdin):
 
 
 def outcomes(pieces):
-    """Run (name, code) pieces one after the other; return {name: outcome}. One that ends its process fails."""
+    """Run (name, code) pieces in turn; return {name: outcome}. A piece that ends its process fails."""
     found, pieces = {}, list(pieces)
     while pieces:
         text = json.dumps(pieces)
@@ -138,7 +138,7 @@ def outcomes(pieces):
 
 @functools.cache
 def shown(name):
-    """Return what became of the reproductions of one library."""
+    """Return the outcomes of the reproductions of one library."""
     return outcomes((check, code) for library, _, check, code in page() if library == name)
 
 
@@ -147,24 +147,24 @@ def shown(name):
 )
 @pytest.mark.slow
 def test_a_reproduction_on_the_page_shows_the_fault(name, version, check, code):
-    """Ten lines at most, which fail here and now; not because something is not installed."""
+    """A reproduction has ten lines at most and fails, but not because a package is missing."""
     assert len(code.strip().splitlines()) <= 10
     installed(name, version)
     assert shown(name)[check] == "fails"
 
 
-@pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
+@pytest.mark.unsanitized("freed memory is kept for a while: resident memory grows")
 def test_a_reproduction_passes_where_the_promise_is_kept():
-    """On dlx itself: what fails on a page must not fail everywhere."""
+    """Reproductions of the page pass for dlx itself."""
     subject = find("dlx")
-    nothing = {"export-snapshot", "export-unfit", "export-pending"}  # dlx.Tensor has nothing of the kind
+    nothing = {"export-snapshot", "export-unfit", "export-pending"}  # dlx.Tensor has no such arrays
     checks = [check for check in CHECKS.values() if check.kind != "adapter" and check.name not in nothing]
     found = outcomes((check.name, check.reproduction(subject)) for check in checks)
     assert {name: ended for name, ended in found.items() if ended != "passes"} == {}
 
 
 def test_the_page_is_dated_versioned_and_complete():
-    """A reader sees when, with which versions, and every promise of generic producers."""
+    """The page shows its date, versions, and every promise of generic producers."""
     text = PAGE.read_text(encoding="utf-8")
     assert re.search(r"Graded on \d{4}-\d\d-\d\d by `python -m dlx\.testing", text)
     for name, check in CHECKS.items():

@@ -1,4 +1,4 @@
-"""What the tests fork their processes from: a call that is given up leaves nothing to the next one."""
+"""The server that the tests fork processes from: an abandoned call does not affect the next one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import signal
 
 import pytest
-import warm
-from sanitized import SANITIZED
+from support.processes import warm
+from support.sanitizers import SANITIZED
 
 MODULES = ("json",)
 
-pytestmark = pytest.mark.skipif(SANITIZED, reason="nothing is forked there")
+pytestmark = pytest.mark.skipif(SANITIZED, reason="the sanitizers do not fork")
 
 
 class Interrupted(BaseException):
-    """What pytest-timeout or Ctrl-C raises anywhere."""
+    """An exception that pytest-timeout or Ctrl-C raises anywhere."""
 
 
 def gone(process):
-    """Return whether a process has ended, or is a zombie that nobody has read."""
+    """Return whether a process has ended, or is an unread zombie."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -29,7 +29,7 @@ def gone(process):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
 def test_an_interrupted_call_shifts_no_status(tmp_path):
-    """The fork is killed, whenever the interrupt comes; the next calls read what is theirs."""
+    """An interrupt at any time kills the fork; the next calls read their own results."""
     note = tmp_path / "process"
     code = (
         "import os, pathlib, signal, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()));"
@@ -48,12 +48,12 @@ def test_an_interrupted_call_shifts_no_status(tmp_path):
     for status in (7, 0, 9):
         assert warm.run(f"raise SystemExit({status})", modules=MODULES).returncode == status
     child = int(note.read_text())
-    while not gone(child):  # killed: it is about to be; the time limit of tests ends this else
+    while not gone(child):  # the kill takes effect soon; the time limit of tests is the bound
         os.sched_yield()
 
 
 def test_a_call_that_takes_too_long_shifts_no_status():
-    """It is killed, and its status is read."""
+    """The process is killed and its status read."""
     with pytest.raises(warm.subprocess.TimeoutExpired):
         warm.run("import time; time.sleep(600)", modules=MODULES, timeout=0.1)
     assert warm.run("raise SystemExit(7)", modules=MODULES).returncode == 7
@@ -61,6 +61,6 @@ def test_a_call_that_takes_too_long_shifts_no_status():
 
 @pytest.mark.parametrize("code", ["sys.stdout = sys.stderr = None", "sys.stdout.close(); sys.stderr.close()"])
 def test_a_short_end_needs_no_output_to_flush(code):
-    """What the code has closed is left alone, as Python does when it ends."""
+    """Streams that the code has closed are ignored at exit, like Python does."""
     done = warm.run(f"import sys; {code}", modules=MODULES, env=os.environ | {"DLX_SHORT_EXIT": "1"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

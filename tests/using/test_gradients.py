@@ -1,4 +1,4 @@
-"""Gradients across frameworks: `dlx.using` with ``grad=True``, and what it refuses without."""
+"""Gradients across frameworks: `dlx.using` with ``grad=True``, and its errors without."""
 
 import contextlib
 import functools
@@ -7,8 +7,8 @@ import threading
 import warnings
 
 import pytest
-import warm
-from project import LIBRARIES, ROOT
+from support.processes import warm
+from support.project import LIBRARIES, ROOT
 
 import dlx
 from dlx._core import native
@@ -20,7 +20,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 check_grads = pytest.importorskip("jax.test_util").check_grads
 cache = pytest.importorskip("jax.experimental.compilation_cache.compilation_cache")
-# A file of the cache is not whole where a run was ended while it was written; jax compiles anew then, and says so.
+# A killed run leaves incomplete files in the cache; jax then warns and compiles again.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache entry")
 
 # (name, function of jax, numbers of elements of its arguments, or shapes)
@@ -98,7 +98,7 @@ def _configured(**options):
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_once():
-    """What jax compiles here is kept in build/tests for the next run: half of the time, and jax knows what it is of."""
+    """Cache jax's compiled code in build/tests for the next run, which halves the time."""
     cache.reset_cache()
     with _configured(
         jax_compilation_cache_dir=str(LIBRARIES / "jax"),
@@ -111,7 +111,7 @@ def _compiled_once():
 
 @pytest.fixture(autouse=True)
 def _wide():
-    """Switch 64-bit dtypes of jax on, and its compiler's optimizations off, which take most of the time here."""
+    """Enable jax's 64-bit dtypes, and disable its compiler's optimizations, which take most of the time here."""
     with _configured(jax_enable_x64=True, jax_disable_most_optimizations=True):
         yield
 
@@ -136,15 +136,15 @@ def _leaves(found):
 
 
 def test_gradients_are_not_cut_without_a_word():
-    """An argument that torch records is refused by its place, with both ways out; what it does not record passes."""
+    """A recorded argument raises an error with its path and both fixes; an unrecorded one is passed."""
     same, x = dlx.using("jax")(lambda x: x), torch.ones(2, requires_grad=True)
-    with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*grad=True.*detach=True"):
+    with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*detach=True.*grad=True"):
         same(x)
     with pytest.raises(dlx.errors.ConversionError, match=r"at x\['a'\]\[1\]"):
         same({"a": [torch.ones(2), x]})
     with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*detach=True") as caught:
         dlx.using("numpy")(lambda x: x)(x)
-    assert "grad=True" not in caught.value.fix  # numpy computes none
+    assert "grad=True" not in caught.value.fix  # numpy computes no gradients
     with torch.no_grad():
         assert not (dlx.using("jax")(lambda x: x + 1)(x)).requires_grad
     assert same(torch.ones(2)).tolist() == [1, 1]
@@ -152,7 +152,7 @@ def test_gradients_are_not_cut_without_a_word():
 
 
 def test_detach_means_what_it_says():
-    """Given, it cuts, or refuses as `dlx.convert` does."""
+    """True drops gradients, False raises as in `dlx.convert`."""
     x = torch.ones(2, requires_grad=True)
     found = dlx.using("jax", detach=True)(lambda x: x + 1)(x)
     assert found.tolist() == [2, 2]
@@ -162,11 +162,11 @@ def test_detach_means_what_it_says():
 
 
 def test_numpy_has_no_gradients():
-    """As a function's framework it is refused by name; its callers get plain results."""
+    """As a function's framework it is refused by name; numpy callers get results without gradients."""
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(dlx.errors.ConversionError, match="numpy computes no gradients"):
+    with pytest.raises(dlx.errors.ConversionError, match="numpy cannot compute gradients"):
         dlx.using("numpy", grad=True)(lambda x: x)(x)
-    # numpy callers get plain results
+    # numpy callers get results without gradients
     assert isinstance(dlx.using("jax", grad=True)(lambda x: x * 2)(np.ones(2)), np.ndarray)
     assert isinstance(dlx.using("torch", grad=True)(lambda x: x * 2)(np.ones(2)), np.ndarray)
 
@@ -178,12 +178,12 @@ def test_numpy_has_no_gradients():
 )
 def test_what_does_not_go_with_gradients(wrong):
     """The error names the option."""
-    with pytest.raises(TypeError, match=f"does not go with {next(iter(wrong))}="):
+    with pytest.raises(TypeError, match=f"cannot be combined with {next(iter(wrong))}="):
         dlx.using("jax", grad=True, **wrong)
 
 
 def test_detach_does_not_go_with_gradients():
-    """Nor is a declared result of use without them."""
+    """Neither is result_like= accepted without grad=True."""
     with pytest.raises(TypeError, match="detach="):
         dlx.using("jax", grad=True, detach=True)
     with pytest.raises(TypeError, match="grad=True"):
@@ -191,7 +191,7 @@ def test_detach_does_not_go_with_gradients():
 
 
 def test_functions_that_return_once_only():
-    """Others are refused when they are decorated."""
+    """Coroutines and generators are refused when they are decorated."""
 
     async def coroutine(x):
         return x
@@ -209,7 +209,7 @@ def test_functions_that_return_once_only():
 
 @pytest.mark.parametrize("name", TO_JAX)
 def test_torch_differentiates_jax(name):
-    """Numerical and computed gradients agree, the second derivatives of some too."""
+    """Numerical and computed gradients agree, and so do some second derivatives."""
     function, *shapes = TO_JAX[name]
     decorated = dlx.using("jax", grad=True)(function)
     tensors = _tensors(shapes)
@@ -222,7 +222,7 @@ def test_torch_differentiates_jax(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLEX)
 def test_torch_differentiates_complex_functions_of_jax(name):
-    """In torch's convention, which is not jax's."""
+    """Gradients follow torch's convention, which differs from jax's."""
     decorated = dlx.using("jax", grad=True)(COMPLEX[name])
     tensors = _tensors([(3,), (3,)], np.complex128)
     assert torch.autograd.gradcheck(lambda *tensors: _leaves(decorated(*tensors)), tensors, fast_mode=True)
@@ -230,7 +230,7 @@ def test_torch_differentiates_complex_functions_of_jax(name):
 
 
 def test_containers_keywords_constants_and_what_is_no_array():
-    """Each gets to its place, and only what is differentiable has a gradient."""
+    """Each argument reaches its parameter, and only differentiable ones have gradients."""
     seen = {}
 
     @dlx.using("jax", grad=True)
@@ -254,7 +254,7 @@ def test_containers_keywords_constants_and_what_is_no_array():
 
 
 def test_arrays_without_elements():
-    """They have gradients without elements."""
+    """Their gradients are empty, too."""
     x = torch.ones((0, 3), requires_grad=True)
     y = dlx.using("jax", grad=True)(lambda x: (x * 2, x.sum()))(x)
     sum(each.sum() for each in y).backward()
@@ -264,7 +264,7 @@ def test_arrays_without_elements():
 
 
 def test_methods_keep_their_object():
-    """`self` is no argument."""
+    """`self` is not converted."""
 
     class Model:
         @dlx.using("jax", grad=True)
@@ -278,7 +278,7 @@ def test_methods_keep_their_object():
 
 
 def test_a_result_used_twice_and_backward_run_twice():
-    """As with functions of torch: sums, and an error once the graph is gone."""
+    """As for functions of torch: gradients add up, and a freed graph raises."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = dlx.using("jax", grad=True)(lambda x: x * x)(x)
     (y + 3 * y).sum().backward(retain_graph=True)
@@ -290,7 +290,7 @@ def test_a_result_used_twice_and_backward_run_twice():
 
 
 def test_memory_crosses_without_a_copy():
-    """Arguments, results and gradients of both ways are the same memory."""
+    """Arguments, results and gradients in both directions share memory."""
     seen = []
 
     @dlx.using("jax", grad=True, readonly="share")
@@ -317,7 +317,7 @@ def test_memory_crosses_without_a_copy():
 
 
 class dlx_conversions:
-    """Notes what became of each array that `dlx.convert` was given by gradients: "shared", or "copied"."""
+    """Record whether `dlx.convert` shared or copied each array for gradients."""
 
     def __enter__(self):
         from dlx._using import gradients
@@ -337,7 +337,7 @@ class dlx_conversions:
 
 
 def test_results_and_gradients_can_be_written_to_by_themselves():
-    """Where jax gives one memory twice, or an argument's, the caller gets copies."""
+    """If jax returns the same memory twice, or an argument's, the caller gets copies."""
     a, b = torch.ones(64, requires_grad=True), torch.ones(64, requires_grad=True)
     x, y, z = dlx.using("jax", grad=True)(lambda a, b: (a, b, a))(a, b)
     assert x is z  # as in every tree
@@ -350,7 +350,7 @@ def test_results_and_gradients_can_be_written_to_by_themselves():
 
 
 def test_what_was_written_to_meanwhile_is_noticed():
-    """By torch, as for its own functions."""
+    """Torch detects it, as for its own functions."""
     x = torch.ones(4, requires_grad=True)
     shifted = x + 1
     y = dlx.using("jax", grad=True)(jnp.exp)(shifted)
@@ -364,7 +364,7 @@ def test_what_was_written_to_meanwhile_is_noticed():
 
 
 def test_what_jax_keeps_is_not_handed_out_writable():
-    """A constant that a function returns, and one that its derivative returns, are copied."""
+    """A constant that a function or its derivative returns is copied."""
     constant = jnp.ones(64, "float32")
 
     @jax.custom_vjp
@@ -384,7 +384,7 @@ def test_what_jax_keeps_is_not_handed_out_writable():
 
 
 def test_constants_are_those_of_the_call():
-    """What is written to an array of a third framework afterwards has no effect."""
+    """Later writes to an array of a third framework have no effect."""
     x, constant = torch.ones(64, requires_grad=True), np.ones(64, "f4")
     y = dlx.using("jax", grad=True)(lambda x, c: x * c)(x, constant)
     constant[:] = 100
@@ -393,7 +393,7 @@ def test_constants_are_those_of_the_call():
 
 
 def test_only_some_arguments_require_gradients():
-    """The others get none."""
+    """The others have no gradient."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(3)
     dlx.using("jax", grad=True)(lambda x, y: x * y)(x, y).sum().backward()
     assert x.grad.tolist() == [1, 1, 1]
@@ -412,7 +412,7 @@ def test_narrow_dtypes(dtype):
 
 
 def test_under_autocast_and_checkpoint():
-    """The layer is one of torch's to both."""
+    """Both treat the layer like one of torch."""
     from torch.utils.checkpoint import checkpoint
 
     calls = []
@@ -438,7 +438,7 @@ def test_under_autocast_and_checkpoint():
 
 
 def test_in_threads():
-    """Calls do not meet."""
+    """Calls in several threads do not affect each other."""
     function, errors = dlx.using("jax", grad=True)(lambda x, n: jnp.sin(x) * n), []
 
     def work(n):
@@ -459,11 +459,11 @@ def test_in_threads():
 
 
 class Planned(Exception):
-    """Raised by the functions below."""
+    """The exception of the functions below."""
 
 
 def test_exceptions_arrive_as_they_are():
-    """From the way forward and the way back."""
+    """Exceptions of the forward and backward pass are raised unchanged."""
 
     def raises(x):
         raise Planned("forward")
@@ -485,7 +485,7 @@ def test_exceptions_arrive_as_they_are():
 
 
 def test_what_cannot_cross_is_refused_by_its_place():
-    """And for its reason."""
+    """The error has the path and the reason."""
     with pytest.raises(dlx.errors.ConversionError, match=r"at x\[1\]"):
         sparse = torch.eye(2).to_sparse().requires_grad_()
         dlx.using("jax", grad=True)(lambda x: x)([torch.ones(1), sparse])
@@ -501,7 +501,7 @@ def test_what_cannot_cross_is_refused_by_its_place():
     "name", ["matmul", "max", "scalar", "transposed", "several results", "a tree", "ignores one", "its argument"]
 )
 def test_torch_differentiates_compiled_functions(name):
-    """Both ways are compiled, and numerical and computed gradients agree; the second derivatives of some too."""
+    """Both passes are compiled; numerical and computed gradients agree, and so do some second derivatives."""
     function, *shapes = TO_JAX[name]
     decorated = dlx.using("jax", grad=True)(jax.jit(function))
     flat = lambda *tensors: _leaves(decorated(*tensors))  # noqa: E731
@@ -511,13 +511,13 @@ def test_torch_differentiates_compiled_functions(name):
 
 
 def test_torch_differentiates_compiled_complex_functions():
-    """In torch's convention."""
+    """Gradients follow torch's convention."""
     decorated = dlx.using("jax", grad=True)(jax.jit(lambda z, w: (COMPLEX["conjugate"](z, w), jnp.abs(w))))
     assert torch.autograd.gradcheck(decorated, _tensors([(3,), (3,)], np.complex128), fast_mode=True)
 
 
 def test_compiled_functions_are_traced_once_for_arguments_of_a_kind():
-    """Shapes, dtypes, structures, static arguments and x64 are what jit tells apart; so does their derivative."""
+    """The function and its derivative are traced again only if jit distinguishes the arguments."""
     traced = []
 
     @dlx.using("jax", grad=True)
@@ -546,7 +546,7 @@ def test_compiled_functions_are_traced_once_for_arguments_of_a_kind():
 
 
 def test_numbers_among_the_arguments_of_compiled_functions():
-    """Each has its own effect, also where it differs in every call, or in its sign or type only."""
+    """Each number has its effect, even if it changes in every call, or differs only in sign or type."""
     function = dlx.using("jax", grad=True)(jax.jit(lambda x, n: x * n + jnp.arctan2(n, -1.0)))
     for n in (2, 2, 2, 2.5, 2.5, 2.0, 3, 0.0, 0.0, -0.0, -0.0):
         x = torch.ones(3, requires_grad=True)
@@ -557,10 +557,10 @@ def test_numbers_among_the_arguments_of_compiled_functions():
 
 
 def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
-    """Arguments and gradients are jax's arrays by address; results and their gradients are what jax has computed."""
+    """Arguments and gradients become jax arrays at the same address; results and their gradients are jax's memory."""
     import dlx_jax_gradients
 
-    taken, handed, take, hand = [], [], dlx_jax_gradients._taken, dlx_jax_gradients._handed
+    taken, handed, take, hand = [], [], dlx_jax_gradients._import_tensor, dlx_jax_gradients._export_results
 
     def noted(tensor, *how):
         array = take(tensor, *how)
@@ -571,8 +571,8 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
         handed.extend(each.unsafe_buffer_pointer() for each in arrays)
         return hand(arrays, own, host)
 
-    monkeypatch.setattr(dlx_jax_gradients, "_taken", noted)
-    monkeypatch.setattr(dlx_jax_gradients, "_handed", given)
+    monkeypatch.setattr(dlx_jax_gradients, "_import_tensor", noted)
+    monkeypatch.setattr(dlx_jax_gradients, "_export_results", given)
     function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: a * b))
     for dtype in (torch.float32, torch.float64):
         taken.clear()
@@ -588,7 +588,7 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
 
 
 def test_results_of_compiled_functions_can_be_written_to():
-    """Also those that are arguments, constants, or one another; what the way back needs is watched by torch."""
+    """Even arguments, constants and equal results are writable; torch watches the memory for the backward pass."""
     constant = jnp.ones(64, "float32")
     function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: (a, a + b, constant, a, b * 1)))
     a, b = torch.ones(64, requires_grad=True), torch.ones(64, requires_grad=True)
@@ -607,7 +607,7 @@ def test_results_of_compiled_functions_can_be_written_to():
 
 
 def test_arguments_that_compiled_functions_get_by_copying():
-    """Strided, unaligned and read-only memory, constants of numpy and arrays of jax."""
+    """Strided, unaligned and read-only memory is copied, and so are constants of numpy and jax."""
     function = dlx.using("jax", grad=True)(jax.jit(lambda x, c, d: x * c + d))
     base, constant = torch.arange(17.0), np.arange(4, dtype="f4")
     constant.flags.writeable = False
@@ -621,7 +621,7 @@ def test_arguments_that_compiled_functions_get_by_copying():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_the_way_back_keeps_goes_with_the_graph(compiled):
-    """As torch's saved tensors: after backward, unless the graph is retained; also where results live on."""
+    """It is freed after backward, like torch's saved tensors, unless the graph is retained, even if results live on."""
     function = lambda x: jnp.sin(x) * jnp.exp(x)  # noqa: E731
     decorated = dlx.using("jax", grad=True)(jax.jit(function) if compiled else function)
     x = torch.zeros(12345, requires_grad=True)
@@ -640,7 +640,7 @@ def test_what_the_way_back_keeps_goes_with_the_graph(compiled):
 
 
 def test_tensors_saved_elsewhere():
-    """Hooks that keep tensors on the host or on disk lose the pullback; it is made again."""
+    """Hooks that move saved tensors to the host or disk lose the pullback; it is computed again."""
     for function in (jnp.exp, jax.jit(jnp.exp)):
         x = torch.zeros(3, requires_grad=True)
         with torch.autograd.graph.save_on_cpu():
@@ -650,7 +650,7 @@ def test_tensors_saved_elsewhere():
 
 
 def test_functions_whose_result_is_a_coroutine_or_generator():
-    """They are refused by name, without a warning that nobody awaited them."""
+    """They are refused by name, without a warning that a coroutine was never awaited."""
 
     class Callable:
         async def __call__(self, x):
@@ -664,11 +664,11 @@ def test_functions_whose_result_is_a_coroutine_or_generator():
 
 
 def test_arguments_that_the_function_records_itself():
-    """They are refused where results leave the framework, or another one records as well; else they keep it."""
+    """They are refused if results leave the framework, or another framework records; otherwise gradients are kept."""
     own, times = torch.ones(2, requires_grad=True), lambda x, w: x * w
     for function in (dlx.using("torch")(times), dlx.using("torch", grad=True)(times)):
-        assert isinstance(function(np.ones(2), own.detach()), np.ndarray)  # of the same types as what follows
-        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*of w,.* Say .*detach=True"):
+        assert isinstance(function(np.ones(2), own.detach()), np.ndarray)  # the same types as below
+        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*records w .*detach=True"):
             function(np.ones(2), own)
         with torch.no_grad():
             assert isinstance(function(np.ones(2), own), np.ndarray)
@@ -679,7 +679,7 @@ def test_arguments_that_the_function_records_itself():
 
 
 def test_a_step_of_training_returns_no_graph():
-    """Only results that would lose one are refused: the step has its graph itself, and returns numbers."""
+    """A training step keeps its graph inside and returns numbers; only results that lose a graph are refused."""
     for grad in (False, True):
         weight = torch.nn.Parameter(torch.zeros(2))
 
@@ -697,7 +697,7 @@ def test_a_step_of_training_returns_no_graph():
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_graph_is_not_cut_in_containers_nor_by_a_name_of_the_results(lazy):
-    """Nor after calls whose tensors have none, which are remembered by their types."""
+    """It also holds after calls with unrecorded tensors of the same types."""
     for returns, given in ((None, (np.ones(2),)), ("numpy", ())):
         call = dlx.using("torch", returns=returns, lazy=lazy)(lambda w, *others: {"a": w * 2})
         assert isinstance(call(torch.ones(2), *given)["a"], np.ndarray)
@@ -711,7 +711,7 @@ def test_a_graph_is_not_cut_in_containers_nor_by_a_name_of_the_results(lazy):
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_what_is_sent_to_generators_keeps_its_graph(framework):
-    """As arguments do."""
+    """Sent values are treated like arguments."""
 
     @dlx.using(framework)
     def generator(x):
@@ -726,7 +726,7 @@ def test_what_is_sent_to_generators_keeps_its_graph(framework):
 
 
 def test_compiled_functions_inside_of_a_trace():
-    """There all that runs is traced: the same error without jit."""
+    """Inside a trace everything is traced; the error is the same without jit."""
     given, said = torch.ones(64, requires_grad=True), []
     for jit in (jax.jit, lambda function: function):
         call = dlx.using("jax", grad=True)(jit(lambda x: x * 2))
@@ -753,7 +753,7 @@ def test_compiled_functions_inside_of_a_trace():
     ids=["numpy in a dictionary", "torch in a list", "sparse"],
 )
 def test_compiled_functions_name_what_cannot_cross(wrong):
-    """The place and the framework, as without jit."""
+    """The error has the path and the framework, as without jit."""
     said = []
     with jax.enable_x64(False):
         for jit in (jax.jit, lambda function: function):
@@ -765,7 +765,7 @@ def test_compiled_functions_name_what_cannot_cross(wrong):
 
 
 def test_gradients_that_cannot_cross_say_so():
-    """A gradient is wider than jax was told to take meanwhile: the error is the same with jit."""
+    """A gradient is wider than jax now allows; the error is the same with jit."""
     said = []
     for jit in (jax.jit, lambda function: function):
         y = dlx.using("jax", grad=True)(jit(lambda x: x * 2))(torch.ones(3, dtype=torch.float64, requires_grad=True))
@@ -777,7 +777,7 @@ def test_gradients_that_cannot_cross_say_so():
 
 
 def test_transforms_of_torch_are_refused():
-    """By an error that says what to call."""
+    """The error names the function to call."""
     call = dlx.using("jax", grad=True)(jnp.sin)
     with pytest.raises(dlx.errors.ConversionError, match=r"Call torch\.autograd\.grad"):
         torch.func.grad(lambda x: call(x).sum())(torch.ones(2))
@@ -788,7 +788,7 @@ def test_transforms_of_torch_are_refused():
 
 @pytest.mark.parametrize("size", [64, 1 << 16])
 def test_donated_arguments_are_not_overwritten(size):
-    """Their memory is torch's, which did not give it away."""
+    """Their memory belongs to torch, which did not donate it."""
     call = dlx.using("jax", grad=True)(jax.jit(lambda x: x * 2 + 1, donate_argnums=0))
     x = torch.ones(size, requires_grad=True)
     for _ in range(3):
@@ -802,7 +802,7 @@ def test_donated_arguments_are_not_overwritten(size):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
 def test_weak_types(dtype, jit):
-    """Python's numbers take the dtype of the array, as in jax."""
+    """Python numbers take the dtype of the array, as in jax."""
     call = dlx.using("jax", grad=True)(jit(lambda x, n: x * n * 2.0))
     x = torch.ones(3, dtype=dtype, requires_grad=True)
     for _ in range(3):
@@ -814,7 +814,7 @@ def test_weak_types(dtype, jit):
 
 
 def test_the_latest_compiled_derivatives_are_kept():
-    """One more drops the oldest only."""
+    """An additional one replaces only the oldest."""
     call = CompiledCalls(None, None)
     for n in range(MAX_KNOWN + 1):
         _add(call._known, n, n)
@@ -826,7 +826,7 @@ def test_the_latest_compiled_derivatives_are_kept():
 
 @pytest.mark.parametrize("name", TO_TORCH)
 def test_jax_differentiates_torch(name):
-    """Numerical and computed gradients agree, the second derivatives of some too."""
+    """Numerical and computed gradients agree, and so do some second derivatives."""
     function, *shapes = TO_TORCH[name]
     decorated = dlx.using("torch", grad=True)(function)
     arrays = [jnp.asarray(each) for each in _values(shapes)]
@@ -839,7 +839,7 @@ def test_jax_differentiates_torch(name):
     ids=["times", "conjugate", "exp"],
 )
 def test_jax_differentiates_complex_functions_of_torch(function):
-    """In jax's convention, which is not torch's."""
+    """Gradients follow jax's convention, which differs from torch's."""
     arrays = [jnp.asarray(each) for each in _values([(3,), (3,)], np.complex128)]
     check_grads(dlx.using("torch", grad=True)(function), arrays, 1, modes=["rev"], rtol=1e-5, atol=1e-5)
 
@@ -853,7 +853,7 @@ def _twin(x, w):
 
 
 def test_under_jit_grad_and_vmap():
-    """In any order, and twice: the same as a twin in jax."""
+    """In any order, and twice, results match an equal function in jax."""
     layer = dlx.using("torch", grad=True)(_layer)
     x, w = (jnp.asarray(each) for each in _values([(4, 3), (3, 2)]))
     loss = lambda function: lambda x, w: (function(x, w) ** 2).mean()  # noqa: E731
@@ -872,7 +872,7 @@ def test_under_jit_grad_and_vmap():
 
 
 def test_trees_integers_and_keywords_from_jax():
-    """Compiled or not."""
+    """They work with and without jit."""
 
     @dlx.using("torch", grad=True)
     def function(tree, *, n, kind):
@@ -888,7 +888,7 @@ def test_trees_integers_and_keywords_from_jax():
 
 
 def test_a_function_that_cannot_be_tried_without_data():
-    """It works outside of `jit`, and inside where its results are declared."""
+    """It works outside `jit`, and inside with result_like=."""
 
     def picked(x):
         return x[: int(x.sum().item())]
@@ -904,7 +904,7 @@ def test_a_function_that_cannot_be_tried_without_data():
 
 
 def test_results_stand_where_they_were_declared():
-    """By their keys, in whatever order."""
+    """Results are matched by key, in any order."""
     spec = jax.ShapeDtypeStruct((3,), "float64")
     swapped = dlx.using("torch", grad=True, result_like={"a": spec, "b": spec})(lambda x: {"b": x * 2, "a": x * 10})
     found = jax.jit(swapped)(jnp.ones(3))
@@ -912,7 +912,7 @@ def test_results_stand_where_they_were_declared():
 
 
 def test_torch_cannot_write_to_arrays_of_jax():
-    """Not even past its graph."""
+    """Detaching does not help either."""
     x = jnp.ones(64)
 
     def function(x):
@@ -924,7 +924,7 @@ def test_torch_cannot_write_to_arrays_of_jax():
 
 
 def test_in_inference_mode():
-    """The mode is the caller's; the function is differentiated all the same."""
+    """The mode belongs to the caller; the function is still differentiated."""
     with torch.inference_mode():
         found = jax.grad(lambda x: dlx.using("torch", grad=True)(lambda x: x * 3)(x).sum())(jnp.ones(3))
     assert found.tolist() == [3, 3, 3]
@@ -938,13 +938,13 @@ print(jax.jit(dlx.using("torch", grad=True, result_like=like)(lambda x: x[:2]))(
 
 
 def test_results_are_declared_in_a_fresh_process(python):
-    """Nothing else has loaded an adapter before."""
+    """No adapter has been loaded before."""
     assert python(FRESH, args=(), imported=True).strip() == "[1. 1.]"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_random_numbers_are_the_same_on_the_way_back(compiled):
-    """Dropout drops the same, also in second derivatives and under `vmap`; the caller's numbers go on from its own."""
+    """Dropout uses the same mask, also in second derivatives and under `vmap`; the caller's generator is unaffected."""
     dropped = dlx.using("torch", grad=True)(lambda x: torch.nn.functional.dropout(x * x, 0.5))
 
     def both(x):
@@ -972,7 +972,7 @@ def test_random_numbers_are_the_same_on_the_way_back(compiled):
 @pytest.mark.parametrize("outer", ["torch", "jax"])
 @pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
 def test_random_numbers_of_nested_functions(outer, jit):
-    """What torch draws within a function of jax is drawn once, whoever differentiates."""
+    """Torch draws once within a function of jax, whichever framework differentiates."""
     drawn = []
 
     def drop(x):
@@ -999,7 +999,7 @@ def test_random_numbers_of_nested_functions(outer, jit):
 
 @pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
 def test_random_numbers_of_nested_functions_in_second_derivatives(jit):
-    """They are the same there, and torch's own go on as if nothing had been drawn again."""
+    """They are the same there, and torch's generator is not affected."""
     like = {"result_like": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)}
     inner = dlx.using("torch", grad=True, **like)(lambda x: torch.nn.functional.dropout(x, 0.5) * x * x)
     middle = dlx.using("jax", grad=True)(jit(lambda x: inner(x) * 2))
@@ -1017,7 +1017,7 @@ def test_random_numbers_of_nested_functions_in_second_derivatives(jit):
 
 @pytest.mark.parametrize("how", ["hooks", "checkpoint"])
 def test_random_numbers_of_nested_functions_that_run_again(how):
-    """Saved tensors that torch has replaced let the function run again, and it draws the same."""
+    """Replaced saved tensors make the function run again with the same random numbers."""
     like = {"result_like": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)}
     inner = dlx.using("torch", grad=True, **like)(lambda x: torch.nn.functional.dropout(x, 0.5) * x)
     middle = dlx.using("jax", grad=True)(lambda x: inner(x) * 2)
@@ -1033,7 +1033,7 @@ def test_random_numbers_of_nested_functions_that_run_again(how):
 
 
 def test_random_numbers_in_threads():
-    """Dropout drops the same in each, or says that it did not."""
+    """Dropout uses the same mask in each thread, or raises an error."""
     dropped = dlx.using("torch", grad=True)(lambda x: torch.nn.functional.dropout(x, 0.5) * x)
     x, wrong = jnp.arange(1.0, 17.0), []
 
@@ -1056,7 +1056,7 @@ def test_random_numbers_in_threads():
 
 
 def test_random_numbers_that_others_draw_meanwhile(caplog):
-    """They spoil a replay, which says so; a function that draws none has none to replay."""
+    """They make a replay fail with an error; a function without random numbers is not affected."""
     others = []
 
     def function(x, drops=True):
@@ -1068,8 +1068,8 @@ def test_random_numbers_that_others_draw_meanwhile(caplog):
     x = jnp.arange(1.0, 17.0)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     call = dlx.using("torch", grad=True, result_like=like)(function)
-    caplog.set_level("CRITICAL", "jax")  # it would keep the traceback
-    with pytest.raises(Exception, match="drew other random numbers on the way back"):
+    caplog.set_level("CRITICAL", "jax")  # the log would keep the traceback
+    with pytest.raises(Exception, match="drew other random numbers in the backward pass"):
         jax.block_until_ready(jax.jit(jax.grad(lambda x: call(x).sum()))(x))
     others.clear()
     plain = dlx.using("torch", grad=True, result_like=like)(functools.partial(function, drops=False))
@@ -1077,7 +1077,7 @@ def test_random_numbers_that_others_draw_meanwhile(caplog):
 
 
 def test_operations_keep_no_tracers():
-    """The leak checker of jax says so."""
+    """Jax's leak checker confirms it."""
     call = dlx.using("torch", grad=True)(lambda tree, n: {"y": tree["x"].sin() * n})
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
     declared = dlx.using("torch", grad=True, result_like=like)(torch.sin)
@@ -1095,7 +1095,7 @@ def test_operations_keep_no_tracers():
 
 
 def test_modules_that_keep_what_they_computed():
-    """A trial without data would leave them a tensor without data: it is refused, and needless with `result_like`."""
+    """A trial would leave abstract tensors in them, so it is refused; `result_like` avoids it."""
 
     class Keeping(torch.nn.Module):
         def forward(self, x):
@@ -1111,7 +1111,7 @@ def test_modules_that_keep_what_they_computed():
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed():
-    """The others' arguments are constants to the function's framework."""
+    """The other arguments are constants to the function's framework."""
     seen = []
 
     def times(x, y):
@@ -1127,7 +1127,7 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
 
 
 def test_exceptions_of_torch_arrive_in_jax():
-    """As they are."""
+    """They are raised unchanged."""
 
     def raises(x):
         raise Planned("inside")
@@ -1137,14 +1137,14 @@ def test_exceptions_of_torch_arrive_in_jax():
 
 
 def test_two_that_record_are_refused():
-    """Nobody could differentiate both."""
+    """No framework could differentiate both."""
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(dlx.errors.ConversionError, match="jax and torch both"):
         jax.grad(lambda y: dlx.using("numpy", grad=True)(lambda x, y: y)(x, y).sum())(jnp.ones(2))
 
 
 def test_parameters_of_a_module_are_its_own():
-    """Those that are passed have gradients, in their framework; the module's own have none."""
+    """Passed parameters have gradients in their framework; the module's parameters have none."""
     module = torch.nn.Linear(3, 2).double()
 
     @dlx.using("torch", grad=True)
@@ -1161,7 +1161,7 @@ def test_parameters_of_a_module_are_its_own():
 
 
 def test_nothing_is_left_behind():
-    """Neither by calls with a way back, nor by those without."""
+    """Calls with and without a backward pass leave nothing behind."""
     function, live = dlx.using("jax", grad=True)(lambda x: jnp.sin(x)), native.live()
     for _ in range(20):
         x = torch.ones(100, requires_grad=True)
@@ -1173,7 +1173,7 @@ def test_nothing_is_left_behind():
 
 
 def test_no_warnings():
-    """Neither framework has one for it."""
+    """No framework warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         x = torch.ones(3, requires_grad=True)

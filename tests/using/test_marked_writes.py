@@ -1,4 +1,4 @@
-"""torch's autograd learns of what others wrote to a tensor: `writes=`, and `dlx.borrow`."""
+"""Torch's autograd detects writes of other frameworks to a tensor: `writes=`, and `dlx.borrow`."""
 
 # ruff: noqa: B008, D103
 
@@ -91,7 +91,7 @@ def saved(torch, x):
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_gradients_that_need_old_values_are_refused(np, torch, kind):
-    """On the first call, and on the next ones, which take the fast path."""
+    """It holds for the first call and for later ones on the fast path."""
     for _ in range(3):
         x = torch.ones(3)
         _, loss = saved(torch, x)
@@ -103,7 +103,7 @@ def test_gradients_that_need_old_values_are_refused(np, torch, kind):
 
 @pytest.mark.parametrize("kind", READERS)
 def test_what_is_only_read_is_not_marked(np, torch, kind):
-    """Gradients go on."""
+    """Gradients still work."""
     for _ in range(3):
         x = torch.ones(3)
         weight, loss = saved(torch, x)
@@ -114,7 +114,7 @@ def test_what_is_only_read_is_not_marked(np, torch, kind):
 
 @pytest.mark.parametrize("target", ["numpy", "torch"])
 def test_read_only_options_are_refused(np, torch, target):
-    """`writes=` may name the parameter that collects them."""
+    """`writes=` may name the parameter that collects options."""
     function = dlx.using(target, writes="options")(lambda a=None, **options: None)
     frozen = np.zeros(3, np.float32)
     frozen.flags.writeable = False
@@ -127,7 +127,7 @@ def test_read_only_options_are_refused(np, torch, target):
 
 @pytest.mark.parametrize("target", ["numpy", "torch"])
 def test_names_of_options_decide_what_is_written(np, torch, target):
-    """In every order, though the types are the same: what is known of one call is not used for another."""
+    """Cached results of one call are not used for a call with other names."""
     function = dlx.using(target, writes="b")(lambda a=None, b=None: None)
     frozen = np.zeros(3, np.float32)
     frozen.flags.writeable = False
@@ -145,7 +145,7 @@ def test_names_of_options_decide_what_is_written(np, torch, target):
 
 
 def test_options_that_had_to_be_copied_are_written_back(np, torch):
-    """As parameters with names are, also where torch counts no write."""
+    """They are treated like named parameters, even if torch counts no write."""
     a = np.zeros(3, np.float32)
     dlx.using("torch", writes="options")(lambda **options: options["b"].numpy().fill(100) and None)(b=a[::-1])
     assert a.tolist() == [100.0] * 3
@@ -153,7 +153,7 @@ def test_options_that_had_to_be_copied_are_written_back(np, torch):
 
 @pytest.mark.parametrize("writes", [1, -1, [0, 7], 0.5, b"a", [None], "b"], ids=repr)
 def test_what_is_no_parameter_is_refused(writes):
-    """Numbers of arguments that the function cannot have as well as names."""
+    """Invalid names and numbers of arguments are refused."""
     with pytest.raises(TypeError, match=r"has no parameter .* \(writes=\)|not iterable"):
         dlx.using("dlx", writes=writes)(lambda a: None)
     if writes in (1, [0, 7]):
@@ -161,7 +161,7 @@ def test_what_is_no_parameter_is_refused(writes):
 
 
 def test_only_the_declared_argument_is_marked(np, torch):
-    """Two tensors of one type, the same tensor twice, and then two again."""
+    """Tested with two tensors of one type, the same tensor twice, and two tensors again."""
     function = dlx.using("numpy", writes="a")(lambda a, b: a.fill(100))
     for _ in range(3):
         x, y = torch.ones(3), torch.ones(3)
@@ -172,7 +172,7 @@ def test_only_the_declared_argument_is_marked(np, torch):
 
 
 def test_tensors_of_inference_mode_count_no_writes(np, torch):
-    """They are written to all the same."""
+    """They are still written."""
     with torch.inference_mode():
         x = torch.zeros(3)
     WRITERS["numpy"](x)
@@ -181,7 +181,7 @@ def test_tensors_of_inference_mode_count_no_writes(np, torch):
 
 
 def test_any_adapter_may_keep_account(np, torch, monkeypatch):
-    """`WriteTracking.mark_written` of whatever framework the array is of; what it raises names the adapter."""
+    """`WriteTracking.mark_written` of any adapter is called; its errors name the adapter."""
     from dlx._registry.registry import registry
 
     adapter = registry.owner(np.ndarray)
@@ -204,7 +204,7 @@ def test_any_adapter_may_keep_account(np, torch, monkeypatch):
 
 
 def test_borrow_marks_the_array_that_an_object_stands_for(torch, monkeypatch):
-    """As a DataArray of xarray stands for its data."""
+    """For a DataArray of xarray, that is its data."""
     from dlx._registry import lookup
     from dlx.adapter import Container
 

@@ -1,4 +1,4 @@
-"""`dlx.using`: a call with arguments of known types gives what the complete way gives, and takes a short one."""
+"""`dlx.using`: calls on the fast path in C behave exactly like calls in Python."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import types
 import weakref
 
 import pytest
-from agreement import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arrays.agreement import bits
+from support.arrays.examples import examples
 
 import dlx
 from dlx import errors
@@ -25,7 +26,6 @@ from dlx._core import native
 from dlx._registry.registry import registry
 from dlx._using import plan, wrappers
 from dlx.adapter import GradSupport
-from examples import examples
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def invocations(monkeypatch):
-    """How many calls took the complete way."""
+    """Count the calls that are made in Python."""
     made = []
     complete = wrappers.calls.Invocation
     monkeypatch.setattr(wrappers.calls, "Invocation", lambda *args: made.append(1) or complete(*args))
@@ -44,11 +44,11 @@ def invocations(monkeypatch):
 
 
 class Unknown:
-    """No array, no container."""
+    """Neither an array nor a container."""
 
 
 def aligned():
-    """An array that every framework takes as it is each time: jax copies what does not begin at a multiple of 64."""
+    """Return an array that every framework imports without a copy: jax needs addresses at multiples of 64."""
     memory = np.zeros(20, dtype="f4")
     first = -memory.ctypes.data % 64 // 4
     array = memory[first : first + 4]
@@ -57,7 +57,7 @@ def aligned():
 
 
 class Producer:
-    """An array of no framework."""
+    """An array without a framework."""
 
     def __init__(self):
         self.tensor = dlx.convert(aligned(), to="dlx")
@@ -67,14 +67,14 @@ class Producer:
 
 
 class Turned(Unknown):
-    """What is an array from the second of its objects on."""
+    """An object that becomes an array once a second one is created."""
 
     made = 0
 
     def __init__(self):
         Turned.made += 1
         if Turned.made % 2 == 0:
-            self.array = aligned()  # which the dict does not keep alive
+            self.array = aligned()  # the dict does not keep it alive
             self.__array_interface__ = self.array.__array_interface__
 
 
@@ -83,28 +83,28 @@ Pair = collections.namedtuple("Pair", "x y")
 
 @dataclasses.dataclass
 class Record:
-    """A container that is declared by its class."""
+    """A container, declared by its class."""
 
     x: object
     y: object = 3
 
 
 def shared():
-    """A list that holds one array, and one list, twice."""
+    """Return a list with one array twice, and one list twice."""
     array = np.arange(4, dtype="f4")
     inner = [array, torch.ones(2)]
     return [array, inner, {"again": inner, "n": 1}]
 
 
 def cyclic():
-    """A list that holds itself."""
+    """Return a list that contains itself."""
     made = [np.arange(4, dtype="f4")]
     made.append(made)
     return made
 
 
 def locked():
-    """An array that must not be written to."""
+    """Return a read-only array."""
     array = aligned()
     array.flags.writeable = False
     return array
@@ -168,7 +168,7 @@ TARGETS = ["numpy", "torch", "dlx", *(name for name in FOREIGN if name in MADE)]
 
 
 def parts(obj):
-    """The keys and elements of a container of the tests; None of anything else."""
+    """Return the keys and elements of a container of the tests; None for other objects."""
     if isinstance(obj, Record):
         return ["x", "y"], [obj.x, obj.y]
     if isinstance(obj, dict):
@@ -177,7 +177,7 @@ def parts(obj):
 
 
 def arrays(obj, met=()):
-    """The arrays in a tree, each time they are met."""
+    """Return the arrays in a tree, including repeated ones."""
     found = parts(obj)
     if found is None or any(obj is each for each in met):
         return [obj] if isinstance(obj, np.ndarray | torch.Tensor) else []
@@ -185,7 +185,7 @@ def arrays(obj, met=()):
 
 
 def plus(arg):
-    """What a function computes: the same in numpy, torch and jax; else the argument itself."""
+    """Add one, in numpy, torch or jax; return other arguments unchanged."""
     return arg + 1 if type(arg) in (np.ndarray, torch.Tensor) and arg.dtype not in ("U4", torch.bfloat16) else arg
 
 
@@ -240,7 +240,7 @@ BODIES = {
 
 
 def objects(args):
-    """What the arguments consist of: they, and all that is in them, each once."""
+    """Return the arguments and all objects in them, each once."""
     found = [*args]
     for each in found:
         for part in (parts(each) or ((), ()))[1]:
@@ -250,7 +250,7 @@ def objects(args):
 
 
 def seen(value, args, met=()):
-    """What can be told of a value: which argument it is, else its type, its elements, and the memory that it shares."""
+    """Summarize a value: which argument it is, or its type, elements and shared memory."""
     for i, arg in enumerate(args):
         if value is arg:
             return f"argument {i}"
@@ -270,7 +270,7 @@ def seen(value, args, met=()):
 
 
 def overlap(a, b):
-    """Whether two arrays share memory; None where one of them cannot tell."""
+    """Return whether two arrays share memory; None if that is unknown."""
     try:
         return dlx.shares_memory(a, b)
     except errors.DlxError:
@@ -278,7 +278,7 @@ def overlap(a, b):
 
 
 def contents(arg, met=()):
-    """What an argument holds."""
+    """Return the contents of an argument."""
     if any(arg is each for each in met):
         return "cycle"
     if isinstance(arg, np.ndarray | torch.Tensor):
@@ -290,7 +290,7 @@ def contents(arg, met=()):
 
 
 def outcome(function, made, names):
-    """Everything that a caller sees of a call: the result or the error, and the arguments afterwards."""
+    """Return all visible effects of a call: the result or error, and the arguments afterwards."""
     values = [make() for make in made]
     n = len(values) - len(names)
     args, options = values[:n], dict(zip(names, values[n:], strict=True))
@@ -306,14 +306,14 @@ def outcome(function, made, names):
 
 @contextlib.contextmanager
 def complete_way():
-    """Have calls take the complete way only."""
+    """Disable the fast path."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wrappers, "plan_of", lambda spec, function: None)
+        patch.setattr(wrappers, "build_plan", lambda spec, function: None)
         yield
 
 
 def compare(to, body, made, names=(), method=False, **options):
-    """Call both ways, the short one often enough to be learnt; fresh arguments each time."""
+    """Compare calls in C and Python with new arguments, after enough calls for the fast path."""
 
     def plain(*args, default=(1, 2), **more):
         return BODIES[body]((*args, *more.values()) or (default,))
@@ -336,7 +336,7 @@ def compare(to, body, made, names=(), method=False, **options):
 
 @pytest.mark.slow
 def test_every_argument_and_every_body():
-    """One argument: each with each body, and both with each framework of the function."""
+    """Each argument is combined with each body, and both with each framework."""
     for i, body in enumerate(BODIES):
         for k, make in enumerate(MADE.values()):
             compare(TARGETS[(i + k) % len(TARGETS)], body, [make])
@@ -345,7 +345,7 @@ def test_every_argument_and_every_body():
 @pytest.mark.parametrize("returns", ["numpy", "torch"])
 @pytest.mark.parametrize("to", ["numpy", "torch"])
 def test_another_framework_of_results(to, returns):
-    """Also of arguments that are returned, and of parts of a container."""
+    """It also converts returned arguments, and parts of containers."""
     for body in ("first", "plus", "pair", "write and return", "grad part"):
         for make in MADE.values():
             compare(to, body, [make], returns=returns)
@@ -354,9 +354,9 @@ def test_another_framework_of_results(to, returns):
 @settings(deadline=None, max_examples=examples(200))
 @given(data=st.data())
 def test_generated_signatures(data):
-    """Several arguments, by position and by name, with options, as functions and methods."""
+    """Generated calls have several arguments by position and name, and options, for functions and methods."""
     made = [MADE[name] for name in data.draw(st.lists(st.sampled_from(list(MADE)), max_size=4))]
-    if len(made) > 1 and data.draw(st.booleans()):  # one object twice, and memory in common
+    if len(made) > 1 and data.draw(st.booleans()):  # repeated objects, and shared memory
         one = data.draw(st.sampled_from([np.arange(4, dtype="f4"), torch.ones(4), MADE["dlx"]()]))
         twin = one[::-1] if type(one) is np.ndarray and data.draw(st.booleans()) else one
         made[0], made[-1] = (lambda: one), (lambda: twin)
@@ -418,9 +418,9 @@ def test_generated_signatures(data):
     ],
 )
 def test_what_is_simple_is_not_flattened(invocations, to, args, body, options):
-    """By position and by name."""
+    """By position and by name, simple arguments are not flattened."""
     run = dlx.using(to, **options)(lambda *args, **more: BODIES[body]((*args, *more.values())))
-    run(*(MADE[name]() for name in args))  # an adapter that is loaded now makes the call start again
+    run(*(MADE[name]() for name in args))  # load the adapters first, since that restarts a call
     for call in (run, lambda *args: run(**{f"k{i}": arg for i, arg in enumerate(args)})):
         invocations.clear()
         for _ in range(5):
@@ -441,7 +441,7 @@ def test_what_is_simple_is_not_flattened(invocations, to, args, body, options):
     ],
 )
 def test_what_is_not_simple_takes_the_complete_way(invocations, to, args):
-    """Each time, and nothing was converted before."""
+    """It does so each time, and nothing is converted before."""
     run = dlx.using(to, detach=True)(lambda *args: None)
     for n in range(1, 4):
         run(*(MADE[name]() for name in args))
@@ -449,7 +449,7 @@ def test_what_is_not_simple_takes_the_complete_way(invocations, to, args):
 
 
 def test_one_argument_that_is_not_simple_leaves_the_others_alone(invocations):
-    """The function gets each array once; the copy of the second is written back."""
+    """The function gets each array once, and the copy of the second is written back."""
     run = dlx.using("torch")(lambda x, y: [x.add_(1), y.add_(1)])
     for n in range(3):
         a, b = np.zeros(3), np.zeros(3)[:: -1 if n == 2 else 1]
@@ -459,15 +459,15 @@ def test_one_argument_that_is_not_simple_leaves_the_others_alone(invocations):
 
 
 def planned(monkeypatch):
-    """Count the plans that are made, and the types that they learn."""
-    plans, learnt, made, learn = [], [], wrappers.plan_of, plan._Kinds.learn
-    monkeypatch.setattr(wrappers, "plan_of", lambda *args: plans.append(1) or made(*args))
+    """Count the created plans, and the types that they learn."""
+    plans, learnt, made, learn = [], [], wrappers.build_plan, plan._Kinds.learn
+    monkeypatch.setattr(wrappers, "build_plan", lambda *args: plans.append(1) or made(*args))
     monkeypatch.setattr(plan._Kinds, "learn", lambda self, kind: learnt.append(kind) or learn(self, kind))
     return plans, learnt
 
 
 def test_adapters_that_are_loaded_later_are_asked(monkeypatch):
-    """What was known of the types is learnt anew."""
+    """Cached types are looked up again."""
     plans, learnt = planned(monkeypatch)
     run = dlx.using("torch")(lambda x: x + 1)
     for _ in range(3):
@@ -479,7 +479,7 @@ def test_adapters_that_are_loaded_later_are_asked(monkeypatch):
 
 
 def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
-    """What was found of the types before it was there is not kept, nor used."""
+    """Types that were looked up before it was loaded are not cached."""
     find = plan._Kinds._find
 
     def loading(self, kind, source):
@@ -496,7 +496,7 @@ def test_an_adapter_that_is_loaded_meanwhile_is_asked(invocations, monkeypatch):
 
 
 def test_types_that_cannot_be_keys_and_types_that_go(invocations):
-    """A metaclass is not asked, and what is known of types does not keep more than some of them."""
+    """Metaclasses are not called, and the cache keeps a limited number of types alive."""
 
     class Odd(type):
         def __hash__(cls):
@@ -518,7 +518,7 @@ def test_types_that_cannot_be_keys_and_types_that_go(invocations):
 
 
 def test_a_class_that_changes_after_its_first_call_is_looked_at_again(invocations):
-    """It becomes an array, by a protocol, or a container, by registration; other changes are nothing new."""
+    """It becomes an array by a protocol, or a container by registration; other changes have no effect."""
 
     class Array:
         count = 0
@@ -559,7 +559,7 @@ def test_a_class_that_changes_after_its_first_call_is_looked_at_again(invocation
 
 
 def test_a_class_that_becomes_an_array_during_the_call():
-    """What was a container when it was passed comes back as the caller's own."""
+    """The former container is returned as the caller's object."""
 
     @dataclasses.dataclass
     class Record:
@@ -610,13 +610,13 @@ def test_a_consumer_that_fails_is_final(invocations, monkeypatch, error):
         with pytest.raises(error) as caught:
             run(*args, **options)
         assert error is not errors.ConversionError or caught.value.where == where
-        del caught  # whose traceback has the consumer's frames
+        del caught  # its traceback has the consumer's frames
         gc.collect()
         assert not called and native.live() == live and not invocations
 
 
 def test_a_result_that_cannot_be_converted_names_itself():
-    """As in the complete way."""
+    """The error is the same as in Python."""
     run = dlx.using("torch", detach=False)(lambda x: x * torch.ones(2, requires_grad=True))
     for _ in range(3):
         with pytest.raises(errors.ConversionError, match="grad") as caught:
@@ -625,7 +625,7 @@ def test_a_result_that_cannot_be_converted_names_itself():
 
 
 def test_nothing_is_kept():
-    """Neither arguments nor results, also where the function raises."""
+    """Neither arguments nor results are kept, even if the function raises."""
     run = dlx.using("torch")(lambda x, y=None: x + 1 if y is None else 1 / 0)
     live = native.live()
     gc.disable()
@@ -645,7 +645,7 @@ def test_nothing_is_kept():
 
 
 def test_nested_and_threads(invocations):
-    """Each function knows its own callers; several threads may learn at once."""
+    """Each function has its own callers; several threads may learn at once."""
     inner = dlx.using("numpy")(lambda x: x * 2)
     outer = dlx.using("torch")(lambda x: inner(x) + 1)
     made = {"numpy": np.ones(2), "torch": torch.ones(2), "dlx": dlx.convert(np.ones(2), to="dlx")}
@@ -667,7 +667,7 @@ def test_nested_and_threads(invocations):
 
 
 def test_coroutines_and_generators_take_the_complete_way(invocations):
-    """They wait, and write back when they go on."""
+    """They write back after each step."""
 
     @dlx.using("torch")
     async def later(x):
@@ -684,7 +684,7 @@ def test_coroutines_and_generators_take_the_complete_way(invocations):
 
 
 def test_an_array_that_is_recorded_from_some_call_on_is_refused(monkeypatch):
-    """As tensorflow's tapes do it: the array and its type are what they were in the calls before."""
+    """As with tensorflow's tapes, the array and its type are the same as in earlier calls."""
     array = pytest.importorskip("jax.numpy").arange(3.0)
     adapter, watched = registry.owner(type(array)), []
     monkeypatch.setattr(adapter, "gradients", GradSupport(lambda array: bool(watched)), raising=False)

@@ -1,4 +1,4 @@
-"""`dlx.using`: whatever a function hands back of its arguments is its caller's own object, and nothing else is."""
+"""`dlx.using`: returned arguments are the caller's objects, and other results are not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INTO = {  # how two arrays are passed
     "record": lambda a, b: (Record([a]), Record(a, b)),
     "ordered": lambda a, b: (collections.OrderedDict(b=b, a=a), "text"),
 }
-OUT = {  # what is made of the arguments that a function got
+OUT = {  # how a function returns its arguments
     "first": lambda args: args[0],
     "last": lambda args: args[-1],
     "all": lambda args: args,
@@ -58,7 +58,7 @@ OUT = {  # what is made of the arguments that a function got
 
 
 def calling(body, to, **options):
-    """Decorate a plain function."""
+    """Decorate a function."""
     return dlx.using(to, detach=True, **options)(lambda *args: body(args))
 
 
@@ -74,7 +74,7 @@ def method(body, to, **options):
 
 
 def generating(body, to, **options):
-    """Decorate a generator, which is sent the first argument."""
+    """Decorate a generator, to which the first argument is sent."""
 
     @dlx.using(to, detach=True, **options)
     def steps(*args):
@@ -105,7 +105,7 @@ def awaiting(body, to, **options):
 
 
 def parts(obj):
-    """Return keys and elements of a container of the tests, or of a view of one; None of anything else."""
+    """Return keys and elements of a container of the tests, or a view of one; None for other objects."""
     if isinstance(obj, Record | RecordView):
         return ["x", "y"], [obj.x, obj.y]
     if isinstance(obj, Mapping):
@@ -114,7 +114,7 @@ def parts(obj):
 
 
 def below(args):
-    """Return all containers in arguments, these left out."""
+    """Return all containers in the arguments, except these."""
     found = [each for each in args if parts(each)]
     for each in found:
         found += [child for child in parts(each)[1] if parts(child)]
@@ -122,7 +122,7 @@ def below(args):
 
 
 def check(result, wanted, callers, *, lazy):
-    """Check that a result is what the plain function makes of the caller's own objects."""
+    """Check that a result is that of the undecorated function for the caller's objects."""
     if parts(wanted) is None or any(wanted is each for each in callers):
         if not lazy or not isinstance(result, View):
             assert result is wanted
@@ -142,9 +142,9 @@ PAIRS = list(itertools.product(FRAMEWORKS, repeat=2))
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx"])
 @pytest.mark.parametrize("decorate", [calling, method, generating, awaiting])
 def test_an_argument_that_is_handed_back_is_the_callers_own_object(decorate, to, lazy):
-    """Whatever framework it is of, in whatever container, beside whatever other; lazily containers may be views."""
+    """It holds for each framework, container and combination; lazily, containers may be views."""
     ways, step = itertools.product(OUT.values(), INTO.values()), (5 if lazy else 3) if decorate is calling else 11
-    for first, (body, into) in enumerate(ways):  # of the pairs each way gets a share: another one than the way before
+    for first, (body, into) in enumerate(ways):  # each way tests a different share of the pairs
         for one, other in PAIRS[first % step :: step]:
             a, b = FRAMEWORKS[one](), FRAMEWORKS[other]()
             run = decorate(body, to, lazy=lazy)
@@ -154,7 +154,7 @@ def test_an_argument_that_is_handed_back_is_the_callers_own_object(decorate, to,
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_the_out_idiom(lazy):
-    """A function that returns what it was told to write into."""
+    """A function returns the argument that it wrote to."""
     a, out = np.ones(3, "f4"), torch.zeros(3)
     double = dlx.using("torch", lazy=lazy)(lambda x, *, out: torch.mul(x, 2, out=out))
     assert double(a, out=out) is out and out.tolist() == [2, 2, 2]
@@ -165,7 +165,7 @@ def test_the_out_idiom(lazy):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_view_of_an_argument_is_not_the_argument(lazy):
-    """It is a result like any other, in the caller's framework."""
+    """It is converted like any other result."""
     a, t = np.ones(3, "f4"), torch.ones(3)
     slices = dlx.using("torch", lazy=lazy)(lambda x, y: [x[:], y[:], y.view(3), x, y])
     result = slices(a, t)
@@ -176,7 +176,7 @@ def test_a_view_of_an_argument_is_not_the_argument(lazy):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_another_framework_of_results_is_asked_for_of_arguments_too(lazy):
-    """And only of those of another one."""
+    """Only those of other frameworks are converted."""
     a, t = np.ones(3, "f4"), torch.ones(3)
     for name, own, other in (("numpy", a, t), ("torch", t, a)):
         same_ = dlx.using("torch", returns=name, lazy=lazy)(lambda x: x)
@@ -187,7 +187,7 @@ def test_another_framework_of_results_is_asked_for_of_arguments_too(lazy):
 
 
 def test_what_was_passed_as_it_is_comes_back_as_it_is():
-    """Methods that return `self`, in a container too; whatever stands in it is neither converted nor looked at."""
+    """Methods may return `self`, also in a container; its contents are neither converted nor flattened."""
 
     @dataclasses.dataclass
     class Model:
@@ -217,7 +217,7 @@ def test_what_was_passed_as_it_is_comes_back_as_it_is():
 
 
 def test_what_a_function_changed_is_not_the_callers_container():
-    """Its arrays are, and the containers in it that were left alone."""
+    """Its arrays, and unchanged containers in it, are the caller's."""
 
     def change(tree):
         tree["new"] = tree["x"] + 1
@@ -233,7 +233,7 @@ def test_what_a_function_changed_is_not_the_callers_container():
 
 
 def test_sets_and_keys_that_are_arrays():
-    """A set has no order to compare by, and an array that is a key is not asked what it equals."""
+    """Sets are compared without order, and arrays as keys by identity."""
     arrays = [dlx.convert(np.full(1, n), to="dlx") for n in range(9)]
     every = set(arrays)
     handed = dlx.using("torch")(lambda x: [x])
@@ -253,7 +253,7 @@ def test_sets_and_keys_that_are_arrays():
 @pytest.mark.parametrize("inside", ["torch", "numpy", "dlx"])
 @pytest.mark.parametrize("observed", [False, True])
 def test_a_column_of_a_table_stays_as_the_function_got_it(inside, observed):
-    """The caller has no object for it; the whole table comes back as the caller's own."""
+    """The caller has no object for it; a whole table is returned as the caller's object."""
     pa = pytest.importorskip("pyarrow")
     pytest.importorskip(inside)
     table = pa.table({"a": [1, 2, 3], "b": [0.5, 1.0, 2.0]})

@@ -1,4 +1,4 @@
-"""`writes=` refuses read-only arrays before the function runs: whatever the target, in every form of call."""
+"""`writes=` refuses read-only arrays before the function runs, for each target and form of call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGETS = ("numpy", "torch", "jax", "dlx", "tvm_ffi", "array_api_strict", "tenso
 
 
 def locked(array):
-    """Return an array that must not be written to."""
+    """Return a read-only array."""
     array.flags.writeable = False
     return array
 
@@ -28,7 +28,7 @@ def torch():
 
 
 def mapped(access):
-    """Return an array over a map of a file, or of memory."""
+    """Return an array over a mapping of a file or of memory."""
     block = mmap.mmap(-1, 64) if access == mmap.ACCESS_WRITE else None
     if block is None:
         import tempfile
@@ -77,7 +77,7 @@ class Holder:
 
 
 def forms(to, ran):
-    """Give (name, function of an array)."""
+    """Yield the name and function of each form of call."""
     writes = {"writes": ("x", "rest", "named")}
 
     @dlx.using(to, **writes)
@@ -158,7 +158,7 @@ def forms(to, ran):
 
 
 def ready(to):
-    """Skip without a framework, or if it cannot be a target."""
+    """Skip if the framework is missing or cannot be a target."""
     if to != "dlx":
         pytest.importorskip("mlx.core" if to == "mlx" else to, exc_type=ImportError)
     return pytest.importorskip(to) if to == "array_api_strict" else to
@@ -172,7 +172,7 @@ def contents(x):
 @pytest.mark.parametrize("source", READ_ONLY)
 @pytest.mark.parametrize("to", TARGETS)
 def test_read_only_arrays_are_refused(to, source):
-    """Before the function runs, with the parameter's name, in the first call and in those that follow."""
+    """The error has the parameter's name and is raised before the function runs, in first and later calls."""
     to, x, ran = ready(to), READ_ONLY[source](), []
     before = contents(x)
     for name, call in forms(to, ran):
@@ -182,7 +182,7 @@ def test_read_only_arrays_are_refused(to, source):
             assert isinstance(caught.value, errors.ReadOnlyError) or "writes" not in str(caught.value), name
             if isinstance(caught.value, errors.ReadOnlyError):
                 assert "the function writes to it (writes=), and it is read-only" in str(caught.value), name
-            else:  # the target has no such dtype, or the like: refused for that
+            else:  # refused for another reason, such as the dtype
                 assert to in ("jax", "mlx", "warp", "tensorflow", "paddle") or not isinstance(to, str), caught.value
             assert ran == [], name
     assert contents(x) == before
@@ -191,7 +191,7 @@ def test_read_only_arrays_are_refused(to, source):
 @pytest.mark.parametrize("source", WRITABLE)
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "tvm_ffi"])
 def test_writable_arrays_are_passed(to, source):
-    """In every form and call; also after a read-only array of the same type was refused, and before."""
+    """All forms and calls accept them, also before and after a read-only array of the same type."""
     to, ran = ready(to), []
     x, lock = WRITABLE[source](), READ_ONLY.get(source, lambda: None)()
     for name, call in forms(to, ran):
@@ -205,7 +205,7 @@ def test_writable_arrays_are_passed(to, source):
 
 
 def test_writes_reach_what_is_writable_in_every_call():
-    """The check changes nothing else: the caller's arrays are written to, a read-only second argument is only read."""
+    """Writable arrays are written to, and a read-only second argument is only read."""
     fill = dlx.using("numpy", writes="x")(lambda x, y: x.__setitem__(..., y))
     for _ in range(3):
         for make in (lambda: np.zeros(3), lambda: torch().zeros(3), lambda: bytearray(3)):
@@ -219,7 +219,7 @@ def test_writes_reach_what_is_writable_in_every_call():
 
 @pytest.mark.parametrize("source", READ_ONLY)
 def test_a_writable_borrow_of_read_only_memory_is_refused(source):
-    """And a read-only one is not."""
+    """A read-only borrow is allowed."""
     x = READ_ONLY[source]()
     with contextlib.suppress(errors.CopyRequiredError), pytest.raises(errors.ReadOnlyError), dlx.borrow(x):
         raise AssertionError("borrowed")

@@ -1,4 +1,4 @@
-"""`dlx.using` on devices: the function works on its caller's stream, so that nothing has to be ordered."""
+"""`dlx.using` on devices: the function works on its caller's stream, so that no stream has to wait."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import collections
 import contextlib
 from dataclasses import replace
 
-import gpulib
 import pytest
-from fake_cuda import LEGACY, MANAGED
-from gpulib import N
+from support.cuda import gpulib
+from support.cuda.fake_cuda import LEGACY, MANAGED
+from support.cuda.gpulib import N
 
 import dlx
 from dlx._core import cuda as driver
@@ -24,37 +24,37 @@ Pair = collections.namedtuple("Pair", "x y")
 
 @pytest.fixture
 def caller(monkeypatch, cuda):
-    """A caller's framework."""
+    """Return a caller's framework."""
     return gpulib.install(monkeypatch, "liba", cuda)
 
 
 @pytest.fixture
 def callee(monkeypatch, cuda):
-    """A function's framework."""
+    """Return a function's framework."""
     return gpulib.install(monkeypatch, "libb", cuda)
 
 
 @pytest.fixture
 def third(monkeypatch, cuda):
-    """Yet another framework."""
+    """Return a third framework."""
     return gpulib.install(monkeypatch, "libc", cuda)
 
 
 @pytest.fixture
 def unset(monkeypatch, cuda):
-    """A framework whose current stream cannot be set, and whose arrays have streams of their own, as jax's have."""
+    """Return a framework whose current stream cannot be set, and whose arrays have streams, like jax."""
     return gpulib.install(monkeypatch, "libe", cuda, gpulib.EventAdapter)
 
 
 def slow(cuda, device=0):
-    """A stream on which nothing gets done: the host cannot learn, by letting go of memory, that it is."""
+    """Return a stream that never finishes, so that the host cannot assume it by freeing memory."""
     handle = cuda.stream(device)
     cuda.stall(handle, device)
     return handle
 
 
 def arrays(tree):
-    """Every array in containers of any kind."""
+    """Return all arrays in containers of any type."""
     if isinstance(tree, gpulib.Array):
         return [tree]
     if isinstance(tree, collections.abc.Mapping):
@@ -85,7 +85,7 @@ TREES = {
 @pytest.mark.parametrize("where", ["positional", "named"])
 @pytest.mark.parametrize("tree", TREES)
 def test_the_function_works_on_its_callers_stream(cuda, caller, callee, tree, where):
-    """Arrays in containers of any kind are found; nothing is ordered, in or out, and nothing races."""
+    """Arrays in any container are found; no stream is ordered, and nothing races."""
     streams = []
 
     @dlx.using("libb")
@@ -107,14 +107,14 @@ def test_the_function_works_on_its_callers_stream(cuda, caller, callee, tree, wh
 
 @pytest.mark.parametrize("handle", [LEGACY, 2])
 def test_numbered_streams_are_streams(cuda, caller, callee, handle):
-    """The legacy stream, and the per-thread one."""
+    """The legacy and the per-thread stream are supported."""
     work = dlx.using("libb")(lambda x: callee.handle(0))
     with caller.on(handle), callee.on(slow(cuda)):
         assert work(caller.made()) == handle
 
 
 def test_the_host_first_and_the_device_last(cuda, np, caller, callee):
-    """An array of the host says nothing; the last argument may be the one that does."""
+    """Host arrays have no stream; the last argument may determine it."""
 
     @dlx.using("libb", returns="libb")
     def work(a, b, *, c):
@@ -125,7 +125,7 @@ def test_the_host_first_and_the_device_last(cuda, np, caller, callee):
 
 
 def test_two_devices(cuda, caller, callee):
-    """Each has its stream, whichever comes first; managed memory has that of its device."""
+    """Each device has its stream, in any order; managed memory uses that of its device."""
 
     @dlx.using("libb", returns="libb")
     def work(*x):
@@ -139,7 +139,7 @@ def test_two_devices(cuda, caller, callee):
 
 
 def test_none(cuda, np, caller, callee, unset):
-    """The host, no array, and arrays with streams of their own set nothing; nor is the driver loaded for the host."""
+    """Host arrays, no arrays, and arrays with streams set none; host arrays do not load the driver."""
     work = dlx.using("libb")(lambda *x: callee.handle(0))
     with callee.on(slow(cuda)) as own:
         assert work(np.zeros(3, "uint8")) == work() == work("text", [None]) == own.ptr
@@ -148,7 +148,7 @@ def test_none(cuda, np, caller, callee, unset):
 
 
 def test_an_outer_stream_comes_back(cuda, caller, callee):
-    """What was current before is current afterwards, also when the function raises."""
+    """The previous stream is current afterwards, even if the function raises."""
 
     @dlx.using("libb")
     def work(x, divisor):
@@ -172,10 +172,7 @@ def test_an_outer_stream_comes_back(cuda, caller, callee):
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
 def test_callers_on_two_streams(cuda, caller, callee, third, turned, raises):
-    """The order of arguments does not matter: the function stays on its own stream, and each caller waits for it.
-
-    Also where it raises: it may have read and written by then.
-    """
+    """In any order of arguments, the function keeps its own stream, and callers wait for it, even if it raises."""
 
     @dlx.using("libb")
     def work(x, y):
@@ -194,7 +191,7 @@ def test_callers_on_two_streams(cuda, caller, callee, third, turned, raises):
 
 
 def test_callers_on_one_stream(cuda, caller, callee, third):
-    """Two frameworks that work on one stream are one caller."""
+    """Two frameworks on one stream count as one caller."""
     handle = slow(cuda)
     with caller.on(handle), third.on(handle):
         assert dlx.using("libb")(lambda *x: callee.handle(0))(caller.made(), third.made()) == handle
@@ -202,7 +199,7 @@ def test_callers_on_one_stream(cuda, caller, callee, third):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_arrays_of_the_functions_framework_stay_on_their_stream(cuda, caller, callee, turned):
-    """They are not converted, hence not ordered: the function stays where they are."""
+    """They are not converted and therefore not ordered; the function keeps its stream."""
 
     @dlx.using("libb")
     def work(*x):
@@ -219,7 +216,7 @@ def test_arrays_of_the_functions_framework_stay_on_their_stream(cuda, caller, ca
 
 
 def test_a_stream_that_is_said(cuda, caller, callee):
-    """It beats the caller's; arguments are ordered in, and whoever had them waits."""
+    """It overrides the caller's; arguments are ordered in, and their callers wait."""
     c = slow(cuda)
 
     @dlx.using("libb", stream=c)
@@ -235,7 +232,7 @@ def test_a_stream_that_is_said(cuda, caller, callee):
 
 
 def test_a_stream_that_is_said_for_results_that_stay(cuda, callee, third, caller):
-    """What the function made is ready on the stream that is current again."""
+    """Unconverted results are ready on the stream that is current afterwards."""
     work = dlx.using("libb", stream=slow(cuda))(lambda *x: callee.made())
     with caller.on(slow(cuda)), third.on(slow(cuda)), callee.on(slow(cuda)):
         for x in ([callee.made()], [caller.made(), third.made()]):
@@ -243,7 +240,7 @@ def test_a_stream_that_is_said_for_results_that_stay(cuda, callee, third, caller
 
 
 def test_no_stream_orders_nothing(cuda, caller, callee):
-    """-1: not even the current stream is set; the planted race is seen."""
+    """With -1, the current stream is not set, and a planted race is detected."""
     raced = []
 
     @dlx.using("libb", stream=-1)
@@ -261,13 +258,13 @@ def test_no_stream_orders_nothing(cuda, caller, callee):
 def test_what_is_no_stream_is_refused_before_the_call(cuda, caller, callee):
     """The function is not called."""
     called = []
-    with pytest.raises(StreamError, match="Say 1"):
+    with pytest.raises(StreamError, match="Pass 1"):
         dlx.using("libb", stream=0)(called.append)(caller.made())
     assert not called
 
 
 def test_without_the_way_back_it_would_race(cuda, caller, callee, monkeypatch):
-    """The tests of the way back can fail."""
+    """A planted race shows that the tests of ordering can fail."""
     monkeypatch.setattr(Work, "_wake", lambda *args: None)
     work = dlx.using("libb", stream=slow(cuda))(lambda x: callee.write(x))
     with caller.on(slow(cuda)):
@@ -281,7 +278,7 @@ def test_without_the_way_back_it_would_race(cuda, caller, callee, monkeypatch):
 
 
 def test_lazy_results_are_ready_when_they_are_looked_at(cuda, caller, callee):
-    """They are converted when the function's stream is no longer current."""
+    """They are converted after the function's stream is no longer current."""
 
     @dlx.using("libb", lazy=True)
     def work(x):
@@ -293,14 +290,14 @@ def test_lazy_results_are_ready_when_they_are_looked_at(cuda, caller, callee):
 
 
 class Pause:
-    """What a coroutine waits for, without a loop."""
+    """An awaitable that a coroutine waits for, without an event loop."""
 
     def __await__(self):
         yield
 
 
 def finished(running):
-    """Run a coroutine to its end; return its result."""
+    """Run a coroutine to its end and return its result."""
     try:
         while True:
             running.send(None)
@@ -310,7 +307,7 @@ def finished(running):
 
 @pytest.mark.parametrize("kind", ["lazy", "coroutine", "generator", "asynchronous generator"])
 def test_a_caller_who_is_on_another_stream_by_then(cuda, caller, callee, kind):
-    """The result was made on the stream that the call began on; whoever takes it later waits for that."""
+    """A result is made on the first stream; the caller's current stream waits for it."""
 
     @dlx.using("libb", lazy=True)
     def lazy(x):
@@ -355,7 +352,7 @@ def test_a_caller_who_is_on_another_stream_by_then(cuda, caller, callee, kind):
 
 
 def test_writes_come_back_to_a_caller_who_is_on_another_stream_by_then(cuda, caller, callee):
-    """What the function wrote to a copy is waited for before it is written back."""
+    """The copy is ready before it is written back."""
     raced = []
 
     def put(array, key, value):
@@ -379,7 +376,7 @@ def test_writes_come_back_to_a_caller_who_is_on_another_stream_by_then(cuda, cal
 
 
 def test_results_in_another_framework(cuda, np, caller, callee, third):
-    """`returns` gets them in order: on its own current stream, or on the host."""
+    """With `returns`, they are ordered for their framework's current stream, or on the host."""
     with caller.on(slow(cuda)), third.on(slow(cuda)):
         assert not third.read(dlx.using("libb", returns="libc")(lambda x: callee.made())(caller.made()))
         cuda.forget()
@@ -391,7 +388,7 @@ def test_results_in_another_framework(cuda, np, caller, callee, third):
 
 
 def test_it_is_ordered_in_and_out(cuda, caller, unset):
-    """Arguments are waited for, and so is the result."""
+    """Arguments and results are waited for."""
 
     @dlx.using("libe")
     def work(x):
@@ -405,7 +402,7 @@ def test_it_is_ordered_in_and_out(cuda, caller, unset):
 
 
 def test_one_that_names_its_stream_but_cannot_set_it(cuda, caller, callee):
-    """Its callers wait for what it did to their memory."""
+    """Its callers wait for its work on their memory."""
     callee.adapter.streams = replace(callee.adapter.streams, activate=None)
 
     @dlx.using("libb")
@@ -420,7 +417,7 @@ def test_one_that_names_its_stream_but_cannot_set_it(cuda, caller, callee):
 
 
 def test_jax_like_callers(cuda, unset, callee):
-    """Arrays with streams of their own are told the function's stream."""
+    """Arrays with streams are exported for the function's stream."""
     with callee.on(slow(cuda)) as own, unset.on(slow(cuda)):
         assert not dlx.using("libb", returns="libb")(callee.read)(unset.made())
         assert unset.heard == [own.ptr]
@@ -430,7 +427,7 @@ def test_jax_like_callers(cuda, unset, callee):
 
 
 def drive(*coroutines):
-    """Run coroutines in turns, one step each."""
+    """Run coroutines alternately, one step each."""
 
     async def together():
         return await asyncio.gather(*coroutines)
@@ -439,7 +436,7 @@ def drive(*coroutines):
 
 
 def test_coroutines_are_on_the_stream_between_awaits_only(cuda, caller, callee):
-    """Two of them in turns, each on its caller's stream; while they wait, nothing is set."""
+    """Two coroutines alternate, each on its caller's stream; during waits, no stream is set."""
     seen = []
 
     @dlx.using("libb")
@@ -478,7 +475,7 @@ def test_coroutines_are_on_the_stream_between_awaits_only(cuda, caller, callee):
 
 
 def test_coroutines_in_turns(cuda, caller, callee):
-    """A step of one does not see the stream of another."""
+    """A step of one coroutine does not see the stream of the other."""
     seen = []
 
     @dlx.using("libb", returns="libb")
@@ -501,7 +498,7 @@ def test_coroutines_in_turns(cuda, caller, callee):
 
 
 def test_a_coroutine_that_is_cancelled_or_raises(cuda, caller, callee):
-    """The stream is put back; the function may clean up on it."""
+    """The stream is restored; cleanup code runs on it."""
     seen = []
 
     @dlx.using("libb")
@@ -529,7 +526,7 @@ def test_a_coroutine_that_is_cancelled_or_raises(cuda, caller, callee):
 
 
 def test_a_coroutine_that_is_closed(cuda, caller, callee):
-    """What it does about that is done on the stream."""
+    """Its cleanup code runs on the stream."""
     seen = []
 
     @dlx.using("libb")
@@ -548,7 +545,7 @@ def test_a_coroutine_that_is_closed(cuda, caller, callee):
 
 
 def test_generators_are_on_the_stream_while_they_run(cuda, caller, callee):
-    """Values that are sent in, and those that come out, are ordered; the stream is that of the first step."""
+    """Sent and yielded values are ordered; the stream is that of the first step."""
     seen = []
 
     @dlx.using("libb")
@@ -577,7 +574,7 @@ def test_generators_are_on_the_stream_while_they_run(cuda, caller, callee):
 
 
 def test_a_generator_is_thrown_into(cuda, caller, callee):
-    """Also then it is on its stream."""
+    """The exception is handled on its stream."""
 
     @dlx.using("libb")
     def work(x):
@@ -593,7 +590,7 @@ def test_a_generator_is_thrown_into(cuda, caller, callee):
 
 
 def test_asynchronous_generators(cuda, caller, callee):
-    """Around each step as well."""
+    """The stream is set around each step."""
     seen = []
 
     @dlx.using("libb")
@@ -618,7 +615,7 @@ def test_asynchronous_generators(cuda, caller, callee):
 
 
 def test_an_asynchronous_generator_that_is_closed(cuda, caller, callee):
-    """Whatever it does about that is done on the stream."""
+    """Its cleanup code runs on the stream."""
     seen = []
 
     @dlx.using("libb")
@@ -641,7 +638,7 @@ def test_an_asynchronous_generator_that_is_closed(cuda, caller, callee):
 
 
 def test_a_call_inside_a_capture(cuda, caller, callee):
-    """It is on the stream that captures, so that it becomes part of the graph."""
+    """It runs on the capturing stream and becomes part of the graph."""
     work = dlx.using("libb")(lambda x: callee.made() if not callee.write(x) else None)
     with caller.on(slow(cuda)) as p, callee.on(slow(cuda)):
         x = caller.made()
@@ -651,7 +648,7 @@ def test_a_call_inside_a_capture(cuda, caller, callee):
 
 
 def test_a_call_that_would_break_a_capture(cuda, caller, callee):
-    """It is refused before the function is called, and the capture goes on."""
+    """It is refused before the function is called, and the capture continues."""
     called = []
     callee.adapter.streams = replace(callee.adapter.streams, activate=None)
     with caller.on(slow(cuda)) as p, callee.on(slow(cuda)):
@@ -668,7 +665,7 @@ def test_a_call_that_would_break_a_capture(cuda, caller, callee):
 @pytest.mark.parametrize("container", ["Array", "List", "Map", "Dict"])
 @pytest.mark.parametrize("tagged", [False, True])
 def test_containers_of_tvm_ffi(cuda, callee, container, tagged):
-    """Foreign containers, with or without a framework that they give their elements in; tvm_ffi has current streams."""
+    """Foreign containers may convert their elements to a framework; tvm_ffi has current streams."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     place, p = tvm_ffi.device("cuda", 0), slow(cuda)
     memory = dlx.from_pointer(cuda.alloc(N), (N,), "uint8", device="cuda")
@@ -694,7 +691,7 @@ def test_containers_of_tvm_ffi(cuda, callee, container, tagged):
 
 @pytest.mark.parametrize("handle", [LEGACY, None])
 def test_tvm_ffi_works_on_its_callers_stream(cuda, caller, handle):
-    """Its environment's stream is set, and put back."""
+    """The stream of its environment is set and restored."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     place, p = tvm_ffi.device("cuda", 0), handle or slow(cuda)
 
@@ -711,7 +708,7 @@ def test_tvm_ffi_works_on_its_callers_stream(cuda, caller, handle):
 
 
 def test_what_tvm_ffi_wrote_is_waited_for(cuda, caller):
-    """Its `__dlpack__` orders nothing; dlx does, and the release waits."""
+    """Its `__dlpack__` orders nothing; dlx does, and releasing the memory waits."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     place, p = tvm_ffi.device("cuda", 0), slow(cuda)
     memory = dlx.from_pointer(cuda.alloc(N), (N,), "uint8", device="cuda")

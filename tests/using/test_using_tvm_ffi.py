@@ -1,4 +1,4 @@
-"""`dlx.using` with functions of tvm-ffi: their containers come back with the caller's own arrays, eager and lazy."""
+"""`dlx.using` with functions of tvm-ffi: their containers return the caller's arrays, eagerly and lazily."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLERS = {
 
 @pytest.fixture
 def fast(monkeypatch):
-    """Let no call take the complete way, in or out, once its types are known."""
+    """Fail if a call of known types is made in Python."""
 
     def refuse(*args):
         raise AssertionError("the complete way was taken")
@@ -38,7 +38,7 @@ def fast(monkeypatch):
 
 
 def echo(**options):
-    """The function of tvm-ffi that returns its argument, decorated."""
+    """Return a decorated tvm-ffi function that returns its argument."""
     return dlx.using("tvm_ffi", **options)(tvm_ffi.get_global_func("testing.echo"))
 
 
@@ -46,7 +46,7 @@ def echo(**options):
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_elements_of_a_container_are_the_callers_own(fast, caller, n, lazy):
-    """Wrapped anew by each access, and known all the same; one that stands there twice too."""
+    """Elements are recognized although each access creates a new wrapper, also repeated ones."""
     function, arrays = echo(lazy=lazy), [CALLERS[caller](i) for i in range(n)]
     arrays += arrays[:1]
     function([CALLERS[caller](0)])
@@ -62,7 +62,7 @@ def test_elements_of_a_container_are_the_callers_own(fast, caller, n, lazy):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_new_elements_are_converted(fast, lazy):
-    """Each once, beside those that were passed."""
+    """Each new element is converted once, next to passed ones."""
     new = tvm_ffi.from_dlpack(torch.full((2,), 7.0))
     made = dlx.using("tvm_ffi", lazy=lazy)(lambda x: tvm_ffi.Array([new, x[0], new, 3, "text", x[0]]))
     own = torch.ones(2)
@@ -75,7 +75,7 @@ def test_new_elements_are_converted(fast, lazy):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_mappings_and_nested_containers(lazy):
-    """Of tvm-ffi and Python's."""
+    """Containers of tvm-ffi and Python are supported."""
     a, b = torch.ones(2), torch.zeros(2)
     result = echo(lazy=lazy)({"a": a, "deep": [b, {"k": a}], "n": 1})
     assert result["a"] is a and result["deep"][0] is b and result["deep"][1]["k"] is a and result["n"] == 1
@@ -86,7 +86,7 @@ def test_mappings_and_nested_containers(lazy):
 
 
 def test_a_single_array_that_is_wrapped_anew_is_the_callers_own(fast):
-    """Its wrapper is another one, the tensor is the same."""
+    """Its wrapper is new, the tensor is the same."""
     own, function = torch.ones(2), echo()
     function(own)
     fast()
@@ -94,14 +94,14 @@ def test_a_single_array_that_is_wrapped_anew_is_the_callers_own(fast):
 
 
 def test_a_copy_that_comes_back_is_the_callers_own():
-    """Also where a read-only array had to be copied, and in a lazy view of the complete way's."""
+    """It also holds for copies of read-only arrays, and in lazy views of calls in Python."""
     own = np.ones(2)
     own.flags.writeable = False
     assert echo()([own])[0] is own
 
 
 def test_a_view_does_not_keep_the_callers_arrays():
-    """An argument that the function dropped goes with its caller's reference."""
+    """An argument that the function dropped is freed with its caller's reference."""
     first = dlx.using("tvm_ffi", lazy=True)(lambda x: tvm_ffi.Array([x[0]]))
     for make in (CALLERS["torch"], CALLERS["numpy"]):
         one, other = make(1), make(2)
@@ -118,7 +118,7 @@ def test_a_view_does_not_keep_the_callers_arrays():
 
 
 def test_an_array_of_the_callers_that_is_gone_is_converted_again():
-    """The container keeps the memory."""
+    """The container keeps the memory alive."""
     function, own = echo(lazy=True), torch.full((2,), 5.0)
     function([own])
     result = function([own])
@@ -129,7 +129,7 @@ def test_an_array_of_the_callers_that_is_gone_is_converted_again():
 
 
 def test_a_container_that_changes_is_read_again():
-    """What is put into a list of tvm-ffi later may have the address of an argument that is gone."""
+    """A later element of a list may have the address of a freed argument."""
     kept = []
 
     def fill(x):
@@ -144,7 +144,7 @@ def test_a_container_that_changes_is_read_again():
 
 
 def test_returns_names_another_framework():
-    """Then arguments are converted as well."""
+    """Arguments are then converted, too."""
     own = torch.ones(2)
     for lazy in (False, True):
         function = echo(lazy=lazy, returns="numpy")

@@ -1,4 +1,4 @@
-"""Objects and classes that cannot be looked at pass through lazy views and `using`, and nothing is lost."""
+"""Objects and classes whose inspection raises pass through lazy views and `using`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Raising(type):
 
 
 class Proxy:
-    """Like werkzeug's LocalProxy where nothing is bound."""
+    """Like werkzeug's LocalProxy without a bound object."""
 
     def __getattribute__(self, name):
         raise RuntimeError("working outside of application context")
@@ -47,7 +47,7 @@ METAS = {"no hash": NoHash, "only ==": OnlyEqual, "raising class": Raising, "no 
 
 
 def kind(name, base=object):
-    """Return a class that cannot be looked at; pytest would look at one that stands in a module."""
+    """Return a class whose inspection raises; pytest would inspect one in a module."""
     if name == "proxy":
         return Proxy
     return METAS[name]("Foreign", (base,), {"__module__": None if name == "no module" else __name__})
@@ -58,7 +58,7 @@ kinds = pytest.mark.parametrize("name", [*METAS, "proxy"])
 
 @kinds
 def test_they_are_shown_and_stored_by_views_of_sequences(np, name):
-    """As they are; beside arrays, which are converted."""
+    """They are unchanged, next to converted arrays."""
     foreign, array = kind(name)(), np.ones(1)
     for container in (list, collections.deque, collections.UserList):
         source = container([foreign, array])
@@ -84,7 +84,7 @@ def test_they_are_shown_and_stored_by_views_of_sequences(np, name):
 
 @kinds
 def test_they_are_shown_and_stored_by_views_of_mappings_and_records(np, name):
-    """As they are; in the place of an array, too."""
+    """They are unchanged, also in place of an array."""
     foreign, array = kind(name)(), np.ones(1)
     for container in (dict, collections.OrderedDict, collections.UserDict):
         source = container(a=foreign, b=array)
@@ -110,7 +110,7 @@ def test_they_are_shown_and_stored_by_views_of_mappings_and_records(np, name):
 @pytest.mark.parametrize("name", [name for name in METAS if name != "raising class"])
 @pytest.mark.parametrize("base", [list, dict])
 def test_containers_of_such_classes_are_viewed(np, name, base):
-    """A list or dict whose class is no key, or has no module, is a container all the same."""
+    """A list or dict is a container even if its class is unhashable or has no module."""
     source = kind(name, base)({0: np.ones(1)} if base is dict else [np.ones(1)])
     view = dlx.convert(source, to="dlx", lazy=True)
     assert type(view[0]) is dlx.Tensor and view[0] is view[0] and view.materialize()[0].shape == (1,)
@@ -150,7 +150,7 @@ def test_they_pass_through_using(np, name, lazy):
 
 
 def test_what_cannot_be_described_is_replaced_with_a_clear_error_or_at_all(np):
-    """An array whose device cannot be asked for keeps its place until it is taken out."""
+    """An array with an unknown device stays in place until it is removed."""
 
     class Broken:
         def __dlpack__(self, **options):

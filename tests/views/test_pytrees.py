@@ -1,4 +1,4 @@
-"""Lazy views where others meet them: pytrees of torch, jax and optree, functions of tvm-ffi, what takes sequences."""
+"""Lazy views in pytrees of torch, jax and optree, in functions of tvm-ffi, and as sequences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Pair = collections.namedtuple("Pair", ["first", "index"])
 
 @dataclasses.dataclass
 class Record:
-    """A record with a field that has the name of a view's method."""
+    """A record with a field named like a view's method."""
 
     copy: object
     label: str
 
 
 def tree(np):
-    """Return a tree of every kind of container that has a view."""
+    """Return a tree with every kind of container that has a view."""
     x = np.arange(3.0)
     return {"list": [x, 1], "tuple": (x + 1, "s"), "pair": Pair(x + 2, x + 3), "record": Record(x + 4, "r"), "x": x}
 
@@ -41,14 +41,14 @@ def of_torch():
 
 
 def of_jax():
-    """The same of jax."""
+    """Return the same functions of jax."""
     module = pytest.importorskip("jax.tree_util")
     paths = lambda tree: [module.keystr(path) for path, _ in module.tree_flatten_with_path(tree)[0]]  # noqa: E731
     return module.tree_map, module.tree_map, module.tree_leaves, paths
 
 
 def of_optree():
-    """The same of optree."""
+    """Return the same functions of optree."""
     optree = pytest.importorskip("optree")
     paths = lambda tree: [path.codify("") for path in optree.tree_accessors(tree)]  # noqa: E731
     return optree.tree_map, optree.tree_map, optree.tree_leaves, paths
@@ -59,7 +59,7 @@ LIBRARIES = pytest.mark.parametrize("library", [of_torch, of_jax, of_optree], id
 
 @LIBRARIES
 def test_leaves_are_results(np, library):
-    """The leaves of a view are converted arrays, and plain data; containers come back plain, of their own types."""
+    """The leaves are converted arrays and data; results are built-in containers or the source's types."""
     over, _, leaves, _ = library()
     view = dlx.convert(tree(np), to="dlx", lazy=True)
     arrays = [leaf for leaf in leaves(view) if isinstance(leaf, dlx.Tensor)]
@@ -74,7 +74,7 @@ def test_leaves_are_results(np, library):
 
 @LIBRARIES
 def test_two_views_have_one_structure(np, library):
-    """Views of containers of one type with the same keys are mapped over together; others are not."""
+    """Views with the same type and keys can be mapped together; others cannot."""
     _, over, _, _ = library()
     one, two = (dlx.convert(tree(np), to="numpy", lazy=True) for _ in range(2))
     both = over(lambda a, b: np.add(a, b) if isinstance(a, np.ndarray) else a, one, two)
@@ -85,7 +85,7 @@ def test_two_views_have_one_structure(np, library):
 
 @LIBRARIES
 def test_paths_are_those_of_plain_containers(np, library):
-    """A path into a view is written like one into the container that it stands for."""
+    """Paths are equal to those of the source."""
     _, _, _, paths = library()
     pair = Pair({"b": np.ones(1), "a": [np.ones(1), np.ones(1)]}, np.ones(1))
     assert sorted(paths(dlx.convert(pair, to="numpy", lazy=True))) == sorted(paths(pair))
@@ -93,7 +93,7 @@ def test_paths_are_those_of_plain_containers(np, library):
 
 @LIBRARIES
 def test_slices_files_and_empty_views(np, library, tmp_path):
-    """Every class of views is a node: parts of sequences, opened files, empty ones."""
+    """Every view class is a node: slices, open files, empty views."""
     over, _, leaves, _ = library()
     view = dlx.convert([np.ones(1) * i for i in range(4)], to="numpy", lazy=True)
     assert [leaf.item() for leaf in leaves(view[1:3])] == [1, 2]
@@ -107,7 +107,7 @@ def test_slices_files_and_empty_views(np, library, tmp_path):
 @pytest.mark.parametrize("first", [False, True], ids=["imported later", "imported first"])
 @pytest.mark.slow
 def test_when_the_library_is_imported_does_not_matter(np, python, module, first):
-    """A view made before the library was imported is a node too; dlx imports none, and finds nothing else."""
+    """A view created before the import is a node, too; dlx does not import the library."""
     pytest.importorskip(module.partition(".")[0])
     importlib.import_module(module)
     name = "tree_leaves"
@@ -128,7 +128,7 @@ def test_when_the_library_is_imported_does_not_matter(np, python, module, first)
 
 
 def test_a_stand_in_is_left_alone(np, python):
-    """A module of a test that is none of the real ones breaks nothing; nor does one that fails when it is imported."""
+    """Fake or failing modules of these names have no effect."""
     out = python(
         """
         import sys, types
@@ -145,7 +145,7 @@ def test_a_stand_in_is_left_alone(np, python):
 
 
 def test_a_registry_that_refuses_is_told(np, python):
-    """A view works all the same, and a warning says that the library will see a leaf."""
+    """The view works, and a warning says that the library treats it as a leaf."""
     out = python(
         """
         import sys, types, warnings
@@ -158,15 +158,15 @@ def test_a_registry_that_refuses_is_told(np, python):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             print(dlx.convert([np.ones(1)], to="numpy", lazy=True)[0])
-        print({str(each.message).partition(" for ")[0] for each in said}, {each.category for each in said})
+        print({str(each.message).partition(": ")[0] for each in said}, {each.category for each in said})
         """
     )
-    said = "torch.utils._pytree takes no lazy views of dlx as nodes, and treats one as a leaf: ValueError: no more room"
+    said = "cannot register lazy views of dlx with torch.utils._pytree, which treats them as leaves"
     assert out.splitlines() == ["[1.]", f"{ {said} } {{<class 'RuntimeWarning'>}}"]
 
 
 def test_the_finder_goes(python):
-    """When all three are known nothing of dlx is left in `sys.meta_path`."""
+    """After all three imports, `sys.meta_path` contains nothing of dlx."""
     for name in ("torch", "jax", "optree"):
         pytest.importorskip(name)
     out = python(
@@ -183,7 +183,7 @@ def test_the_finder_goes(python):
 
 
 def test_tvm_ffi_functions_see_containers(np):
-    """A function of tvm-ffi gets an Array or a Map of the results; of a view of its own container, that container."""
+    """A function of tvm-ffi gets an Array or Map of the results, or the source if it is a tvm-ffi container."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     echo = tvm_ffi.get_global_func("testing.echo")
     view = dlx.convert([np.arange(3.0), [np.ones(2)]], to="tvm_ffi", lazy=True)
@@ -197,7 +197,7 @@ def test_tvm_ffi_functions_see_containers(np):
 
 
 def test_what_takes_a_sequence_or_a_mapping(np, torch, tmp_path):
-    """`list(view)` and `dict(view)` are what other libraries take."""
+    """Other libraries accept `list(view)` and `dict(view)`."""
     safetensors = pytest.importorskip("safetensors.torch")
     view = dlx.convert({"a": np.ones((2, 3)), "b": np.zeros(2)}, to="torch", lazy=True)
     safetensors.save_file(dict(view), tmp_path / "x.safetensors")
@@ -207,7 +207,7 @@ def test_what_takes_a_sequence_or_a_mapping(np, torch, tmp_path):
 
 @LIBRARIES
 def test_what_is_no_element_stays_and_is_compared(np, library):
-    """Attributes of a record that are no fields come back with the next one; others make another structure."""
+    """Attributes of a record other than fields are copied, and are part of the structure."""
     over, _, _, _ = library()
 
     def view(scale, start=0.0):
@@ -222,7 +222,7 @@ def test_what_is_no_element_stays_and_is_compared(np, library):
 
 
 def test_a_structure_keeps_no_element(np):
-    """As jax keeps the structure of every trace: the source lives no longer than its view."""
+    """Structures of traces are kept by jax; the source lives no longer than its view."""
     for make in (lambda x: Record(x, "r"), lambda x: Pair(1, x), lambda x: types.SimpleNamespace(x=x)):
         array = np.ones(2)
         element, source = weakref.ref(array), make(array)
@@ -234,7 +234,7 @@ def test_a_structure_keeps_no_element(np):
 
 
 def test_a_loader_for_several_modules_is_left_alone(python, tmp_path):
-    """As zipimport's, which has one for all modules of a file; another thread may ask for the same module."""
+    """A loader of zipimport imports all modules of a file; another thread may import the same module."""
     with zipfile.ZipFile(tmp_path / "made.zip", "w") as file:
         made = "from . import registry\nGetAttrEntry = AutoEntry = None\nnames = []\n"
         made += "def register_pytree_node(cls, *args, **keywords): names.append(cls.__name__)\n"

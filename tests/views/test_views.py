@@ -1,4 +1,4 @@
-"""Lazy views: every route of access converts, the source is written through to, nothing is scanned."""
+"""Lazy views: every access converts, writes go to the source, and nothing is scanned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Frozen:
 
 
 class Counting(Sequence):
-    """A sequence that counts how it is asked, of arrays that stay the same."""
+    """A sequence of fixed arrays that counts accesses."""
 
     def __init__(self, items):
         self.items, self.asked, self.lens = items, [], 0
@@ -51,7 +51,7 @@ class Counting(Sequence):
 
 
 class Store(MutableMapping):
-    """Like an h5py file or a safetensors handle: each access reads an array anew."""
+    """Like an h5py file or a safetensors handle: each access reads a new array."""
 
     def __init__(self, np, **items):
         self.np, self.items_, self.reads = np, items, []
@@ -79,19 +79,19 @@ class Store(MutableMapping):
 
 @pytest.fixture
 def arrays(np):
-    """Five small arrays, each of its number."""
+    """Return five small arrays, each filled with its index."""
     return [np.full(2, i, "f4") for i in range(5)]
 
 
 def lazy(obj, to="torch", **options):
-    """Return a view; without torch, where that is the target, the test is skipped."""
+    """Return a view; skip the test if the target is torch and torch is missing."""
     if to == "torch":
         pytest.importorskip("torch")
     return dlx.convert(obj, to=to, lazy=True, **options)
 
 
 def shows(torch, result, *numbers):
-    """Say whether all of these are tensors of these numbers."""
+    """Return whether all objects are tensors of these numbers."""
     result = list(result)
     assert all(type(t) is torch.Tensor for t in result)
     return [int(t[0]) for t in result] == list(numbers)
@@ -101,7 +101,7 @@ def shows(torch, result, *numbers):
 
 
 def test_the_kinds_of_views(np, arrays):
-    """Lists and deques are mutable sequences, tuples sequences, dicts mutable mappings, a proxy a mapping."""
+    """Lists and deques have mutable sequences, tuples sequences, dicts mutable mappings, proxies mappings."""
     a = arrays[0]
     for source, yes, no in (
         ([a], MutableSequence, Mapping),
@@ -122,7 +122,7 @@ def test_the_kinds_of_views(np, arrays):
 
 
 def test_every_route_into_a_sequence_converts(torch, arrays):
-    """Index, negative index, slices, iteration, reversed, unpacking, copies, sums: all give tensors."""
+    """Index, negative index, slices, iteration, reversed, unpacking, copies and sums all return tensors."""
     for make in (list, tuple, collections.deque, collections.UserList, Counting):
         view = lazy(make(arrays))
         assert shows(torch, [view[1], view[-1], view[-5]], 1, 4, 0)
@@ -140,7 +140,7 @@ def test_every_route_into_a_sequence_converts(torch, arrays):
 
 
 def test_sums_and_products_are_plain_containers(torch, arrays):
-    """As of a list or a tuple; what is added stays as it is given."""
+    """They are lists or tuples; added elements are unchanged."""
     for make in (list, tuple):
         view, more = lazy(make(arrays[:2])), make([7])
         for result in (view + more, more + view, view * 2, 2 * view):
@@ -152,7 +152,7 @@ def test_sums_and_products_are_plain_containers(torch, arrays):
 
 
 def test_every_route_into_a_mapping_converts(np, torch, arrays):
-    """Keys, get, values, items, reversed, unions, unpacking, copies: all values are tensors."""
+    """Keys, get, values, items, reversed, unions, unpacking and copies all return tensors."""
     source = {"a": arrays[0], "b": arrays[1], 3: "text"}
     proxy = types.MappingProxyType(source)
     for make in (dict, collections.OrderedDict, collections.UserDict, lambda x: proxy):
@@ -178,7 +178,7 @@ def test_every_route_into_a_mapping_converts(np, torch, arrays):
 
 
 def test_records_and_named_tuples(torch, arrays):
-    """Attributes convert; methods and plain values are the source's."""
+    """Attributes are converted; methods and data are the source's."""
     for source in (Record(arrays[1]), Frozen(arrays[1]), types.SimpleNamespace(x=arrays[1]), Point(arrays[1], 2)):
         view = lazy([source])[0]
         assert shows(torch, [view.x], 1) and view.x is view.x
@@ -199,7 +199,7 @@ def test_records_and_named_tuples(torch, arrays):
 
 
 def test_items_that_are_attributes_too_are_converted_as_attributes(torch, arrays):
-    """An attribute that is an item is a route to it; nothing else of the source shows through."""
+    """Only attributes that are items are accessible."""
 
     class Attributes(dict):
         def __init__(self, *args):
@@ -217,7 +217,7 @@ def test_items_that_are_attributes_too_are_converted_as_attributes(torch, arrays
 
 
 def test_nested_containers_are_nested_views(torch, arrays):
-    """As deep as one likes; each is met once."""
+    """At any depth; each container has one view."""
     source = {"a": [arrays[0], {"b": (arrays[1], Record([arrays[2]]))}]}
     view = lazy(source)
     inner = view["a"]
@@ -226,7 +226,7 @@ def test_nested_containers_are_nested_views(torch, arrays):
 
 
 def test_buffers_and_scalars_pass_through_as_in_eager_conversion(np, torch):
-    """At the root they are arrays; in a container they are data, by every route, at the first and the second access."""
+    """At the root they are arrays; in a container they are data, for first and second accesses."""
     things = [
         b"ab",
         bytearray(b"ab"),
@@ -256,7 +256,7 @@ def test_buffers_and_scalars_pass_through_as_in_eager_conversion(np, torch):
 
 
 def test_what_cannot_be_looked_into_is_converted_when_it_is_reached(torch):
-    """A set, an object with its own protocol: the eager result, once."""
+    """A set or an object with `__dlx_tree__` has the eager result, converted once."""
 
     class Own:
         def __init__(self, x):
@@ -277,7 +277,7 @@ def test_what_cannot_be_looked_into_is_converted_when_it_is_reached(torch):
 
 
 def test_an_element_is_one_object(arrays):
-    """`v[0] is v[0]`, by whatever route; the same array elsewhere is the same result."""
+    """`v[0] is v[0]` for any kind of access; the same array elsewhere has the same result."""
     source = [*arrays, arrays[0], [arrays[0]]]
     view = lazy(source)
     first = view[0]
@@ -287,13 +287,13 @@ def test_an_element_is_one_object(arrays):
 
 
 def test_views_of_two_calls_are_two(arrays):
-    """Each call has options of its own, hence results of its own."""
+    """Each call has its own options and results."""
     one, other = lazy(arrays), lazy(arrays)
     assert one[0] is not other[0] and one[0].data_ptr() == other[0].data_ptr()
 
 
 def test_cycles_are_seen_as_cycles():
-    """A list that holds itself is a view that holds itself, however often it is asked; tuples on the way as well."""
+    """A view of a list that contains itself contains itself, also through tuples."""
     source = []
     source += [source, (source,), {"k": source}]
     view = lazy(source, to="dlx")
@@ -301,7 +301,7 @@ def test_cycles_are_seen_as_cycles():
 
 
 def test_what_is_gone_is_forgotten(np, arrays):
-    """Results and sources that a view no longer shows are freed, though the view lives."""
+    """Results and sources that a live view no longer contains are freed."""
     view = lazy(arrays)
     gone = weakref.ref(view[1])
     source = weakref.ref(arrays[1])
@@ -312,7 +312,7 @@ def test_what_is_gone_is_forgotten(np, arrays):
 
 
 def test_a_view_of_a_list_that_turns_over_does_not_grow(np):
-    """A source that is filled and emptied behind the view leaves nothing in it."""
+    """A source that is filled and emptied leaves no entries in the view."""
     source = [np.zeros(1)]
     view = lazy(source, to="dlx")
     live = native.live()
@@ -328,7 +328,7 @@ def test_a_view_of_a_list_that_turns_over_does_not_grow(np):
 @pytest.mark.parametrize("options", [{}, {"copy": True}])
 @pytest.mark.parametrize("make", [dict, collections.OrderedDict, collections.UserDict, Store])
 def test_a_view_of_a_mapping_that_turns_over_does_not_grow(np, make, options):
-    """Keys that come and go behind the view leave neither entries in it nor arrays, nor do nested containers."""
+    """Temporary keys leave no entries or arrays in the view, nor do nested containers."""
     source = make(np, keep=[0]) if make is Store else make(keep=np.zeros(1))
     view = lazy(source, to="dlx", **options)
     live = native.live()
@@ -342,7 +342,7 @@ def test_a_view_of_a_mapping_that_turns_over_does_not_grow(np, make, options):
 
 
 def test_tidying_makes_nothing_of_what_is_missing(np):
-    """A view that forgets the keys that are gone does not ask a defaultdict for them."""
+    """Cleaning up removed keys does not create defaults in a defaultdict."""
     source = collections.defaultdict(lambda: np.zeros(1))
     view = lazy(source, to="dlx")
     for i in range(1000):
@@ -356,7 +356,7 @@ def test_tidying_makes_nothing_of_what_is_missing(np):
 
 
 def test_changes_of_the_source_are_seen(np, torch, arrays):
-    """Replaced, inserted, removed, sorted: a view shows what is there now, and keeps what it knows."""
+    """After replace, insert, remove and sort, a view shows the current elements, with cached results."""
     source = list(arrays)
     view = lazy(source)
     held = list(view)
@@ -379,7 +379,7 @@ def test_changes_of_the_source_are_seen(np, torch, arrays):
 
 
 def test_memory_is_shared(arrays):
-    """A write in place on either side is seen on the other."""
+    """Each side sees the other's in-place writes."""
     view = lazy(arrays)
     view[0][0] = 77
     assert arrays[0][0] == 77
@@ -390,7 +390,7 @@ def test_memory_is_shared(arrays):
 
 
 def test_the_source_lives_as_long_as_a_result_or_a_view(np, torch):
-    """Neither longer nor shorter; a nested view does not hold what is around it."""
+    """Exactly that long; a nested view does not keep its parents."""
 
     class List(list):
         pass
@@ -415,7 +415,7 @@ def test_the_source_lives_as_long_as_a_result_or_a_view(np, torch):
 
 
 def test_a_dict_that_grows_while_it_is_iterated_raises(arrays):
-    """As Python's own do; a list's iterator sees what is appended."""
+    """Like Python's dict; a list's iterator includes appended elements."""
     source = dict(enumerate(arrays))
     for route in (lambda v: v, lambda v: v.values(), lambda v: v.items()):
         with pytest.raises(RuntimeError):
@@ -435,7 +435,7 @@ def test_a_dict_that_grows_while_it_is_iterated_raises(arrays):
 
 
 def test_what_is_written_is_stored_as_the_sources_own_kind(np, torch, arrays):
-    """`v[0] = tensor` stores an array that shares the tensor's memory, and shows it from then on."""
+    """`v[0] = tensor` stores an array that shares the tensor's memory, and then returns it."""
     arrays = list(arrays)
     view = lazy(arrays)
     old, new = view[0], torch.full((2,), 7.0)
@@ -449,7 +449,7 @@ def test_what_is_written_is_stored_as_the_sources_own_kind(np, torch, arrays):
 
 
 def test_a_result_that_is_written_back_stands_for_its_source(arrays):
-    """`v[0] = v[1]` stores the source's own array; a nested view stands for its own container."""
+    """`v[0] = v[1]` stores the source's array; a nested view stores its source container."""
     inner = [arrays[2]]
     source = [*arrays, inner, None]
     view = lazy(source)
@@ -464,7 +464,7 @@ def test_a_result_that_is_written_back_stands_for_its_source(arrays):
 
 
 def test_plain_data_stands_for_nothing_but_itself(np, arrays):
-    """None is stored as None, also after results are gone, and where some object became None."""
+    """None is stored as None, even if results were freed or an object's result is None."""
 
     class Recipe:
         def __init__(self, result):
@@ -494,7 +494,7 @@ def test_plain_data_stands_for_nothing_but_itself(np, arrays):
 
 
 def test_a_view_of_a_view_is_not_taken_for_another_at_its_address(np):
-    """It shows what the first one showed and does not keep it, whose address may be another's one day."""
+    """It shows the same source without keeping the first view, whose address may be reused."""
     outer = lazy([[np.full(1, n)] for n in range(300)], to="dlx")
     for _ in range(20):
         outer.refresh()
@@ -515,7 +515,7 @@ def test_a_view_of_a_view_is_not_taken_for_another_at_its_address(np):
 
 
 def test_new_elements_go_to_the_one_framework_of_the_container(np, torch, arrays):
-    """What is appended, inserted, updated: arrays become the container's own kind; in a mixed one they stay."""
+    """Stored arrays are converted to the container's framework, unless it is mixed."""
     source, new = list(arrays), [torch.full((2,), float(i)) for i in range(10, 16)]
     view = lazy(source)
     view.append(new[0])
@@ -538,7 +538,7 @@ def test_new_elements_go_to_the_one_framework_of_the_container(np, torch, arrays
 
 
 def test_taking_out(torch, arrays):
-    """pop, remove, del, clear, popitem: the source loses the element, the caller gets the result."""
+    """pop, remove, del, clear and popitem remove the element from the source and return the result."""
     source = list(arrays)
     view = lazy(source)
     held = list(view)
@@ -565,7 +565,7 @@ def test_taking_out(torch, arrays):
 
 
 def test_a_failing_conversion_takes_nothing_out(np):
-    """Taking out what cannot be converted leaves it where it is."""
+    """An element that cannot be converted is not removed."""
     source, named = [np.array(["x"])], {"k": np.array(["x"])}
     for call in (lazy(source).pop, lazy(named).popitem, lambda: lazy(named).pop("k")):
         with pytest.raises(errors.DTypeError):
@@ -593,7 +593,7 @@ def test_what_cannot_be_stored_is_refused_and_changes_nothing(np, torch, arrays)
 
 
 def test_reverse_rotate_and_the_ends_of_a_deque(torch, arrays):
-    """What moves elements keeps results with their sources."""
+    """Moved elements keep their results."""
     view = lazy(list(arrays))
     held = list(view)
     view.reverse()
@@ -606,7 +606,7 @@ def test_reverse_rotate_and_the_ends_of_a_deque(torch, arrays):
 
 
 def test_everything_is_taken_out_of_a_deque(arrays):
-    """A deque has no slices; what can be emptied is emptied by its own method."""
+    """A deque has no slices, so it is cleared by its own method."""
     for make in (list, collections.deque, collections.UserList):
         source = make(arrays)
         view = lazy(source, to="dlx")
@@ -616,7 +616,7 @@ def test_everything_is_taken_out_of_a_deque(arrays):
 
 
 def test_views_without_write_access_refuse(arrays):
-    """A tuple's view, a slice and a proxy's view have no methods that write."""
+    """Views of tuples and proxies, and slices, have no methods that write."""
     for view in (lazy(tuple(arrays)), lazy(arrays)[1:3]):
         with pytest.raises(TypeError):
             view[0] = 1
@@ -626,7 +626,7 @@ def test_views_without_write_access_refuse(arrays):
 
 
 def test_a_default_factory_works_through_the_view(np, torch):
-    """A missing key makes its default in the source; `get` and `in` do not."""
+    """A missing key creates a default in the source; `get` and `in` do not."""
     source = collections.defaultdict(lambda: np.ones(1))
     view = lazy(source)
     assert view.get("a") is None and "a" not in view and not source
@@ -637,7 +637,7 @@ def test_a_default_factory_works_through_the_view(np, torch):
 
 
 def test_views_compare_by_identity_of_arrays_and_have_no_hash(np, torch, arrays):
-    """No array is ever compared by value: that would read memory."""
+    """Arrays are never compared by value, because that would read memory."""
     source = [arrays[0], 1, ("a", [arrays[1]])]
     view = lazy(source)
     assert view == view and view == lazy(source) and view == [view[0], 1, ("a", [view[2][1][0]])]
@@ -656,7 +656,7 @@ def test_views_compare_by_identity_of_arrays_and_have_no_hash(np, torch, arrays)
 
 
 def test_materialize_gives_the_eager_result(np, torch, arrays):
-    """The same types as without lazy=True, of views, nested views and slices."""
+    """Views, nested views and slices have the same types as without lazy=True."""
     source = collections.OrderedDict(a=[arrays[0], Point(arrays[1], 2)], b=collections.deque([arrays[2]], 3))
     view = lazy(source)
     result = view.materialize()
@@ -667,7 +667,7 @@ def test_materialize_gives_the_eager_result(np, torch, arrays):
 
 
 def test_pickle_and_deepcopy_give_plain_containers(torch, arrays):
-    """Of what the view shows, independent of the source."""
+    """They contain the results, and are independent of the source."""
     for source in (
         [arrays[0], [arrays[1]]],
         {"a": arrays[0], "b": {"c": arrays[1]}},
@@ -683,7 +683,7 @@ def test_pickle_and_deepcopy_give_plain_containers(torch, arrays):
 
 
 def test_repr_shows_what_is_converted_and_asks_for_nothing(np, arrays):
-    """Neither the repr nor len converts."""
+    """Neither repr nor len converts."""
     source = Counting(arrays)
     view = lazy(source)
     assert repr(view) == "<lazy Counting[5] -> torch, converted: nothing yet>" and source.asked == []
@@ -701,7 +701,7 @@ def test_repr_shows_what_is_converted_and_asks_for_nothing(np, arrays):
 
 
 def test_nothing_is_read_that_is_not_asked_for(arrays):
-    """Making a view, asking its length and taking a slice read no element; an access reads that one."""
+    """Creation, len and slices read no element; an access reads one."""
     source = Counting(arrays)
     view = lazy(source)
     len(view), bool(view), view[1:4], repr(view)
@@ -712,7 +712,7 @@ def test_nothing_is_read_that_is_not_asked_for(arrays):
 
 
 def test_making_a_view_of_a_million_asks_for_nothing():
-    """No element is looked at, whatever it is."""
+    """No element is read, of any type."""
 
     class Mute:
         def __getattribute__(self, name):
@@ -726,7 +726,7 @@ def test_making_a_view_of_a_million_asks_for_nothing():
 
 
 def test_a_store_is_read_key_by_key(np, torch):
-    """Each key is read when it is touched, once as long as its result is held, and not kept beyond that."""
+    """Each key is read when it is accessed, once while its result is alive."""
     store = Store(np, a=[0.0], b=[1.0], c=[2.0])
     view = lazy(store)
     assert store.reads == [] and list(view) == ["a", "b", "c"] and len(view) == 3 and "a" in view
@@ -742,7 +742,7 @@ def test_a_store_is_read_key_by_key(np, torch):
 
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "jax", "tvm_ffi", "pyarrow"])
 def test_elements_made_anew_are_one_object_for_whoever_holds_one(np, to):
-    """In every target, also where an element is the target's already; what nobody can refer to weakly is made anew."""
+    """For every target, even without a conversion; objects without weak references are converted each time."""
     pytest.importorskip(to)
 
     class Made(Mapping):
@@ -781,7 +781,7 @@ def test_elements_made_anew_are_one_object_for_whoever_holds_one(np, to):
 
 
 def test_refresh_asks_again(np):
-    """A store that changed behind the view is read anew after refresh()."""
+    """After refresh(), a changed store is read again."""
     store = Store(np, a=[0.0])
     view = lazy(store)
     held = view["a"]
@@ -792,7 +792,7 @@ def test_refresh_asks_again(np):
 
 
 def test_writing_to_a_store(np, torch):
-    """What is written arrives as the store's own kind where it replaces, and is read back."""
+    """A replacement is stored as the store's type, and is read back."""
     store = Store(np, a=[0.0])
     view = lazy(store)
     held = view["a"]
@@ -803,7 +803,7 @@ def test_writing_to_a_store(np, torch):
 
 
 def test_an_npz_file_is_read_member_by_member(np, torch, monkeypatch):
-    """Only the member that is touched is read from the file."""
+    """Only the accessed member is read from the file."""
     file = io.BytesIO()
     np.savez(file, a=np.arange(3.0), b=np.ones((2, 2)))
     file.seek(0)
@@ -818,7 +818,7 @@ def test_an_npz_file_is_read_member_by_member(np, torch, monkeypatch):
 
 
 def test_a_file_of_cupys_is_read_member_by_member(np, monkeypatch):
-    """The object that cupy.load gives has neither keys nor a length; eager and lazy know its members all the same."""
+    """The result of cupy.load has neither keys nor a length, but eager and lazy conversions find its members."""
 
     class NpzFile:  # as in cupy/_io/npz.py, but that its arrays stay on the host
         def __init__(self, npz_file):
@@ -848,7 +848,7 @@ def test_a_file_of_cupys_is_read_member_by_member(np, monkeypatch):
 
 
 def test_an_hdf5_file_is_read_dataset_by_dataset(np, torch, tmp_path):
-    """Groups are mappings, datasets are read when they are asked for, and hard links are known as one."""
+    """Groups are mappings, datasets are read on access, and hard links are the same object."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["a"] = np.arange(3.0)
@@ -877,7 +877,7 @@ def test_an_hdf5_file_is_read_dataset_by_dataset(np, torch, tmp_path):
 
 
 def test_a_safetensors_file_is_read_tensor_by_tensor(np, torch, tmp_path):
-    """Whatever framework it was opened for."""
+    """For each framework it was opened with."""
     safetensors = pytest.importorskip("safetensors")
     from safetensors.numpy import save_file
 
@@ -895,7 +895,7 @@ def test_a_safetensors_file_is_read_tensor_by_tensor(np, torch, tmp_path):
 
 
 def test_rows_for_a_package_without_an_adapter_are_there_from_the_first_call(python):
-    """The packages tensordict and h5py have their rows in the adapters of torch and numpy, which are loaded by then."""
+    """The adapters of torch and numpy declare containers of tensordict and h5py, and are loaded in time."""
     python(
         """
         import sys, types
@@ -921,7 +921,7 @@ def test_rows_for_a_package_without_an_adapter_are_there_from_the_first_call(pyt
 
 
 def test_options_hold_for_each_element(np, torch, arrays):
-    """copy, device, like, detach, strict: as for one array."""
+    """copy, device, like, detach and strict have the same effect as for one array."""
     view = lazy(arrays, copy=True)
     assert not dlx.shares_memory(view[0], arrays[0]) and view[0] is view[0]
     assert dlx.shares_memory(dlx.convert(arrays, like=torch.ones(1), lazy=True)[0], arrays[0])
@@ -931,12 +931,12 @@ def test_options_hold_for_each_element(np, torch, arrays):
     with pytest.raises(errors.AdapterNotFoundError) as caught:
         lazy([[object()]], strict=True)[0][0]
     assert caught.value.where == "obj[0][0]"
-    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+    with pytest.raises(errors.AdapterNotFoundError, match="unknown target"):
         lazy(arrays, to="nosuch")
 
 
 def test_an_error_names_its_path_and_is_raised_again(np):
-    """The place is that of the element in the root; nothing is kept of a failure."""
+    """The path starts at the root; failures are not cached."""
     source = {"a": [1, np.ones(1), None, types.SimpleNamespace(x=np.array(["text"]))]}
     for options in ({}, {"copy": True}):
         view = lazy(source, **options)
@@ -950,7 +950,7 @@ def test_an_error_names_its_path_and_is_raised_again(np):
 
 
 def test_generic_producers_are_called_once(np):
-    """A producer that only speaks __dlpack__ is asked when it is touched, once."""
+    """A producer with only __dlpack__ is called once, on access."""
     calls = []
 
     class Stranger:
@@ -964,7 +964,7 @@ def test_generic_producers_are_called_once(np):
 
 
 def test_a_view_that_is_converted_stands_for_its_source(np, torch, arrays):
-    """Also inside another tree, as a slice, and with the places of the source in errors."""
+    """Also inside another tree and as a slice; error paths are the source's."""
     source = {"x": arrays[3], "a": [arrays[0], arrays[1]], "t": (arrays[2],)}
     view = lazy(source)
     result = dlx.convert([view, view["a"][:1], view["t"]], to="dlx")
@@ -981,7 +981,7 @@ def test_a_view_that_is_converted_stands_for_its_source(np, torch, arrays):
 
 
 def test_a_view_of_a_view_is_a_view_of_its_source(np, torch, arrays):
-    """Of every kind, slices included; what is converted by one is not converted again for the other."""
+    """For all kinds, including slices; results of one view are reused by the other."""
     source = {"a": [arrays[0], np.array(["x"])], "r": Record(arrays[1]), "p": Point(arrays[2], 2), "t": (arrays[3],)}
     view = lazy(lazy(source), to="dlx")
     assert type(view["a"][0]) is type(view["r"].x) is type(view["p"].x) is type(view["t"][0]) is dlx.Tensor
@@ -1000,7 +1000,7 @@ def test_a_view_of_a_view_is_a_view_of_its_source(np, torch, arrays):
 
 @pytest.mark.slow
 def test_a_view_of_100_000_levels(python):
-    """Each level is a view, made when it is reached; all of it can be converted at once, and let go of."""
+    """Each level gets a view on access; the whole tree can be converted and freed."""
     python(
         """
         import dlx
@@ -1055,7 +1055,7 @@ def test_what_tvm_ffi_promises_of_its_lists_holds_for_views(np, torch, arrays):
 
 
 def test_a_second_look_asks_the_source_and_passes_on_what_it_raises(np):
-    """What was converted counts only while the source still has that element there, whatever the source does."""
+    """A cached result is valid only while the source has the same element."""
 
     class Moody(Sequence):
         def __init__(self, items):
@@ -1093,7 +1093,7 @@ def test_a_second_look_asks_the_source_and_passes_on_what_it_raises(np):
 
 
 def test_c_takes_views_for_what_they_are(np):
-    """The sequence protocol of C: numpy reads a view as it reads a list, and a mapping or record is none."""
+    """With C's sequence protocol, numpy reads a view like a list; mappings and records are not sequences."""
     view = lazy([np.ones(2), np.zeros(2)], to="numpy")
     assert np.asarray(view).tolist() == [[1, 1], [0, 0]] and np.stack(view).shape == (2, 2)
     assert list(map(len, view)) == [2, 2] and max(view, key=np.sum) is view[0]
@@ -1104,7 +1104,7 @@ def test_c_takes_views_for_what_they_are(np):
 
 
 def test_length_and_keys_ask_no_element_of_anything():
-    """len, bool, keys and repr are free of any element, and so of any stream."""
+    """len, bool, keys and repr access no element, and hence no stream."""
 
     class Untouchable:
         __slots__ = ()
@@ -1121,7 +1121,7 @@ def test_length_and_keys_ask_no_element_of_anything():
 
 
 def test_threads_that_touch_one_element_first_get_one_object(np):
-    """Whatever the element is: an array of the fast path, a producer that may be asked once, a container."""
+    """For arrays of the fast path, single-use producers, and containers."""
 
     class Once:
         def __init__(self):
@@ -1155,7 +1155,7 @@ def test_threads_that_touch_one_element_first_get_one_object(np):
 
 
 def test_threads_that_touch_one_element_of_a_store_read_it_once(np):
-    """An element that is made anew on each access is made once for all who ask at the same time."""
+    """An element that is new on each access is read once for all concurrent threads."""
     store = Store(np, a=[1.0])
     view = lazy(store, to="dlx")
     start, found = threading.Barrier(6), []
@@ -1173,7 +1173,7 @@ def test_threads_that_touch_one_element_of_a_store_read_it_once(np):
 
 
 def test_identity_survives_what_moves(np):
-    """Whoever holds a result finds it again where its source is now, in another view or at another place."""
+    """A live result is found again at its source's new place, also in another view."""
     a, b, c = np.ones(1), np.ones(1), np.ones(1)
     source = {"one": [a, b], "two": [c]}
     view = lazy(source, to="dlx")
@@ -1190,7 +1190,7 @@ def test_identity_survives_what_moves(np):
 
 
 def test_views_leak_nothing(np):
-    """Neither touched, nor written to, nor failing views leave a managed tensor or a reference."""
+    """Accesses, writes and failures leave no managed tensor and no reference."""
     array = np.ones(3)
     gc.collect()
     live, references = native.live(), sys.getrefcount(array)
@@ -1243,14 +1243,14 @@ NO_MEMORY = """
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="there a plain dict.setdefault dies when memory runs out")
 def test_memory_that_runs_out_while_an_element_is_converted(python):
-    """Each allocation may fail: the process lives, the next look succeeds, and nothing is left behind."""
+    """After each failing allocation, the process lives, the next access succeeds, and nothing leaks."""
     pytest.importorskip("_testcapi")
     pytest.importorskip("numpy")
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
 
 
 def test_a_container_that_holds_itself_may_lose_its_index(np):
-    """What its view shows is noted once, and not for ever."""
+    """Its result is recorded once, and not forever."""
     inner = [np.zeros(2)]
     inner.append(inner)
     view = lazy([inner])
@@ -1261,7 +1261,7 @@ def test_a_container_that_holds_itself_may_lose_its_index(np):
 
 
 def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
-    """Slices and `extend` store what item assignment does."""
+    """Slices and `extend` store the same objects as item assignment."""
     inner = [np.arange(3.0)]
     source = [inner, np.arange(2.0), (1,)]
     view = lazy(source)
@@ -1275,7 +1275,7 @@ def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
 
 
 def test_anything_that_is_an_index_is_one(np, torch):
-    """As a list takes them."""
+    """Objects with `__index__` are accepted, like by a list."""
     source = [np.zeros(2), np.zeros(2)]
     view = lazy(source)
 
@@ -1291,7 +1291,7 @@ def test_anything_that_is_an_index_is_one(np, torch):
 
 
 def test_fields_that_are_called_as_methods_of_tuples(np, torch):
-    """A field called index or count is the field."""
+    """A field named index or count is the field."""
     Batch = collections.namedtuple("Batch", "index x count")
     view = lazy(Batch(np.zeros(2), 1, 7))
     assert isinstance(view.index, torch.Tensor) and view.index is view[0] and view.count == 7
@@ -1300,14 +1300,14 @@ def test_fields_that_are_called_as_methods_of_tuples(np, torch):
 
 
 def test_what_is_no_target_is_refused_with_the_same_words_lazily(np):
-    """Also what has no hash."""
+    """Unhashable targets, too."""
     for to in ([], np.zeros(1)):
         with pytest.raises(TypeError, match="to must be a name, a module or an array type"):
             dlx.convert([np.zeros(1)], to, lazy=True)
 
 
 def test_a_structure_of_c_shows_its_names(np, torch):
-    """What torch.max returns has elements that are attributes as well."""
+    """Results such as torch.max's have elements that are attributes, too."""
     view = lazy(torch.max(torch.ones(2, 3), 0), to="numpy")
     assert isinstance(view.values, np.ndarray) and view.values is view[0] and view.indices is view[1]
     assert type(view.copy()) is torch.return_types.max and view.copy().values is view.values
@@ -1316,12 +1316,12 @@ def test_a_structure_of_c_shows_its_names(np, torch):
 
 
 def test_a_view_that_has_lost_its_source_does_not_crash(python):
-    """The collector takes it apart piece by piece, and anything may look at it meanwhile."""
+    """The garbage collector clears it step by step, and other code may access it."""
     code = """
         from dlx._core.native import Slots
 
         class Part(Slots):
-            def _missed(self, key):
+            def _convert_at(self, key):
                 return self._source[key]
 
         part = Part.__new__(Part)
@@ -1335,7 +1335,7 @@ def test_a_view_that_has_lost_its_source_does_not_crash(python):
 
 
 def test_options_do_not_outlive_a_new_adapter(python):
-    """What passed through is an array once its adapter is there: for the next view, and where an old one asks anew."""
+    """After an adapter is loaded, unknown objects are arrays in new views and new accesses."""
     python(
         """
         import abc, sys, types
@@ -1397,7 +1397,7 @@ def test_options_do_not_outlive_a_new_adapter(python):
 
 
 def test_an_iterator_that_fails_once(torch):
-    """What comes after has its own number: results are found again where they are."""
+    """Later elements have their own index and keep their results."""
 
     class Once(collections.UserList):
         def __iter__(self):
@@ -1428,7 +1428,7 @@ def test_an_iterator_that_fails_once(torch):
 
 @pytest.mark.parametrize("kind", [list, tuple, dict, None])
 def test_a_lazy_call_without_other_options_is_answered_from_c(kind):
-    """Once a target is known: a container costs the making of its view, an array nothing in Python."""
+    """With a known target, a container only creates its view, and an array runs no Python."""
     np = pytest.importorskip("numpy")
     array = np.ones(2, "f4")
     source = {"a": array} if kind is dict else kind([array]) if kind else array
@@ -1443,7 +1443,7 @@ def test_a_lazy_call_without_other_options_is_answered_from_c(kind):
     finally:
         sys.setprofile(None)
         gc.enable()
-    assert frames == (["plain_view", "__init__"] if kind else [])
+    assert frames == (["repeat_view", "__init__"] if kind else [])
     assert type(found["a" if kind is dict else 0] if kind else found) is dlx.Tensor
     view = dlx.convert([np.ones(2, ">f4")], to="dlx", lazy=True, copy=False)
     with pytest.raises(errors.CopyRequiredError):
@@ -1451,7 +1451,7 @@ def test_a_lazy_call_without_other_options_is_answered_from_c(kind):
 
 
 def test_a_view_keeps_the_rules_of_classes():
-    """Its compiled base takes four arguments, and makes no object of a class with abstract methods."""
+    """Its compiled base takes four arguments, and does not instantiate abstract classes."""
 
     class Abstract(native.Slots, MutableMapping):
         pass
@@ -1464,12 +1464,12 @@ def test_a_view_keeps_the_rules_of_classes():
 
 
 def test_a_list_that_shrinks_while_an_element_is_read_ends_the_iteration():
-    """As another thread does it between two steps: an iterator over a list ends there, and raises no IndexError."""
+    """Like with another thread: the list's iterator ends, without an IndexError."""
     source = [[1], [2], [3]]
     view = dlx.convert(source, to="dlx", lazy=True)
 
     def profile(frame, event, _):
-        if event == "call" and frame.f_code.co_name in ("_missed", "_touch") and len(found) == 1:
+        if event == "call" and frame.f_code.co_name in ("_convert_at", "_touch") and len(found) == 1:
             source.clear()
 
     found = []
@@ -1483,7 +1483,7 @@ def test_a_list_that_shrinks_while_an_element_is_read_ends_the_iteration():
 
 
 def test_what_a_view_is_made_of_stays(arrays):
-    """C reads it without references of its own while a key's Python runs."""
+    """C reads it without references while a key's Python code runs."""
 
     class Key(int):
         __hash__ = int.__hash__
@@ -1491,7 +1491,7 @@ def test_what_a_view_is_made_of_stays(arrays):
         def __eq__(self, other):
             with pytest.raises(AttributeError, match="readonly"):
                 del view._source
-            with pytest.raises(TypeError, match="made once"):
+            with pytest.raises(TypeError, match="initialised only once"):
                 view.__init__([], view._handler, view._scope, view._path)
             for name in ("_slots", "_handler", "_scope", "_path"):
                 with pytest.raises(AttributeError, match="readonly"):
@@ -1506,13 +1506,13 @@ def test_what_a_view_is_made_of_stays(arrays):
 
 
 def test_an_iterator_that_is_advanced_twice_at_once():
-    """Here by the container's own iterator, elsewhere by a thread: the second is refused, as by a generator."""
+    """By the container's iterator or a thread: the second call is refused, like by a generator."""
     found = []
 
     class Asks(collections.UserList):
         def __iter__(self):
             for each in self.data:
-                with pytest.raises(ValueError, match="advanced elsewhere"):
+                with pytest.raises(ValueError, match="another thread is already using"):
                     next(results)
                 yield each
 

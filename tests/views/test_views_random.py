@@ -1,4 +1,4 @@
-"""Random programs over lazy views beside the same programs over plain lists and dicts."""
+"""Random programs with lazy views, compared to the same programs with lists and dicts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import collections
 import gc
 
 import pytest
+from support.arrays.examples import examples
 
 import dlx
 from dlx._core import native
-from examples import examples
 
 np = pytest.importorskip("numpy")
 hypothesis = pytest.importorskip("hypothesis")
@@ -40,7 +40,7 @@ LIST_STEPS = st.lists(
 
 
 class Numbers:
-    """An array for each number, always the same."""
+    """Return always the same array for a number."""
 
     def __init__(self):
         self.made = [np.full(1, n, "u1") for n in range(10)]
@@ -55,7 +55,7 @@ def number(tensor):
 
 
 def outcome(call):
-    """Return what a call gives, or the type of its error."""
+    """Return the result of a call, or the type of its error."""
     try:
         return call()
     except (LookupError, ValueError, TypeError) as error:
@@ -63,7 +63,7 @@ def outcome(call):
 
 
 def step_list(target, step, item, find):
-    """Do one step with a list or a view; return its outcome in numbers."""
+    """Run one step with a list or a view; return its result in numbers."""
     name, *rest = step
     if name == "get":
         got = outcome(lambda: target[rest[0]])
@@ -88,7 +88,7 @@ def step_list(target, step, item, find):
 
 
 def behind(source, name, item):
-    """Change a list behind the view's back."""
+    """Change the source of a view directly."""
     if name in ("append", "insert"):
         source.append(item) if name == "append" else source.insert(0, item)
     elif source or name != "pop":
@@ -100,7 +100,7 @@ def behind(source, name, item):
 )
 @hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_a_view_of_a_list_does_what_a_list_does(steps, make, copy):
-    """The same steps, errors and contents; whoever holds a result meets it again where its source is."""
+    """The same steps, errors and contents; a live result is found again at its source's place."""
     numbers = Numbers()
     source, model = make([numbers[n] for n in (1, 2, 3)]), [1, 2, 3]
     view = dlx.convert(source, to="dlx", lazy=True, copy=copy)
@@ -130,7 +130,7 @@ DICT_STEPS = st.lists(
 
 
 def step_dict(target, step, item, find):
-    """Do one step with a dict or a view; return its outcome in numbers."""
+    """Run one step with a dict or a view; return its result in numbers."""
     name, *rest = step
     shown = lambda got: got if isinstance(got, type) or got is None else find(got)  # noqa: E731
     if name == "get":
@@ -171,6 +171,6 @@ def test_a_view_of_a_dict_does_what_a_dict_does(steps, make):
 
 
 def test_random_programs_leave_nothing():
-    """After all of these no managed tensor is alive."""
+    """Afterwards no managed tensor is alive."""
     gc.collect()
     assert native.live() == 0

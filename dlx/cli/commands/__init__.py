@@ -1,1 +1,1 @@
-"""The subcommands: one module each, with `run(arguments, screen)`."""
+"""The subcommands: a module for each, with `run(arguments, screen)`."""

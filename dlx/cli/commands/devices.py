@@ -1,4 +1,4 @@
-"""`dlx devices`: the devices of the CUDA driver and of each framework, and their names on both sides."""
+"""`dlx devices`: show the devices of the CUDA driver and of each framework, and their names in both."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ AT_ONCE = 4  # frameworks imported at the same time
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Ask the driver and the frameworks, each in its own process."""
+    """Query the driver and the frameworks, each in a separate process."""
     names = [] if arguments.driver else _frameworks(arguments.names)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         asked = {pool.submit(ask, "driver"): ""} | {pool.submit(ask, "devices", name): name for name in names}
-        for _ in screen.progress(as_completed(asked), "asking the driver and the frameworks", len(asked)):
+        for _ in screen.progress(as_completed(asked), "querying the driver and the frameworks", len(asked)):
             pass
-    answers = {name: {"devices": [], **future.result()} for future, name in asked.items()}
-    driver = answers.pop("")
-    _show_devices(driver, answers, screen)
+    frameworks = {name: {"devices": [], **future.result()} for future, name in asked.items()}
+    driver = frameworks.pop("")
+    _show_devices(driver, frameworks, screen)
     _show_driver(driver, screen)
-    for name, answer in answers.items():
+    for name, answer in frameworks.items():
         if "broken" in answer:
             screen.line((f"{name}: {one_line(answer['broken'])}", "bad"))
         elif not answer["devices"]:
             screen.line((f"{name}: it sees no device", "quiet"))
-    screen.document({"driver": driver, "frameworks": answers})
+    screen.document({"driver": driver, "frameworks": frameworks})
     return 0
 
 
 def _frameworks(names: list[str]) -> list[str]:
-    installed = [name for name in targets.installed() if name != "dlx"]
+    installed = [name for name in targets.installed_targets() if name != "dlx"]
     for name in names:
         if name not in installed:
-            raise BadInput(f"{one_line(name)!r} is no framework installed here. Installed: {', '.join(installed)}")
+            raise BadInput(f"{one_line(name)!r} is not an installed framework. Installed: {', '.join(installed)}")
     return names or installed
 
 
@@ -62,8 +62,8 @@ def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], scree
     words: list[list[Cell]] = []
     for name, answer in seen.items():
         for each in answer["devices"]:
-            taken = "to and from" if each["taken"] else ("from only", "warn")
-            words.append([(each["device"], "name"), name, one_line(each["native"], 60), taken])
+            direction = "to and from" if each["taken"] else ("from only", "warn")
+            words.append([(each["device"], "name"), name, one_line(each["native"], 60), direction])
     if words:
         screen.line("")
         screen.table(["device", "framework", "its own object", "dlx.convert"], words)
@@ -76,7 +76,7 @@ def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
         for number, line in enumerate(textwrap.wrap(one_line(cause), 74)):
             screen.line(("" if number else "CUDA: ", "name"), f"      {line}" if number else line)
         if driver.get("missing"):
-            screen.line(("if there should be one: DLX_CUDA_DRIVER may name its libcuda.so.1", "quiet"))
+            screen.line(("if there is one: set DLX_CUDA_DRIVER to the path of its libcuda.so.1", "quiet"))
         return
     screen.line(("CUDA: ", "name"), f"driver {driver['version'] or '?'}, devices: {len(driver['devices'])}")
     for each in driver["devices"]:

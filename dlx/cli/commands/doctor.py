@@ -1,4 +1,4 @@
-"""`dlx doctor`: each adapter and its framework, versions, the compiled core, and a block to paste into a report."""
+"""`dlx doctor`: show each adapter with its framework, versions, the compiled core, and a block for bug reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dlx._support.screen import Cell, Screen
 from dlx._support.text import one_line
 from dlx._version import __version__
 from dlx.adapter.base import installed_version
-from dlx.cli.model import BadInput, counted
+from dlx.cli.model import BadInput, plural
 from dlx.cli.probe import ask
 from dlx.cli.targets import can_be_target
 
@@ -33,17 +33,17 @@ _STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "
 class Row:
     """One adapter plugin with its framework."""
 
-    name: str  # the target's; the plugin's package if it is broken
+    name: str  # of the target, or the package of a broken plugin
     module: str
     distribution: str
     status: str  # "ready": imported, or tried with --load; "installed"; "missing"; "broken"
     version: str = ""  # of the framework
-    cause: str = ""  # first line of the fault, or how to install what is missing
-    details: str = ""  # the whole traceback
-    facts: dict[str, Any] = field(default_factory=dict)  # by the probe
+    cause: str = ""  # first line of the error, or how to install a missing framework
+    details: str = ""  # the full traceback
+    facts: dict[str, Any] = field(default_factory=dict)  # from the probe
 
     def document(self, verbose: bool) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the row for JSON."""
         return {
             "name": self.name, "status": self.status, "version": self.version or None, "module": self.module,
             "distribution": self.distribution, "cause": self.cause or None,
@@ -51,7 +51,7 @@ class Row:
         }  # fmt: skip
 
     def dlpack(self) -> str:
-        """Return the DLPack version that its arrays export; empty if it was not tried."""
+        """Return the DLPack version that its arrays export; empty without --load."""
         facts = self.facts.get("capsule")
         if not facts:
             return "none" if self.facts else ""
@@ -61,7 +61,7 @@ class Row:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Look at every adapter; with --load import each framework in its own process."""
+    """Check every adapter; with --load, import each framework in a separate process."""
     rows = _rows()
     known = {row.name for row in rows}
     unknown = [name for name in arguments.names if name not in known]
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     for row in rows:
         if arguments.load and row.status in ("ready", "installed"):
             with screen.working(f"importing {row.name}"):
-                _try(row)
-    conflict, core = _conflict(), _core()
+                _load(row)
+    conflict, core = _find_conflict(), _core_facts()
     _show(rows, conflict, core, arguments, screen)
     documents = [row.document(arguments.verbose) for row in rows]
     screen.document({"adapters": documents, "conflict": conflict or None, **core})
@@ -80,22 +80,22 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     return 1 if arguments.strict and (conflict or any(row.status not in wanted for row in rows)) else 0
 
 
-def _conflict() -> str:
-    """Return a sentence if the `dlx` of PyPI, another project, is installed as well: both own dlx/__init__.py."""
+def _find_conflict() -> str:
+    """Return a warning if the unrelated `dlx` of PyPI is installed, too: both have a dlx/__init__.py."""
     try:
         version = metadata.version("dlx")
     except metadata.PackageNotFoundError:
         return ""
     return (
-        f"another project, dlx {version}, is installed into the same package as {OURS}; they overwrite each other's "
-        f"files. Run: pip uninstall dlx {OURS}, then install {OURS} again"
+        f"an unrelated project, dlx {version}, is installed, too; it and {OURS} overwrite each other's files. Run: "
+        f"pip uninstall dlx {OURS}, then install {OURS} again"
     )
 
 
 def _rows() -> list[Row]:
-    """Return a row for each plugin; no framework is imported."""
+    """Return a row for each plugin, without importing frameworks."""
     rows: list[Row] = []
-    names = {plugin: root for root, plugin in reversed(registry.load_all().items())}  # the first of a plugin's names
+    names = {plugin: root for root, plugin in reversed(registry.load_all().items())}  # the first name of each plugin
     for plugin, root in names.items():
         row = Row(root, plugin.module, plugin.distribution, "broken")
         rows.append(row)
@@ -106,7 +106,7 @@ def _rows() -> list[Row]:
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
         row.name = adapter.name
         try:
-            found = adapter.package in sys.modules or _has(adapter.package)
+            found = adapter.package in sys.modules or _is_installed(adapter.package)
         except Exception as error:  # a parent package that fails to import
             row.cause, row.details = one_line(message_of(error, 240), 300), traceback.format_exc()
             continue
@@ -116,8 +116,8 @@ def _rows() -> list[Row]:
     return sorted(rows, key=lambda row: ([*_STYLES].index(row.status), row.name))
 
 
-def _has(package: str) -> bool:
-    """Return whether a package can be found. Its parent is imported for it, and may be missing."""
+def _is_installed(package: str) -> bool:
+    """Return whether a package is installed; its parent package is imported, which may be missing."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError as error:
@@ -126,8 +126,8 @@ def _has(package: str) -> bool:
         return False
 
 
-def _try(row: Row) -> None:
-    """Import a row's framework in another process."""
+def _load(row: Row) -> None:
+    """Import and try a row's framework in a separate process."""
     answer = ask("framework", row.name)
     if "broken" in answer:
         row.status, row.cause, row.details = "broken", one_line(answer["broken"], 300), answer["details"]
@@ -162,14 +162,14 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
             screen.facts([("-", fault) for fault in faults])
     if not arguments.load:
         screen.line("")
-        screen.line(("installed: not imported; --load imports and tries each in a process of its own", "quiet"))
+        screen.line(("installed: not imported; --load imports and tries each in a separate process", "quiet"))
     screen.line("")
-    screen.line(("to paste into a report:", "quiet"))
-    screen.block(_paste(rows, core))
+    screen.line(("for bug reports:", "quiet"))
+    screen.block(_report(rows, core))
 
 
-def _core() -> dict[str, Any]:
-    """Return facts of this Python and of the compiled core; no path of this machine."""
+def _core_facts() -> dict[str, Any]:
+    """Return facts about this Python and the compiled core, without paths of this machine."""
     from dlx import _ffi
 
     libc = " ".join(platform.libc_ver()).strip()
@@ -190,10 +190,10 @@ def _core() -> dict[str, Any]:
     }
 
 
-def _paste(rows: list[Row], facts: dict[str, Any]) -> str:
-    """Return the block to paste into a report."""
+def _report(rows: list[Row], facts: dict[str, Any]) -> str:
+    """Return the block for bug reports."""
     core = facts["core"]
-    built = f"built by {core['compiler']}: {core['flags']}"
+    built = f"built with {core['compiler']}: {core['flags']}"
     lines = [
         f"dlx {__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
         f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",
@@ -205,7 +205,7 @@ def _paste(rows: list[Row], facts: dict[str, Any]) -> str:
         parts = [row.status]
         if row.facts:
             parts += [f"DLPack {row.dlpack()}", "exchange API" if row.facts["exchange_api"] else "no exchange API"]
-            parts.append(counted(len(row.facts["defects"]), "known defect"))
+            parts.append(plural(len(row.facts["defects"]), "known defect"))
         parts += [one_line(row.cause, 160)] if row.status == "broken" else []
         lines.append(f"{row.name} {row.version}".rstrip() + f": {', '.join(parts)}")
     return textwrap.indent("\n".join(lines), "    ")

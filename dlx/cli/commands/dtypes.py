@@ -1,4 +1,4 @@
-"""`dlx dtypes` and `dlx matrix`: every dtype, each framework's name for it, and the outcome of converting it."""
+"""`dlx dtypes` and `dlx matrix`: show every dtype, each framework's name for it, and the outcome of its conversion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Show words from the adapters' data, or plans made live."""
+    """Show the adapters' names for dtypes, or with frameworks imported, the plans of conversions."""
     if arguments.live or arguments.origin is not None or arguments.to is not None:
         return _run_live(arguments, screen)
     chosen = {name: each for name, each in adapters().items() if targets.can_be_target(each) and name != "dlx"}
@@ -47,15 +47,15 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     screen.line("")
     screen.facts([(f"* {framework}", ", ".join(words)) for framework, words in own.items()])
     screen.line("")
-    screen.line(("DLPack: (code, bits, lanes)   ✓ called the same there   · no word for it", "quiet"))
-    screen.line(("m called the same in ml_dtypes   * has a name of its own, as above", "quiet"))
-    screen.line(("what becomes of each between two frameworks: dlx matrix", "quiet"))
+    screen.line(("DLPack: (code, bits, lanes)   ✓ the same name   · no such dtype", "quiet"))
+    screen.line(("m the same name in ml_dtypes   * another name, see above", "quiet"))
+    screen.line(("conversions between frameworks: dlx matrix", "quiet"))
     screen.document({"dtypes": documents})
     return 0
 
 
 def _names(adapters: Iterable[Adapter]) -> list[str]:
-    """Return the names of all dtypes, those that only a plugin has last."""
+    """Return the names of all dtypes, with those of plugins last."""
     listed = [dtype.name for dtype in DType.all()]
     return [*listed, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*listed})]
 
@@ -66,7 +66,7 @@ def _head(name: str) -> list[Cell]:
 
 
 def _mark(word: str, name: str) -> Cell:
-    """Return the mark of a framework's word: dlx's, that of ml_dtypes, another, or none."""
+    """Return the mark for a framework's name of a dtype: dlx's, that of ml_dtypes, another, or none."""
     if not word:
         return ("·", "quiet")
     return ("✓", "good") if word == name else ("m", "good") if word == f"ml_dtypes.{name}" else "*"
@@ -77,7 +77,7 @@ def _mark(word: str, name: str) -> Cell:
 
 def _run_live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
-        origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
+        origins, goals = targets.parse_targets(arguments.origin), targets.parse_targets(arguments.to)
     found = adapters()
     names = _names(found[name] for name in {*origins, *goals})
     both = [(origin, dtype) for origin in origins for dtype in names]
@@ -104,7 +104,7 @@ def _run_live(arguments: argparse.Namespace, screen: Screen) -> int:
 def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, str]]:
     """Plan an array of one dtype for each goal; empty outcomes if its framework has no such dtype."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of frameworks, about dtypes that they call experimental
+        warnings.simplefilter("ignore")  # frameworks warn about experimental dtypes
         try:
             array = targets.array_of(origin, dtype)
         except (DlxError, TypeError, ValueError, RuntimeError):
@@ -147,12 +147,12 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
                 rows.append([*_head(name), *((_MARKS[each], OUTCOMES.get(each, "quiet")) for each in found)])
         screen.table(["dtype", "DLPack", *goals], rows)
     screen.line("")
-    screen.line(("= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width", "quiet"))
-    screen.line(("c copied   ✗ refused   · no such dtype there", "quiet"))
+    screen.line(("= the same object   ✓ shared   ≈ shared, viewed as another dtype of the same width", "quiet"))
+    screen.line(("c copied   ✗ refused   · no such dtype", "quiet"))
 
 
 def picture(cells: Mapping[tuple[str, str, str], str]) -> str:
-    """Return {(framework, dtype, target): outcome} as one SVG; an outcome may be empty, or the name of an error."""
+    """Draw {(framework, dtype, target): outcome} as an SVG; an outcome may be empty, or the name of an error."""
     frameworks, dtypes, targets = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
     block = len(targets) * _SIZE + _GAP
     width, height = _LEFT + block * len(frameworks) + 10, _TOP + len(dtypes) * _SIZE + 44
@@ -169,4 +169,4 @@ def picture(cells: Mapping[tuple[str, str, str], str]) -> str:
                     kind = "refused" if outcome.endswith("Error") else outcome
                     parts.append(box(x + 1, _TOP + row * _SIZE + 1, _SIZE - 3, _SIZE - 3, kind))
     parts += legend(_LEFT, height - 24, {kind: kind for kind in _FILLS})
-    return page((width, height), "What becomes of each dtype", _FILLS, parts)
+    return page((width, height), "Conversions of each dtype", _FILLS, parts)

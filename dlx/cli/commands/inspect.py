@@ -1,4 +1,4 @@
-"""`dlx inspect`: what arrays are, and which targets take them."""
+"""`dlx inspect`: describe arrays, and show which targets accept them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
 from dlx.cli import targets
-from dlx.cli.model import Entry, Fold, Source, counted, extents, folds, nbytes_of, show_arrays, show_sums, totals
+from dlx.cli.model import Entry, Fold, Source, folds, nbytes_of, plural, shape_text, show_arrays, show_sums, totals
 from dlx.cli.sources import capsule_facts, open_sources
 from dlx.cli.targets import Outcome
 
-REASONS = 3  # of a kind, for each target
+REASONS = 3  # shown for each outcome and target
 
 _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
 _SHORT_LAYOUTS = {"F": ["F-order"], "strided": ["strided"]}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Show each source, and the sums of several."""
+    """Show each source, and the totals of several."""
     sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
     documents = []
     for source in sources:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
-            names = targets.chosen(arguments.to, default, none=True)
-        arrays = _one(source, names, screen) if source.is_one else _many(source, names, arguments.all, screen)
+            names = targets.parse_targets(arguments.to, default, none=True)
+        arrays = _show_one(source, names, screen) if source.is_one else _show_many(source, names, arguments.all, screen)
         facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
         documents.append({**facts, "notes": source.notes, "metadata": source.metadata, "arrays": arrays})
         if not names and arguments.to is None:
             screen.line("")
-            screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
+            screen.line(("to see which targets accept it: --to torch,numpy or --to all (imports them)", "quiet"))
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
-        screen.heading("in all", counted(len(sources), "source"))
+        screen.heading("in all", plural(len(sources), "source"))
         show_sums(everything, screen)
     sums = [dict(zip(("dtype", "device", "arrays", "bytes"), row, strict=True)) for row in totals(everything)]
     screen.document({"sources": documents, "totals": sums}, errors)
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _document(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON has it."""
+    """Return an entry for JSON."""
     info = entry.info
     dtype, number = (None, None) if entry.dtype is None else (entry.dtype.name, list(entry.dtype))
     document: dict[str, Any] = {
@@ -61,7 +61,7 @@ def _document(entry: Entry) -> dict[str, Any]:
 # ---- one array -------------------------------------------------------------------------------------------------------
 
 
-def _one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any]]:
+def _show_one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any]]:
     entry = source.entries[0]
     capsule = capsule_facts(entry.obj) if entry.info is not None else {}
     screen.heading(source.name, entry.info.type_name if entry.info is not None else source.kind)
@@ -77,13 +77,13 @@ def _one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any
 
 def _facts(source: Source, entry: Entry, capsule: dict[str, Any]) -> list[tuple[str, Cell]]:
     info = entry.info
-    rows: list[tuple[str, Cell]] = [("dtype", _dtype(entry)), ("shape", extents(entry.shape))]
+    rows: list[tuple[str, Cell]] = [("dtype", _dtype(entry)), ("shape", shape_text(entry.shape))]
     if info is None:
         rows.append(("layout", _LAYOUTS.get(entry.order, "?")))
     elif info.strides is not None:
-        rows.append(("strides", f"{extents(info.strides)} elements, {_LAYOUTS[entry.order]}"))
+        rows.append(("strides", f"{shape_text(info.strides)} elements, {_LAYOUTS[entry.order]}"))
     elif info.shape is not None:
-        rows.append(("strides", "not whole elements, or none"))
+        rows.append(("strides", "none, or not a multiple of the item size"))
     size = amount(entry.nbytes)
     rows.append(("bytes", f"{size} ({entry.nbytes:,})" if entry.nbytes is not None and entry.nbytes > 1023 else size))
     device = info.device if info is not None else None
@@ -114,7 +114,7 @@ def _dtype(entry: Entry) -> Cell:
     if entry.dtype is None:
         return f"{entry.dtype_name}, for which DLPack has no dtype"
     code, bits, lanes = entry.dtype
-    own = f", there called {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
+    own = f", named {entry.dtype_name!r} there" if entry.dtype_name not in (entry.dtype.name, "?") else ""
     return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
 
 
@@ -132,10 +132,10 @@ def _capsule(facts: dict[str, Any]) -> str:
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-def _many(source: Source, names: list[str], everything: bool, screen: Screen) -> list[dict[str, Any]]:
+def _show_many(source: Source, names: list[str], everything: bool, screen: Screen) -> list[dict[str, Any]]:
     entries = source.entries
     size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
-    screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
+    screen.heading(source.name, f"{source.kind}, {plural(len(entries), 'array')}{size}")
     shown = folds(entries, everything=everything)
     show_arrays(shown, ["dtype", "shape", ">bytes", "note"], _cells, screen, everything=everything)
     screen.line("")
@@ -165,7 +165,7 @@ def _cells(fold: Fold) -> list[Cell]:
     readonly = ["read-only"] if entry.info is not None and entry.info.readonly else []
     notes = ", ".join([*_SHORT_LAYOUTS.get(entry.order, []), *readonly, *entry.notes])
     note: Cell = (entry.refused, "bad") if entry.refused else notes
-    return [entry.shown_dtype, extents(entry.shape), amount(fold.nbytes), note]
+    return [entry.shown_dtype, shape_text(entry.shape), amount(fold.nbytes), note]
 
 
 def _show_outcomes(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:

@@ -1,4 +1,4 @@
-"""`dlx new-adapter`: write a plugin for a framework, with its entry point and its tests, as a folder to start from."""
+"""`dlx new-adapter`: create a plugin for a framework from templates, with its entry point and tests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ EXPORT = '''
 '''
 
 FROM_DLPACK = "import {package}\n\n        return {package}.from_dlpack(tensor)"
-NO_FROM_DLPACK = 'raise NotImplementedError("make an array over tensor.data_ptr that keeps the tensor alive")'
+NO_FROM_DLPACK = 'raise NotImplementedError("return an array over tensor.data_ptr that keeps the tensor alive")'
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Write the files of a plugin for one framework; look at the framework where it is installed."""
+    """Write the files of a plugin for a framework; inspect the framework if it is installed."""
     package = arguments.name
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in package.split(".")):
-        raise BadInput(f"{package!r} is no package: give the name by which the framework is imported, as in mylib")
+        raise BadInput(f"{package!r} is not a package name. Pass the framework's import name, such as mylib")
     if (known := registry.load_all().get(package)) is not None:
-        raise BadInput(f"{package} has an adapter already: {known}")
+        raise BadInput(f"{package} already has an adapter: {known}")
     words = package.replace(".", "_")
     distribution = f"dlx-{words.replace('_', '-')}"
     folder = Path(arguments.into or distribution)
     if folder.exists():
-        raise BadInput(f"{folder} is there already: nothing is overwritten. Name another folder: --into FOLDER")
+        raise BadInput(f"{folder} already exists, and dlx does not overwrite it. Pass another one: --into FOLDER")
     framework, left = _import(package)
     types = _array_types(framework, package)
     dtypes = [each.name for each in DType.all() if hasattr(framework, each.name)]
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     loads = framework is None or callable(getattr(framework, "from_dlpack", None))
     root = package.partition(".")[0]
     providers = [*dict.fromkeys(metadata.packages_distributions().get(root, []))]
-    if len(providers) != 1:  # several may share a namespace package
+    if len(providers) != 1:  # several distributions may share a namespace package
         several = f"{len(providers)} installed distributions have parts of {root}"
         found = several if providers else f"no installed distribution has {package}"
         left.append(f"dependencies in pyproject.toml: {found}")
@@ -73,17 +73,17 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     try:
         (folder / "tests").mkdir(parents=True)
     except OSError as error:
-        raise BadInput(f"{folder} cannot be made: {error.strerror}") from error
+        raise BadInput(f"cannot create {folder}: {error.strerror}") from error
     for name, template in files.items():
         text = (_TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
         (folder / name).write_text(string.Template(text).substitute(facts), encoding="utf-8")
-    screen.line(f"{folder} has a plugin:")
+    screen.line(f"created a plugin in {folder}:")
     for name in files:
         screen.line("  ", (name, "name"))
     for each in left:
         screen.line(("to fill in: ", "warn"), each)
     screen.line("")
-    screen.line("then, where dlx and the framework are installed:")
+    screen.line("then, with dlx and the framework installed:")
     commands = [f"pip install --no-build-isolation --editable {folder} pytest", f"cd {folder} && python -m pytest"]
     for command in commands:
         screen.line("  ", command)
@@ -92,16 +92,16 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _import(package: str) -> tuple[ModuleType | None, list[str]]:
-    """Return a package, or None and a note that its types and dtypes are guesses."""
+    """Import a package; return None and a note if that fails, since types and dtypes are then guesses."""
     try:
         return importlib.import_module(package), []
     except Exception as error:
-        said = "is not installed" if isinstance(error, ModuleNotFoundError) else f"fails ({exception_text(error, 80)})"
-        return None, [f"types and dtypes: {package} {said} here, so they are a guess"]
+        why = "is not installed" if isinstance(error, ModuleNotFoundError) else f"fails ({exception_text(error, 80)})"
+        return None, [f"types and dtypes: {package} {why}, so they are guesses"]
 
 
 def _array_types(module: ModuleType | None, package: str) -> list[str]:
-    """Return the names of the array types in a package: classes with __dlpack__, or with a usual name."""
+    """Return the names of the array types in a package: classes with __dlpack__, or with a common name."""
     if module is None:
         return ["Array"]
     classes = {
@@ -112,5 +112,5 @@ def _array_types(module: ModuleType | None, package: str) -> list[str]:
     found = [name for name, each in classes.items() if hasattr(each, "__dlpack__")]
     found = found or [name for name in ("Array", "Tensor", "ndarray", "NDArray") if name in classes]
     if not found:
-        raise BadInput(f"{package} has no class with __dlpack__, nor one called Array, Tensor or ndarray")
+        raise BadInput(f"{package} has no class with __dlpack__, and none named Array, Tensor, ndarray or NDArray")
     return found

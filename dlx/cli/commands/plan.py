@@ -1,4 +1,4 @@
-"""`dlx plan`: what `dlx.convert` would do with each array of a source, and why."""
+"""`dlx plan`: show whether `dlx.convert` would share, copy or refuse each array of a source, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
 from dlx.cli import model, targets
 from dlx.cli.arguments import COPY
-from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
+from dlx.cli.model import Entry, Fold, Source, nbytes_of, plural, shape_text
 from dlx.cli.sources import open_sources
 from dlx.cli.targets import Outcome
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "detach": arguments.detach,
     }
     with screen.working("importing targets"):
-        names = targets.chosen(arguments.to)
+        names = targets.parse_targets(arguments.to)
     documents: list[dict[str, Any]] = []
     refused = 0
     for source in sources:
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             for name in names
         }
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
-        about = ", ".join(filter(None, (_about(source), _given(arguments))))
+        about = ", ".join(filter(None, (_summarize(source), _format_options(arguments))))
         if source.is_one and len(names) > 1:
             screen.heading(source.name, about)
             targets.show([planned[0] for planned in plans.values()], screen)
@@ -56,15 +56,15 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     return 2 if errors else 1 if arguments.strict and refused else 0
 
 
-def _about(source: Source) -> str:
+def _summarize(source: Source) -> str:
     if not source.is_one:
-        return counted(len(source.entries), "array")
+        return plural(len(source.entries), "array")
     entry = source.entries[0]
-    return "an abstract tensor" if source.kind == "abstract" else f"{entry.shown_dtype}{extents(entry.shape)}"
+    return "an abstract tensor" if source.kind == "abstract" else f"{entry.shown_dtype}{shape_text(entry.shape)}"
 
 
-def _given(arguments: argparse.Namespace) -> str:
-    """Return the options that were set, as on the command line."""
+def _format_options(arguments: argparse.Namespace) -> str:
+    """Return the options that the user passed, as on the command line."""
     defaults = {"device": None, "copy": "auto", "readonly": "copy"}
     words = [
         f"--{name} {getattr(arguments, name)}" for name, each in defaults.items() if getattr(arguments, name) != each
@@ -80,7 +80,7 @@ def _document(entry: Entry, outcome: Outcome) -> dict[str, Any]:
 def _show_one(planned: Outcome, screen: Screen) -> None:
     rows: list[tuple[str, Cell]] = [("outcome", (planned.outcome, OUTCOMES[planned.outcome]))]
     if planned.why():
-        rows.append(("why", planned.why(targets.on_the_command_line)))
+        rows.append(("why", planned.why(targets.command_option)))
     if planned.nbytes != 0:
         rows.append(("copied", amount(planned.nbytes)))
     if planned.error:
@@ -92,16 +92,16 @@ def _show_one(planned: Outcome, screen: Screen) -> None:
 
 def _show_many(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool, screen: Screen) -> None:
     outcomes = {id(entry): each for entry, each in zip(entries, planned, strict=True)}
-    reasons = list(dict.fromkeys(reason for each in planned if (reason := each.shown())))
+    reasons = list(dict.fromkeys(reason for each in planned if (reason := each.short_text())))
 
     def cells(fold: Fold) -> list[Cell]:
         entry, found = fold.entries[0], outcomes[id(fold.entries[0])]
-        mark = f" [{reasons.index(found.shown()) + 1}]" if found.shown() else ""
-        return [entry.shown_dtype, extents(entry.shape), (f"{found.outcome}{mark}", OUTCOMES[found.outcome])]
+        mark = f" [{reasons.index(found.short_text()) + 1}]" if found.short_text() else ""
+        return [entry.shown_dtype, shape_text(entry.shape), (f"{found.outcome}{mark}", OUTCOMES[found.outcome])]
 
     apart: dict[tuple[str, str], list[Entry]] = {}  # entries with the same outcome are folded together
     for entry, each in zip(entries, planned, strict=True):
-        apart.setdefault((each.outcome, each.shown()), []).append(entry)
+        apart.setdefault((each.outcome, each.short_text()), []).append(entry)
     each_alone = everything or len(entries) <= model.MANY
     shown = [fold for group in apart.values() for fold in model.folds(group, everything=each_alone, least=1)]
     at = {id(entry): number for number, entry in enumerate(entries)}

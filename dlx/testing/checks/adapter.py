@@ -1,4 +1,4 @@
-"""Checks of an adapter, through dlx alone: its declarations are true, and a conversion does what dlx plans."""
+"""Checks of an adapter through dlx: its declarations are true, and conversions follow their plans."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dlx.adapter.declarations import Blocker, Capabilities
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.testing.capsules import LAYOUTS, OTHERS, Source, elements
 from dlx.testing.check import check
-from dlx.testing.checks.producer import together_well
+from dlx.testing.checks.producer import check_threads
 from dlx.testing.runner import environment
 from dlx.testing.subject import Broken, Subject, adapter_of, attempt, error_line, must
 from dlx.typing import READONLY
 
 
-def own_of(lib: Subject) -> Adapter:
+def get_adapter(lib: Subject) -> Adapter:
     """Return the subject's adapter."""
     found = adapter_of(lib.adapter)
     if found is None:
@@ -41,21 +41,21 @@ def own_of(lib: Subject) -> Adapter:
     return found
 
 
-def target_of(lib: Subject) -> Any:
-    """Return the adapter as a target; `NotApplicable` if it is none."""
-    lib.needs(own_of(lib).capabilities() is not None, f"{lib.adapter} cannot be a target")
+def get_target(lib: Subject) -> Any:
+    """Return the adapter as a target, or raise `NotApplicable`."""
+    lib.needs(get_adapter(lib).capabilities() is not None, f"{lib.adapter} cannot be a target")
     return registry.target(lib.adapter)
 
 
-def tensor_of(source: Source, *, readonly: bool = False) -> Any:
-    """Return a source's memory as a dlx.Tensor."""
+def make_tensor(source: Source, *, readonly: bool = False) -> Any:
+    """Return the memory of a source as a dlx.Tensor."""
     return from_pointer(
         source.address, source.shape, source.dtype, strides=source.strides, readonly=readonly, owner=source.memory
     )
 
 
-def dtypes_of(target: Any) -> list[str]:
-    """Return the dtypes that a target takes."""
+def list_dtypes(target: Any) -> list[str]:
+    """Return the dtypes that a target supports."""
     taken = target.capabilities.dtypes
     return sorted((target.adapter.dtypes.known() or OTHERS) if taken is None else taken)
 
@@ -64,10 +64,10 @@ def _shape(target: Any) -> tuple[int, ...]:
     return (24,) if target.capabilities.ndims[1] < 2 else (4, 6)
 
 
-def sources(target: Any) -> list[tuple[str, Source]]:
-    """Return sources of every layout and alignment that the target's number of dimensions allows."""
+def make_sources(target: Any) -> list[tuple[str, Source]]:
+    """Return sources of every layout and alignment with a supported number of dimensions."""
     stated = target.capabilities
-    names = dtypes_of(target)
+    names = list_dtypes(target)
     dtype = "float32" if "float32" in names else names[0]
     whole = DType(dtype).bits % 8 == 0
     low, high = stated.ndims
@@ -83,27 +83,27 @@ def sources(target: Any) -> list[tuple[str, Source]]:
     return made
 
 
-def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | None]:
-    """Return (result, None) or (None, error); raise `Broken` if that is not what `dlx.plan` says."""
+def convert_as_planned(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | None]:
+    """Return (result, None) or (None, error); raise `Broken` if `dlx.plan` predicts another outcome."""
     plan = api.plan(source, to=to, **options)
     result, error = attempt(api.convert, source, to=to, **options)
     if error is None:
-        must(plan.outcome in ("same", "shared", "copied"), f"planned: {plan}. It was converted")
+        must(plan.outcome in ("same", "shared", "copied"), f"planned: {plan}, but it was converted")
         before, after = describe(source), describe(result)
         if plan.outcome != "same" and before.nbytes and before.address and after.address:
             shared = before.address == after.address
-            must(shared == (plan.outcome == "shared"), f"planned: {plan}. It was {'shared' if shared else 'copied'}")
+            must(shared == (plan.outcome == "shared"), f"planned: {plan}, but {'shared' if shared else 'copied'}")
         return result, None
     if not isinstance(error, DlxError):
-        raise Broken(f"convert raised {error_line(error)}, which is no error of dlx") from error
-    must(plan.outcome == "refused", f"planned: {plan}. It was refused: {error}")
+        raise Broken(f"convert raised {error_line(error)}, not an error of dlx") from error
+    must(plan.outcome == "refused", f"planned: {plan}, but it was refused: {error}")
     must(type(plan.error) is type(error), f"planned {type(plan.error).__name__}, raised {type(error).__name__}")
     must(error.reason and error.fix, f"an error without reason or fix: {error!r}")
     return None, error
 
 
-def same(back: Any, source: Source, what: str) -> None:
-    """Raise `Broken` unless a dlx.Tensor shows what a source has."""
+def check_equal(back: Any, source: Source, what: str) -> None:
+    """Raise `Broken` unless a dlx.Tensor has the dtype, shape and elements of a source."""
     must(back.dtype == source.dtype, f"{what}: {source.dtype} became {back.dtype}")
     must(back.shape == source.shape, f"{what}: shape {source.shape} became {back.shape}")
     padded = bool(back.flags & SUBBYTE_PADDED)
@@ -113,93 +113,93 @@ def same(back: Any, source: Source, what: str) -> None:
 
 @check("adapter", "contract", "refuses")
 def adapter_contract(lib: Subject) -> None:
-    """What the adapter declares can be looked up, and its dtypes and devices translate both ways."""
-    adapter = own_of(lib)
-    must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
-    must(str(version_of(adapter)), "it does not know its framework's version")
+    """Every declared name exists, and dtypes and devices translate both ways."""
+    adapter = get_adapter(lib)
+    must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"its name is {adapter.name!r}")
+    must(str(version_of(adapter)), "it does not return the version of its framework")
     for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
-    must(not adapter.types or classes_of(adapter), f"none of its types exists: {', '.join(adapter.types)}")
+    must(not adapter.types or classes_of(adapter), f"its types do not exist: {', '.join(adapter.types)}")
     dtypes, devices = adapter.dtypes, adapter.devices
     for name in (*dtypes.names, *dtypes.extension, *dtypes.storage):
-        must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
+        must(DType(name).name == name, f"the name of {name!r} is {DType(name).name!r}")
     for name in sorted(dtypes.known()):
         again = dtypes.from_native(dtypes.to_native(DType(name)))
         must(again == DType(name), f"{name} becomes {dtypes.to_native(DType(name))!r}, and that {again}")
     stated = adapter.capabilities()
     if stated is not None and stated.dtypes is not None:
         strange = [name for name in stated.dtypes if attempt(DType, name)[1] is not None]
-        must(not strange, f"dtypes that dlx does not know: {strange}")
+        must(not strange, f"unknown dtypes: {strange}")
     host = devices.from_native(devices.to_native(HOST))
     must(host == HOST, f"the host becomes {host}")
-    tensor = None if stated is None else _taken(registry.target(lib.adapter))
+    tensor = None if stated is None else _find_supported(registry.target(lib.adapter))
     if lib.make is not None:
-        check_answers(adapter, lib.array()[0], tensor)
+        check_results(adapter, lib.array()[0], tensor)
     elif tensor is not None:
-        check_answers(adapter, adapter.variant(tensor).load(tensor), tensor)
+        check_results(adapter, adapter.variant(tensor).load(tensor), tensor)
 
 
-def _taken(target: Any) -> Tensor | None:
-    """Return a tensor that a target takes as it is."""
-    return next((made for _, source in sources(target) if not target.check(made := tensor_of(source))), None)
+def _find_supported(target: Any) -> Tensor | None:
+    """Return a tensor that a target can share."""
+    return next((made for _, source in make_sources(target) if not target.check(made := make_tensor(source))), None)
 
 
 @check("adapter", "dtypes", "wrong")
 def adapter_round_trips(lib: Subject) -> None:
-    """Every dtype that the adapter takes goes in and comes back with every bit."""
-    target = target_of(lib)
-    for dtype in dtypes_of(target):
+    """Every supported dtype is converted to the framework and back with all bits."""
+    target = get_target(lib)
+    for dtype in list_dtypes(target):
         source = Source(dtype, _shape(target))
-        inside, error = converted(tensor_of(source), lib.adapter)
-        must(error is None, f"{dtype}, which it declares: {error}")
-        back, error = converted(inside, "dlx")
-        must(error is None, f"{dtype} does not come back: {error}")
-        same(back, source, dtype)
+        inside, error = convert_as_planned(make_tensor(source), lib.adapter)
+        must(error is None, f"{dtype}, a declared dtype: {error}")
+        back, error = convert_as_planned(inside, "dlx")
+        must(error is None, f"{dtype} is not converted back: {error}")
+        check_equal(back, source, dtype)
 
 
 @check("adapter", "dtypes", "wrong")
 def adapter_narrowing(lib: Subject) -> None:
-    """A dtype that the adapter does not take is refused."""
-    target = target_of(lib)
-    for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
+    """An unsupported dtype is refused."""
+    target = get_target(lib)
+    for dtype in sorted(set(OTHERS) - set(list_dtypes(target))):
         source = Source(dtype, _shape(target))
-        inside, error = converted(tensor_of(source), lib.adapter)
+        inside, error = convert_as_planned(make_tensor(source), lib.adapter)
         if error is None:
-            same(api.convert(inside, to="dlx"), source, dtype)
+            check_equal(api.convert(inside, to="dlx"), source, dtype)
 
 
 @check("adapter", "layouts", "wrong", alone=True)
 def adapter_layouts(lib: Subject) -> None:
-    """Every layout comes in right: shared or copied, as `dlx.plan` says."""
-    target = target_of(lib)
-    for name, source in sources(target):
+    """Every layout is converted correctly: shared or copied, as `dlx.plan` predicts."""
+    target = get_target(lib)
+    for name, source in make_sources(target):
         for copy in (None, False, True):
-            tensor = tensor_of(source)
-            result, error = converted(tensor, lib.adapter, copy=copy)
+            tensor = make_tensor(source)
+            result, error = convert_as_planned(tensor, lib.adapter, copy=copy)
             if error is not None:
                 must(copy is False, f"{name}: refused with copy={copy}: {error}")
                 continue
-            same(api.convert(result, to="dlx"), source, f"{name}, copy={copy}")
+            check_equal(api.convert(result, to="dlx"), source, f"{name}, copy={copy}")
             address = describe(result).address
             if not source.elements() or not address:
                 continue
-            must(copy is not True or address != source.address, f"{name}: shared in spite of copy=True")
-            must(copy is not False or address == source.address, f"{name}: copied in spite of copy=False")
+            must(copy is not True or address != source.address, f"{name}: shared despite copy=True")
+            must(copy is not False or address == source.address, f"{name}: copied despite copy=False")
 
 
 @check("adapter", "layouts", "fatal", alone=True)
 def adapter_capabilities(lib: Subject) -> str:
-    """What its capabilities allow is taken as it is: shared, unless they say that it copies."""
-    target = target_of(lib)
+    """Arrays that the capabilities allow are shared, or copied if the capabilities declare it."""
+    target = get_target(lib)
     taken = []
-    for name, source in sources(target):
-        tensor = tensor_of(source)
+    for name, source in make_sources(target):
+        tensor = make_tensor(source)
         if target.check(tensor):
             continue
         result, error = attempt(target.over(tensor).adapter.load, tensor)
-        must(error is None, f"{name}, which its capabilities allow: {error_line(error)}")
-        same(api.convert(result, to="dlx"), source, name)
+        must(error is None, f"{name}, allowed by its capabilities: {error_line(error)}")
+        check_equal(api.convert(result, to="dlx"), source, name)
         address = describe(result).address
         moved = address and address != source.address and source.elements()
         copies = target.capabilities.copies
@@ -212,38 +212,38 @@ def adapter_capabilities(lib: Subject) -> str:
 
 @check("adapter", "read-only", "wrong")
 def adapter_readonly(lib: Subject) -> None:
-    """Read-only memory cannot be written through what comes in, and is refused where it says so."""
-    source = plain_source(lib)
+    """Read-only memory cannot be written through a result; `readonly="error"` may refuse it."""
+    source = make_source(lib)
     for policy in READONLY:
-        result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
+        result, error = convert_as_planned(make_tensor(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
             must(policy == "error", f"readonly={policy!r}: {error}")
             must(isinstance(error, ReadOnlyError), f"refused with {error_line(error)}")
             continue
         info = describe(result)
         shared = info.address == source.address
-        must(policy == "share" or not shared or info.readonly, f"readonly={policy!r}: shared, and says it is writable")
+        must(policy == "share" or not shared or info.readonly, f"readonly={policy!r}: shared and writable")
         if lib.write is not None and policy != "share":
             before = source.elements()
             attempt(lib.write, result)
             must(source.elements() == before, f"readonly={policy!r}: the result writes to the source")
 
 
-def plain_source(lib: Subject) -> Source:
+def make_source(lib: Subject) -> Source:
     """Return a row-major source for an adapter."""
-    return next(source for name, source in sources(target_of(lib)) if name in ("row-major", "scalar"))
+    return next(source for name, source in make_sources(get_target(lib)) if name in ("row-major", "scalar"))
 
 
-def array_of(lib: Subject) -> tuple[Any, Source]:
+def make_array(lib: Subject) -> tuple[Any, Source]:
     """Return (an array of the framework, its source)."""
-    source = plain_source(lib)
-    return api.convert(tensor_of(source), to=lib.adapter), source
+    source = make_source(lib)
+    return api.convert(make_tensor(source), to=lib.adapter), source
 
 
 @check("adapter", "contract", "wrong")
 def adapter_describes(lib: Subject) -> None:
-    """`dlx.describe` says what an export gives."""
-    array = array_of(lib)[0] if lib.make is None else lib.array()[0]  # the adapter need not be a target
+    """`dlx.describe` agrees with the exported tensor."""
+    array = make_array(lib)[0] if lib.make is None else lib.array()[0]  # not every adapter is a target
     info, tensor = describe(array), api.convert(array, to="dlx")
     must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
     must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
@@ -254,54 +254,54 @@ def adapter_describes(lib: Subject) -> None:
 
 @check("adapter", "copies", "wrong")
 def adapter_identity(lib: Subject) -> None:
-    """An array that is in the framework already stays what it is; `copy=True` makes another."""
-    array, source = array_of(lib)
-    must(api.convert(array, to=lib.adapter) is array, "another object came back")
+    """An array of the framework is returned unchanged; `copy=True` makes a new one."""
+    array, source = make_array(lib)
+    must(api.convert(array, to=lib.adapter) is array, "it was not returned unchanged")
     copied = api.convert(array, to=lib.adapter, copy=True)
     must(describe(copied).address != source.address, "copy=True shares the memory")
-    must(type(copied) is type(array), f"a copy is {type_name(type(copied))}")
-    same(api.convert(copied, to="dlx"), source, "copy=True")
+    must(type(copied) is type(array), f"the type of a copy is {type_name(type(copied))}")
+    check_equal(api.convert(copied, to="dlx"), source, "copy=True")
 
 
 @check("adapter", "lifetimes", "fatal")
 def adapter_lifetimes(lib: Subject) -> None:
-    """Memory lives while an array uses it, and no longer."""
+    """Memory is released with the last array that uses it, not earlier or later."""
 
     class Owner(bytearray):
-        """Memory that can be watched."""
+        """Memory with a weak reference."""
 
-    array, source = array_of(lib)
+    array, source = make_array(lib)
     owner = Owner(source.elements())
     watch = weakref.ref(owner)
     view = api.convert(memoryview(owner), to="dlx")
-    given = from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
+    borrowed = from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
     del view, owner
-    result = api.convert(given, to=lib.adapter)
-    shared = describe(result).address == given.data_ptr
-    del given
+    result = api.convert(borrowed, to=lib.adapter)
+    shared = describe(result).address == borrowed.data_ptr
+    del borrowed
     gc.collect()
     must(not shared or watch() is not None, "the owner was released while the result uses its memory")
-    same(api.convert(result, to="dlx"), source, "after its source was dropped")
+    check_equal(api.convert(result, to="dlx"), source, "after its source was dropped")
     del result
     gc.collect()
-    must(watch() is None, "the owner outlives the result: it is never released")
+    must(watch() is None, "the owner is not released after the result")
     back = api.convert(array, to="dlx")
     del array
     gc.collect()
-    same(back, source, "after its array was dropped")
+    check_equal(back, source, "after its array was dropped")
 
 
 @check("adapter", "leaks", "wrong")
 def adapter_leaks(lib: Subject) -> None:
-    """Nothing is left behind, also where a conversion is refused."""
-    target = target_of(lib)
-    made = sources(target)
+    """No memory leaks, even if a conversion is refused."""
+    target = get_target(lib)
+    made = make_sources(target)
 
     def once() -> None:
         for _, source in made:
             for options in ({}, {"copy": False}, {"copy": True}, {"readonly": "error"}, {"stream": 7}):
                 for readonly in (False, True):
-                    tensor = tensor_of(source, readonly=readonly)
+                    tensor = make_tensor(source, readonly=readonly)
                     result, _ = attempt(api.convert, tensor, to=lib.adapter, **options)
                     if result is not None:
                         attempt(api.convert, result, to="dlx", **options)
@@ -313,35 +313,35 @@ def adapter_leaks(lib: Subject) -> None:
         once()
     gc.collect()
     left = native.live() - before
-    must(left == 0, f"{left} managed tensors stay behind after {10 * len(made) * 10} conversions")
+    must(left == 0, f"{left} managed tensors are alive after {10 * len(made) * 10} conversions")
 
 
 @check("adapter", "threads", "fatal")
 def adapter_threads(lib: Subject) -> None:
     """Many threads may convert at once."""
-    array, source = array_of(lib)
-    mine = [plain_source(lib) for _ in range(8)]
+    array, source = make_array(lib)
+    mine = [make_source(lib) for _ in range(8)]
     before = native.live()
 
     def work(i: int) -> None:
         for _ in range(50):
-            same(api.convert(array, to="dlx"), source, "out of it")
-            same(api.convert(api.convert(tensor_of(mine[i]), to=lib.adapter), to="dlx"), mine[i], "and into it")
+            check_equal(api.convert(array, to="dlx"), source, "exported")
+            check_equal(api.convert(api.convert(make_tensor(mine[i]), to=lib.adapter), to="dlx"), mine[i], "imported")
 
-    together_well(work)
+    check_threads(work)
     gc.collect()
-    must(native.live() == before, f"{native.live() - before:+} managed tensors stay behind")
+    must(native.live() == before, f"{native.live() - before:+} managed tensors are alive")
 
 
 @check("adapter", "contract", "wrong")
 def adapter_fast_path(lib: Subject) -> None:
-    """Its fast-path types take the fast path to the same result as the Python path."""
-    adapter = own_of(lib)
+    """The fast path gives the same result as the Python path."""
+    adapter = get_adapter(lib)
     lib.needs(adapter.fast_path is not None and adapter.fast_path.types, "it lists no fast-path types")
     slow = inspect.unwrap(api.convert)
-    target = target_of(lib)
-    for dtype in dtypes_of(target):
-        array = api.convert(tensor_of(Source(dtype, _shape(target))), to=lib.adapter)
+    target = get_target(lib)
+    for dtype in list_dtypes(target):
+        array = api.convert(make_tensor(Source(dtype, _shape(target))), to=lib.adapter)
         for to in ("dlx", lib.adapter):
             pair = [attempt(path, array, to=to) for path in (api.convert, api.convert, slow)]
             raised = {type(error) for _, error in pair}
@@ -354,11 +354,11 @@ def adapter_fast_path(lib: Subject) -> None:
 @check("adapter", "contract", "wrong")
 def adapter_containers(lib: Subject) -> None:
     """Containers keep their type and paths, and every array in them is converted."""
-    lib.needs(lib.containers, "no containers are given")
+    lib.needs(lib.containers, "no containers are declared")
     for name, make in lib.containers.items():
-        tree = make(api.convert(tensor_of(Source("float32", (4, 6))), to="dlx"))
+        tree = make(api.convert(make_tensor(Source("float32", (4, 6))), to="dlx"))
         plan = api.plan(tree, to="dlx")
-        must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: no array is found in it: {plan}")
+        must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: it contains no array: {plan}")
         try:
             result = api.convert(tree, to="dlx", copy=True)
         except DlxError as error:
@@ -372,8 +372,8 @@ def adapter_containers(lib: Subject) -> None:
 @check("adapter", "contract", "friction", alone=True)
 def adapter_imports_nothing(lib: Subject) -> None:
     """Finding and loading the adapter does not import its framework."""
-    adapter = own_of(lib)
-    lib.needs(adapter.package != "dlx", "it is dlx's own")
+    adapter = get_adapter(lib)
+    lib.needs(adapter.package != "dlx", "it belongs to dlx")
     code = f"""
 import importlib, sys
 module = importlib.import_module({type(adapter).__module__!r})
@@ -381,20 +381,20 @@ getattr(module, "dlx_adapters", list)()
 print({adapter.package!r} in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
-    must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
+    must(done.returncode == 0, f"cannot load it: {done.stderr.strip().splitlines()[-1:]}")
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 
 
 @check("adapter", "threads", "fatal", alone=True)
 def adapter_end(lib: Subject) -> None:
-    """The process ends well while converted arrays are still held."""
-    array, _ = array_of(lib)
-    cycle: list[Any] = [array, api.convert(array, to="dlx"), array_of(lib)[0]]
+    """The process exits cleanly while converted arrays are alive."""
+    array, _ = make_array(lib)
+    cycle: list[Any] = [array, api.convert(array, to="dlx"), make_array(lib)[0]]
     cycle.append(cycle)
-    builtins.held_by_the_kit = [array_of(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
+    builtins.held_by_the_kit = [make_array(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]
 
 
-# ---- the types that hooks must return, on which a conversion relies without a check ----------------------------------
+# ---- types of the hooks' results, which conversions do not check ----------------------------------
 
 _NONE = type(None)
 _INFO: dict[str, Any] = {
@@ -407,36 +407,36 @@ _INFO: dict[str, Any] = {
 }
 
 
-def check_answers(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
-    """Call every hook with an array, and a tensor if the adapter is a target; `Broken` if one returns a wrong type."""
-    for hook, kinds, function, *arguments in _calls(adapter, array, tensor):
+def check_results(adapter: Adapter, array: Any, tensor: Tensor | None) -> None:
+    """Call every hook with an array, and a tensor if the adapter is a target; raise `Broken` on a wrong type."""
+    for hook, kinds, function, *arguments in _iter_calls(adapter, array, tensor):
         answer, error = attempt(function, *arguments)
-        if error is None:  # what raises is reported by the checks that convert
-            _must_be(adapter, hook, answer, kinds)
+        if error is None:  # the checks that convert report exceptions
+            _check_type(adapter, hook, answer, kinds)
 
 
-def _must_be(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
+def _check_type(adapter: Adapter, hook: str, answer: Any, kinds: Any) -> None:
     named = kinds if isinstance(kinds, tuple) else (kinds,)
     wanted = " or ".join("None" if kind is _NONE else kind.__name__ for kind in named)
-    # By the exact type too: an object whose class cannot be asked for is of no right type.
+    # The exact type too: __class__ of a wrong result may raise.
     found, error = attempt(lambda: type(answer) in named or isinstance(answer, kinds))
-    must(found and error is None, f"{hook} of {adapter.name!r} gave {safe_repr(answer)}, not {wanted}")
+    must(found and error is None, f"{hook} of {adapter.name!r} returned {safe_repr(answer)}, not {wanted}")
     if type(answer) is Description:
         for blocker in answer.blockers if isinstance(answer.blockers, tuple) else (answer.blockers,):
-            _must_be(adapter, f"{hook}, blockers", blocker, Blocker)
-        _must_be(adapter, f"{hook}, tensor", answer.tensor, (Tensor, _NONE))
+            _check_type(adapter, f"{hook}, blockers", blocker, Blocker)
+        _check_type(adapter, f"{hook}, tensor", answer.tensor, (Tensor, _NONE))
         info = answer.info() if callable(answer.info) else answer.info
-        _must_be(adapter, f"{hook}, info", info, (ArrayInfo, _NONE))
+        _check_type(adapter, f"{hook}, info", info, (ArrayInfo, _NONE))
         for field, kind in _INFO.items() if info is not None else ():
-            _must_be(adapter, f"{hook}, info.{field}", getattr(info, field), kind)
+            _check_type(adapter, f"{hook}, info.{field}", getattr(info, field), kind)
     elif type(answer) is Capabilities:
         for name, pair in answer.refusals.items():
             right = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, str) for each in (name, *pair))
             must(right, f"{hook} of {adapter.name!r} refuses {name!r} with {safe_repr(pair)}, not (reason, fix)")
 
 
-def _calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Give (name, types, function, arguments...) for the hooks that can be called for an array."""
+def _iter_calls(adapter: Adapter, array: Any, tensor: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Yield (name, types, function, arguments...) for each hook of an array."""
     exact, dtypes, devices = classes_of(adapter) or object, adapter.dtypes, adapter.devices
     yield "describe", Description, adapter.describe, array
     yield "export", Tensor, adapter.export, array

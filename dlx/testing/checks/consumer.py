@@ -1,4 +1,4 @@
-"""Checks of a consumer: what it imports, and how long memory lives."""
+"""Checks of a consumer: imports, read-only memory, lifetimes, leaks and threads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dlx._api import convert as api
 from dlx._protocols.pointer import from_pointer
 from dlx.testing.capsules import LAYOUTS, OTHERS, Source, swept
 from dlx.testing.check import check
-from dlx.testing.checks.producer import MIB, none_left, together, together_well
+from dlx.testing.checks.producer import MIB, check_memory, check_threads, run_threads
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
 
 
-def right_or_refused(lib: Subject, source: Source) -> str | None:
-    """Raise `Broken` unless a source comes in right, or is refused; return the refusal."""
+def check_import(lib: Subject, source: Source) -> str | None:
+    """Raise `Broken` unless a source is imported correctly or refused; return the refusal."""
     result, error = lib.tried(source)
     refused = None if error is None else f"refused: {error_line(error)}"
     if error is None:
@@ -26,14 +26,14 @@ def right_or_refused(lib: Subject, source: Source) -> str | None:
     return refused
 
 
-def needs_legacy(lib: Subject) -> None:
-    """Raise `NotApplicable` if no legacy capsule is taken at all, which `legacy-producer` is about."""
-    lib.needs(lib.tried(lib.source(legacy=True))[1] is None, "it takes no legacy capsules")
+def require_legacy(lib: Subject) -> None:
+    """Raise `NotApplicable` if legacy capsules are refused, which `legacy-producer` checks."""
+    lib.needs(lib.tried(lib.source(legacy=True))[1] is None, "it accepts no legacy capsules")
 
 
 @check("consumer", "dtypes", "wrong", see="dlpack.h, DLDataTypeCode")
 def import_dtypes(lib: Subject) -> None:
-    """Every dtype comes in with its own name and every bit."""
+    """Every dtype is imported with its name and all bits."""
     for dtype in lib.dtypes:
         source = lib.source(dtype)
         result, error = lib.tried(source)
@@ -43,7 +43,7 @@ def import_dtypes(lib: Subject) -> None:
 
 @check("consumer", "dtypes", "wrong")
 def import_narrowing(lib: Subject) -> None:
-    """A dtype that it does not have is refused, never changed to another.
+    """An unsupported dtype is refused, never changed to another.
 
     for dtype in ("int64", "uint64", "float64", "complex128"):
         try:
@@ -67,10 +67,10 @@ def import_narrowing(lib: Subject) -> None:
 def _layout(name: str, what: str, shape: tuple[int, ...], strides: tuple[int, ...], severity: str) -> None:
     def function(lib: Subject) -> str | None:
         low, high = lib.ndims
-        lib.needs(low <= len(shape) <= high, f"it has {low} to {high} dimensions")
-        return right_or_refused(lib, lib.source("float32", shape, strides=strides))
+        lib.needs(low <= len(shape) <= high, f"it supports {low} to {high} dimensions")
+        return check_import(lib, lib.source("float32", shape, strides=strides))
 
-    function.__doc__ = f"""{what} comes in right, or is refused.
+    function.__doc__ = f"""{what} is imported correctly or refused.
 
     source = Source("float32", {shape}, {strides})
     result = {{take}}(source)  # or raises
@@ -90,14 +90,14 @@ def import_null_strides(lib: Subject) -> None:
     source = Source(legacy=True, null_strides=True)
     assert Source.read({take}(source)) == source.elements()
     """
-    needs_legacy(lib)
-    remark = right_or_refused(lib, lib.source(legacy=True, null_strides=True))
-    must(remark is None, f"{remark}: most legacy capsules have no strides")
+    require_legacy(lib)
+    remark = check_import(lib, lib.source(legacy=True, null_strides=True))
+    must(remark is None, f"{remark}, but most legacy capsules have no strides")
 
 
 @check("consumer", "layouts", "wrong", see="dlpack.h, DLTensor.byte_offset")
 def import_offset(lib: Subject) -> str | None:
-    """A byte offset is added, or refused.
+    """A byte offset is added or refused.
 
     for nothing in (False, True):
         source = Source(byte_offset=64, null_strides=nothing)
@@ -110,34 +110,34 @@ def import_offset(lib: Subject) -> str | None:
     remarks = []
     for nbytes in (8, 64):
         for null_strides in (False, True):
-            remarks.append(right_or_refused(lib, lib.source(byte_offset=nbytes, null_strides=null_strides)))
+            remarks.append(check_import(lib, lib.source(byte_offset=nbytes, null_strides=null_strides)))
     return next((remark for remark in remarks if remark), None)
 
 
 @check("consumer", "layouts", "wrong", see="dlpack.h: no consumer may rely on 256 bytes")
 def import_alignment(lib: Subject) -> None:
-    """Memory at any address that its elements allow comes in right."""
+    """Memory is imported correctly from every address that is aligned to its elements."""
     for shift in (0, 4, 8, 16, 32, 64):
         for dtype in ("uint8", "float32", "complex64"):
             if not lib.dtypes or dtype in lib.dtypes:
-                remark = right_or_refused(lib, lib.source(dtype, shift=shift))
+                remark = check_import(lib, lib.source(dtype, shift=shift))
                 must(remark is None, f"{dtype}, {shift} bytes beyond a multiple of 256: {remark}")
 
 
 @check("consumer", "layouts", "fatal")
 def import_misaligned(lib: Subject) -> str | None:
-    """Memory that is not aligned to its elements comes in right, or is refused.
+    """Memory that is not aligned to its elements is imported correctly or refused.
 
     source = Source(shift=1)
     result = {take}(source)  # or raises
     assert Source.read(result) == source.elements()
     """
-    return right_or_refused(lib, lib.source(shift=1))
+    return check_import(lib, lib.source(shift=1))
 
 
 @check("consumer", "copies", "wrong", see="array API standard, from_dlpack: copy")
 def import_copy_true(lib: Subject) -> None:
-    """`copy=True` gives memory of its own.
+    """`copy=True` returns new memory.
 
     source = Source()
     result = {take}(source, copy=True)
@@ -152,7 +152,7 @@ def import_copy_true(lib: Subject) -> None:
 
 @check("consumer", "copies", "wrong", see="array API standard, from_dlpack: copy")
 def import_copy_false(lib: Subject) -> str | None:
-    """`copy=False` shares the memory, or raises.
+    """`copy=False` shares the memory or raises an error.
 
     for shift in (0, 4):
         source = Source(shift=shift)
@@ -175,7 +175,7 @@ def import_copy_false(lib: Subject) -> str | None:
     return remark
 
 
-def _write(lib: Subject, result: Any, source: Source) -> bool:
+def _can_write(lib: Subject, result: Any, source: Source) -> bool:
     """Return whether the result can change the producer's memory."""
     before = source.elements()
     if lib.write is not None:
@@ -189,7 +189,7 @@ def _write(lib: Subject, result: Any, source: Source) -> bool:
 
 @check("consumer", "read-only", "wrong", see="dlpack.h 1.0: writing is undefined behaviour")
 def import_readonly(lib: Subject) -> str | None:
-    """Read-only memory cannot be written through what comes in.
+    """Read-only memory cannot be written through the result.
 
     from contextlib import suppress
     source = Source(readonly=True, legacy=False)
@@ -203,37 +203,37 @@ def import_readonly(lib: Subject) -> str | None:
         source = lib.source(readonly=True, legacy=legacy)
         result, error = lib.tried(source if legacy is None else lib.raw(source))
         if error is None:
-            must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
+            must(not _can_write(lib, result, source), "the read-only flag is lost: the result is writable")
             return None
     return f"refused: {error_line(error)}"
 
 
 @check("consumer", "read-only", "friction")
 def import_legacy_writable(lib: Subject) -> None:
-    """Writable memory stays writable when it comes in a legacy capsule.
+    """Writable memory in a legacy capsule stays writable.
 
     result = {take}(Source(legacy=True))
     {write}
     """
     lib.needs(not lib.immutable, "its arrays are never writable")
-    needs_legacy(lib)
+    require_legacy(lib)
     source = lib.source(legacy=True)
     result = lib.take(source)
     lib.needs(lib.seen(result)[0] == source.address, "it copies")
-    must(_write(lib, result, source), "writable memory in a legacy capsule came in read-only")
+    must(_can_write(lib, result, source), "writable memory in a legacy capsule became read-only")
 
 
 @check("consumer", "lifetimes", "fatal", see="dlpack.h, DLManagedTensor.deleter")
 def deleter_once(lib: Subject) -> None:
-    """The deleter is called once, when the last user is gone, and not before."""
+    """The deleter is called once, after the last use."""
     for legacy in (True, False, None):
         source = lib.source(legacy=legacy)
         result, error = lib.tried(lib.raw(source, legacy=bool(legacy)) if legacy is not None else source)
         if error is not None and legacy is not None:
             continue
-        must(error is None, "even a producer that gives what is asked is refused")
+        must(error is None, "a producer that honours every request is refused")
         (export,) = source.exports[-1:]
-        must(export.consumed, "a capsule was used and kept its name: its destructor frees what is in use")
+        must(export.consumed, "a consumed capsule kept its name: its destructor frees memory in use")
         shares = lib.seen(result)[0] == source.address
         must(not (shares and export.deleted), "the deleter was called while the memory is in use")
         gc.collect()
@@ -245,14 +245,14 @@ def deleter_once(lib: Subject) -> None:
 
 @check("consumer", "lifetimes", "fatal")
 def view_keeps(lib: Subject) -> None:
-    """A view of what came in keeps the memory."""
+    """A view of the result keeps the memory alive."""
     view_of = lib.views.get("one row")
-    lib.needs(view_of is not None and lib.ndims[1] > 1, "no views of its arrays are known")
+    lib.needs(view_of is not None and lib.ndims[1] > 1, "no views of its arrays are declared")
     assert view_of is not None
     source = lib.source()
     result = lib.take(source)
     view, error = attempt(view_of, result)
-    lib.needs(error is None, "it has no such view")
+    lib.needs(error is None, "it has no view of one row")
     inside = source.address <= lib.seen(view)[0] < source.address + 96
     del result
     gc.collect()
@@ -265,14 +265,14 @@ def view_keeps(lib: Subject) -> None:
 
 @check("consumer", "lifetimes", "fatal", alone=True, see="dlpack.h: deleter may be NULL")
 def null_deleter(lib: Subject) -> str | None:
-    """A struct without a deleter is taken, and nothing is called.
+    """A struct with a null deleter is accepted or refused without a crash.
 
     for legacy in (True, False):
         try:
             result = {take}(Source(legacy=legacy, deleter=False))
         except Exception:
             continue
-        del result  # must not end the process
+        del result  # must not crash
     """
     remark = None
     for legacy in (True, False):
@@ -288,7 +288,7 @@ def null_deleter(lib: Subject) -> str | None:
 
 @check("consumer", "leaks", "wrong")
 def import_leaks(lib: Subject) -> None:
-    """Memory is released, whichever way an import ends."""
+    """Memory is released after every kind of import, also after a refused one."""
     sources = []
     for i in range(300):
         for options in ({}, {"raises": ValueError("no")}, {"device": (15, 0)}, {"answer": None}, {"legacy": True}):
@@ -312,27 +312,27 @@ def import_leaks(lib: Subject) -> None:
             big.exports.clear()
             swept()
 
-    none_left(once, "imports of 1 MiB")
+    check_memory(once, "imports of 1 MiB")
 
 
 @check("consumer", "threads", "fatal")
 def race_for_one(lib: Subject) -> None:
-    """Of many threads that are given one capsule, one takes it."""
-    asked = lib.source()
-    lib.take(asked)
+    """If many threads import one capsule, one of them gets it."""
+    first = lib.source()
+    lib.take(first)
     for _ in range(40):
         source = lib.source()
-        capsule = source.capsule(legacy=asked.exports[-1].legacy)
-        given = capsule if lib.takes_capsules else lib.source(answer=capsule)
-        made: list[Any] = []
+        capsule = source.capsule(legacy=first.exports[-1].legacy)
+        argument = capsule if lib.takes_capsules else lib.source(answer=capsule)
+        results: list[Any] = []
 
-        def take(_: int, given: Any = given, made: list[Any] = made) -> None:
-            made.append(lib.take(given))
+        def take(_: int, argument: Any = argument, results: list[Any] = results) -> None:
+            results.append(lib.take(argument))
 
-        together(take)
-        must(len(made) == 1, f"{len(made)} of 8 threads took the same capsule")
-        made.clear()
-        del capsule, given
+        run_threads(take)
+        must(len(results) == 1, f"{len(results)} of 8 threads took the same capsule")
+        results.clear()
+        del capsule, argument
         lib.settled(source)
 
 
@@ -345,23 +345,23 @@ def import_threads(lib: Subject) -> None:
         for _ in range(50):
             lib.holds(lib.take(source), source)
 
-    together_well(work)
+    check_threads(work)
     lib.settled(source)
 
 
 @check("consumer", "threads", "fatal", alone=True)
 def end_holding(lib: Subject) -> None:
-    """The process ends well while arrays that came in are still held."""
+    """The process exits cleanly while imported arrays are alive."""
 
-    def held() -> Any:
+    def make_array() -> Any:
         memory = bytearray(lib.source().elements())
         dtype = lib.source().dtype.name
         address = api.convert(memory, to="dlx").data_ptr
         return lib.take(from_pointer(address, lib.shape(4, 6), dtype, owner=memory))
 
-    cycle: list[Any] = [held()]
+    cycle: list[Any] = [make_array()]
     cycle.append(cycle)
-    builtins.held_by_the_kit = held()  # type: ignore[attr-defined]
+    builtins.held_by_the_kit = make_array()  # type: ignore[attr-defined]
     started = threading.Event()
 
     def stay(array: Any) -> None:
@@ -369,5 +369,5 @@ def end_holding(lib: Subject) -> None:
         threading.Event().wait()
         del array
 
-    threading.Thread(target=stay, args=(held(),), daemon=True).start()
+    threading.Thread(target=stay, args=(make_array(),), daemon=True).start()
     started.wait()

@@ -16,20 +16,20 @@ from dlx.testing.check import check
 from dlx.testing.subject import Broken, Subject, attempt, error_line, must
 
 
-def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
-    """Give (name, view, its shape, its bytes) of each view that the subject can make."""
-    lib.needs(lib.views and lib.ndims[1] > 1, "no views of its arrays are known")
+def iter_views(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
+    """Yield (name, view, its shape, its bytes) for each supported view."""
+    lib.needs(lib.views and lib.ndims[1] > 1, "no views of its arrays are declared")
     for name, view in lib.views.items():
         array, data = lib.array()
         shape, strides, first = VIEWS[name]
         made, error = attempt(view, array)
-        if error is None:  # else it has no such view
+        if error is None:  # the library supports this view
             left = (4 * (first + each) for each in offsets(shape, strides))
             yield name, made, shape, b"".join(data[at : at + 4] for at in left)
 
 
-def readonly_of(lib: Subject) -> Any:
-    """Return a read-only array of the subject's."""
+def make_readonly(lib: Subject) -> Any:
+    """Return a read-only array of the subject."""
     array = lib.array()[0]
     lib.needs(lib.immutable or lib.readonly, "it has no read-only arrays")
     return array if lib.immutable or lib.readonly is None else lib.readonly(array)
@@ -37,51 +37,51 @@ def readonly_of(lib: Subject) -> Any:
 
 @check("producer", "dtypes", "wrong", see="dlpack.h, DLDataTypeCode")
 def export_dtypes(lib: Subject) -> None:
-    """Every dtype leaves with its own name and every bit."""
+    """Every dtype is exported with its name and all bits."""
     for dtype in lib.dtypes:
         array, data = lib.array(dtype)
         taken = lib.versioned(array)
-        must(taken.dtype.name == dtype, f"{dtype} left as {taken.dtype.name}")
+        must(taken.dtype.name == dtype, f"{dtype} was exported as {taken.dtype.name}")
         must(taken.elements() == data, f"the elements of {dtype} changed")
 
 
 @check("producer", "layouts", "wrong")
 def export_layouts(lib: Subject) -> str:
-    """A view leaves with its own shape, strides and elements."""
+    """A view is exported with its shape, strides and elements."""
     refused = []
-    for name, view, shape, data in viewed(lib):
+    for name, view, shape, data in iter_views(lib):
         taken, error = lib.ask(view, **lib.asking(view))
         if error is not None:
             refused.append(f"{name} ({type(error).__name__})")
             continue
-        must(taken.shape == shape, f"{name} left with shape {taken.shape}, not {shape}")
-        must(taken.elements() == data, f"{name} left with other elements")
+        must(taken.shape == shape, f"{name} was exported with shape {taken.shape}, not {shape}")
+        must(taken.elements() == data, f"{name} was exported with other elements")
     return f"refused: {', '.join(refused)}" if refused else ""
 
 
 @check("producer", "layouts", "friction", see="dlpack.h 1.2: strides are never NULL for ndim > 0")
 def export_strides(lib: Subject) -> None:
-    """A versioned capsule has strides, whatever the layout."""
+    """A versioned capsule has strides for every layout."""
     taken = lib.versioned(lib.array()[0])
-    lib.needs(not taken.legacy, "it gives legacy capsules only")
+    lib.needs(not taken.legacy, "it exports only legacy capsules")
     must(taken.strides is not None, "the strides are NULL")
 
 
 @check("producer", "keywords", "wrong")
 def export_device(lib: Subject) -> None:
-    """`__dlpack_device__` names the device of the capsule, as two integers."""
+    """`__dlpack_device__` returns the device of the capsule as two integers."""
     array = lib.array()[0]
-    said, error = attempt(array.__dlpack_device__)
+    device, error = attempt(array.__dlpack_device__)
     must(error is None, f"__dlpack_device__ raised {error_line(error)}")
     taken = lib.versioned(array)
-    kind, number = said
-    must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ says {said}")
-    must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {said}, the capsule {taken.device}")
+    kind, number = device
+    must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ returned {device}")
+    must((int(kind), int(number)) == taken.device, f"__dlpack_device__ returned {device}, not {taken.device}")
 
 
 @check("producer", "layouts", "fatal")
 def export_snapshot(lib: Subject) -> None:
-    """A capsule keeps its shape when the array's own is changed in place afterwards.
+    """A capsule keeps its shape if the array is reshaped in place afterwards.
 
     x = {grid}
     taken = Taken(x.__dlpack__(max_version=(1, 0)))
@@ -98,18 +98,18 @@ def export_snapshot(lib: Subject) -> None:
     lib.reshape(array)
     taken.reread()
     after = taken.shape, taken.strides
-    must(after == before, f"shape and strides of a capsule went from {before} to {after} while it was out")
+    must(after == before, f"shape and strides of an exported capsule changed from {before} to {after}")
 
 
 @check("producer", "refusals", "wrong")
 def export_unfit(lib: Subject) -> str:
-    """What DLPack cannot tell is refused, not passed on as something else.
+    """Arrays that DLPack cannot describe are refused, not exported as something else.
 
     {unfit}
     capsule = x.__dlpack__(max_version=(1, 0))  # or raises
     raise AssertionError(capsule)
     """
-    lib.needs(lib.unfit, "everything that it has can leave")
+    lib.needs(lib.unfit, "DLPack can describe all of its arrays")
     passed, refused = [], []
     for name, make in lib.unfit.items():
         array = make()
@@ -118,13 +118,13 @@ def export_unfit(lib: Subject) -> str:
             passed.append(f"{name} (as {Taken(capsule).dtype.name})")
         elif not isinstance(error, BufferError):
             refused.append(f"{name} with {type(error).__name__}")
-    must(not passed, f"exported in spite of it: {', '.join(passed)}")
-    return f"refused, though not with BufferError: {', '.join(refused)}" if refused else ""
+    must(not passed, f"exported, though DLPack cannot describe them: {', '.join(passed)}")
+    return f"refused, but not with BufferError: {', '.join(refused)}" if refused else ""
 
 
 @check("producer", "refusals", "wrong")
 def export_pending(lib: Subject) -> str:
-    """An operation that is still pending is done, or refused, before the memory leaves.
+    """A pending operation is applied or refused before the export.
 
     import struct
     x = {pending}
@@ -137,74 +137,74 @@ def export_pending(lib: Subject) -> str:
         array, data = make()
         taken, error = lib.ask(array, **lib.asking(array))
         lost = error is None and taken.elements() != data
-        must(not lost, f"the {name} bit was lost: other values left, without an error")
+        must(not lost, f"the {name} bit was lost: other values were exported without an error")
         refused += [name] if error is not None else []
     return f"refused: {', '.join(refused)}" if refused else ""
 
 
 @check("producer", "read-only", "wrong", see="dlpack.h 1.0, DLPACK_FLAG_BITMASK_READ_ONLY")
 def export_readonly(lib: Subject) -> str | None:
-    """Read-only memory leaves with the read-only flag.
+    """Read-only memory is exported with the read-only flag.
 
     x = {readonly}
     taken = Taken(x.__dlpack__(max_version=(1, 0)))
     assert taken.readonly, taken.capsule
     """
-    array = readonly_of(lib)
+    array = make_readonly(lib)
     taken, error = lib.ask(array, **lib.asking(array))
     if isinstance(error, BufferError):
         return "refused: BufferError"
     must(error is None, f"a read-only array: {error_line(error)}")
-    must(not taken.legacy, "a legacy capsule, though a versioned one was asked for: read-only is lost")
-    must(taken.readonly, f"flags {taken.flags} do not say read-only")
+    must(not taken.legacy, "a legacy capsule instead of the requested versioned one: the read-only flag is lost")
+    must(taken.readonly, f"flags {taken.flags} have no read-only flag")
     return None
 
 
 @check("producer", "read-only", "wrong", see="array API standard, __dlpack__: BufferError")
 def export_readonly_legacy(lib: Subject) -> str | None:
-    """Read-only memory does not leave in a legacy capsule, which could not say so.
+    """Read-only memory is not exported in a legacy capsule, which has no read-only flag.
 
     x = {readonly}
     capsule = x.__dlpack__()  # or raises
     raise AssertionError(capsule)
     """
-    array = readonly_of(lib)
+    array = make_readonly(lib)
     taken, error = lib.ask(array)
     if error is not None:
         return f"refused: {error_line(error)}"
     try:
         own = lib.seen(array)[0]
-    except Broken:  # it has no versioned export to compare with
+    except Broken:  # no versioned export to compare with
         own = taken.address
-    must(taken.address != own, "a legacy capsule shares it, and says nothing of read-only")
+    must(taken.address != own, "a legacy capsule shares the memory, without a read-only flag")
     return None
 
 
 MIB = 1 << 20
-ROUNDS = 64  # arrays of one MiB each, per way of ending an export
-LOST = 24  # MiB that may stay behind, of ROUNDS
+ROUNDS = 64  # arrays of 1 MiB for each way to end an export
+LOST = 24  # MiB of ROUNDS that may stay allocated
 
 
-def resident() -> int:
+def resident_memory() -> int:
     """Return the resident memory of the process, in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def none_left(once: Callable[[], Any], what: str) -> None:
-    """Raise `Broken` if the process grows over `ROUNDS` calls, warmed up, that each make an array of one MiB."""
+def check_memory(once: Callable[[], Any], what: str) -> None:
+    """Raise `Broken` if the process grows during `ROUNDS` calls, after a warm-up, that each make an array of 1 MiB."""
     for _ in range(8):
         once()
     gc.collect()
-    before = resident()
+    before = resident_memory()
     for _ in range(ROUNDS):
         once()
     gc.collect()
-    left = (resident() - before) / MIB
-    must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} {what}")
+    left = (resident_memory() - before) / MIB
+    must(left < LOST, f"{left:.0f} MiB stay allocated after {ROUNDS} {what}")
 
 
-def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
+def run_threads(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
     """Call ``do(i)`` on several threads that start at the same time; return the error of each, or None."""
     gate = threading.Barrier(threads)
 
@@ -223,20 +223,20 @@ def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException |
     return [None if error is None else error.with_traceback(None) for error in raised]
 
 
-def together_well(do: Callable[[int], Any]) -> None:
+def check_threads(do: Callable[[int], Any]) -> None:
     """Call ``do(i)`` on several threads; raise `Broken` if any of them raised."""
-    raised = [error for error in together(do) if error is not None]
+    raised = [error for error in run_threads(do) if error is not None]
     must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
 
 
-def _owned(lib: Subject) -> tuple[Any, Taken]:
+def _consume_export(lib: Subject) -> tuple[Any, Taken]:
     array = lib.array()[0]
     return array, lib.versioned(array).consume()
 
 
 @check("producer", "lifetimes", "wrong", see="DLPack, Python specification: capsule destructor")
 def owner_unconsumed(lib: Subject) -> None:
-    """A capsule that nobody takes releases the array.
+    """An unused capsule releases the array.
 
     import sys
     x = {array}
@@ -247,27 +247,27 @@ def owner_unconsumed(lib: Subject) -> None:
     """
     array = lib.array()[0]
     before = sys.getrefcount(array)
-    for asked in (lib.asking(array), {}):
+    for keywords in (lib.asking(array), {}):
         for _ in range(10):
-            attempt(array.__dlpack__, **asked)
+            attempt(array.__dlpack__, **keywords)
     gc.collect()
     after = sys.getrefcount(array)
-    must(after == before, f"20 capsules were dropped, and the array has {after - before} more references")
+    must(after == before, f"20 capsules were dropped, but the array has {after - before} more references")
 
 
 @check("producer", "lifetimes", "fatal", see="DLPack, Python specification: used capsules")
 def owner_released(lib: Subject) -> None:
-    """The deleter releases the array, and the capsule's destructor does not do it again."""
+    """The deleter releases the array, and the capsule's destructor does not release it again."""
     array = lib.array()[0]
     before = sys.getrefcount(array)
     for _ in range(10):
         taken = lib.versioned(array).consume()
         taken.capsule = None
-        must(sys.getrefcount(array) >= before, "a consumed capsule released the array when it was dropped")
+        must(sys.getrefcount(array) >= before, "a consumed capsule released the array again")
         taken.delete(gil=True)
     gc.collect()
     after = sys.getrefcount(array)
-    must(after == before, f"10 deleters were called, and the array has {after - before:+} references")
+    must(after == before, f"10 deleters were called, but the array has {after - before:+} references")
 
 
 @check("producer", "lifetimes", "fatal")
@@ -287,7 +287,7 @@ def owner_outlives(lib: Subject) -> None:
 @check("producer", "threads", "fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_without_gil(lib: Subject) -> None:
     """The deleter may be called without the GIL."""
-    array, taken = _owned(lib)
+    array, taken = _consume_export(lib)
     before = sys.getrefcount(array)
     taken.delete()
     must(sys.getrefcount(array) <= before, "the array gained references")
@@ -297,9 +297,9 @@ def deleter_without_gil(lib: Subject) -> None:
 
 @check("producer", "threads", "fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_foreign_thread(lib: Subject) -> None:
-    """The deleter may be called on a thread that Python has never seen."""
+    """The deleter may be called on a thread that Python did not create."""
     for last in (False, True):
-        array, taken = _owned(lib)
+        array, taken = _consume_export(lib)
         if last:
             taken.capsule = None
             array = None
@@ -310,33 +310,33 @@ def deleter_foreign_thread(lib: Subject) -> None:
 
 @check("producer", "threads", "fatal", alone=True, see="DLPack, Python specification: deleters")
 def deleter_at_exit(lib: Subject) -> None:
-    """The deleter may be called when the interpreter is gone."""
-    _, taken = _owned(lib)
+    """The deleter may be called after the interpreter has ended."""
+    _, taken = _consume_export(lib)
     taken.delete_at_exit()
 
 
 @check("producer", "leaks", "wrong")
 def export_leaks(lib: Subject) -> None:
-    """Memory is released, whichever way an export ends."""
+    """Memory is released after every kind of export, also after a refused one."""
     assert lib.make is not None
     dtype = lib.dtype()
     data, shape = bytes(MIB), lib.shape(MIB * 8 // DType(dtype).bits // 64, 64)
     make = lib.make
 
-    def consumed() -> None:
+    def consume() -> None:
         lib.versioned(make(data, dtype, shape)).consume().delete()
 
-    def asked(**keywords: Any) -> Callable[[], Any]:
+    def export(**keywords: Any) -> Callable[[], Any]:
         return lambda: attempt(make(data, dtype, shape).__dlpack__, **keywords)
 
     version = lib.asking(lib.array()[0])
     ways = {
-        "dropped": asked(**version), "dropped, legacy": asked(), "consumed": consumed,
-        "copied and dropped": asked(**version, copy=True),
-        "refused": asked(**version, dl_device=(15, 0)), "called wrongly": asked(no_such_keyword=1),
+        "dropped": export(**version), "dropped, legacy": export(), "consumed": consume,
+        "copied and dropped": export(**version, copy=True),
+        "refused": export(**version, dl_device=(15, 0)), "called wrongly": export(no_such_keyword=1),
     }  # fmt: skip
     for way, once in ways.items():
-        none_left(once, f"arrays of 1 MiB: {way}")
+        check_memory(once, f"arrays of 1 MiB: {way}")
 
 
 @check("producer", "threads", "fatal")
@@ -351,13 +351,13 @@ def export_threads(lib: Subject) -> None:
             must(taken.elements() == data, "other elements")
             taken.consume().delete()
 
-    together_well(work)
+    check_threads(work)
     gc.collect()
     after = sys.getrefcount(array)
     must(after == before, f"the array has {after - before:+} references")
 
 
-# ---- keywords of __dlpack__, as the array API standard says --------------------------------------------------------
+# ---- keywords of __dlpack__, from the array API standard --------------------------------------------------------
 
 ELSEWHERE = (15, 0)  # WebGPU: no producer exports to it
 
@@ -365,12 +365,12 @@ ELSEWHERE = (15, 0)  # WebGPU: no producer exports to it
 def _legacy(name: str, who: str, **keywords: Any) -> None:
     def function(lib: Subject) -> str | None:
         if lib.immutable and isinstance(attempt(lib.array()[0].__dlpack__, **keywords)[1], BufferError):
-            return "refused: it could not say read-only"
-        must(lib.export(lib.array()[0], **keywords).legacy, "a versioned capsule, though nobody asked for one")
+            return "refused: it has no read-only flag"
+        must(lib.export(lib.array()[0], **keywords).legacy, "a versioned capsule without a request for one")
         return None
 
     call = ", ".join(f"{key}={value}" for key, value in keywords.items())
-    function.__doc__ = f"""A consumer that {who} is given a legacy capsule.
+    function.__doc__ = f"""A consumer {who} gets a legacy capsule.
 
     x = {{array}}
     capsule = x.__dlpack__({call})
@@ -380,26 +380,26 @@ def _legacy(name: str, who: str, **keywords: Any) -> None:
     check("producer", "versions", "refuses", see=see, name=f"keyword-max-version-{name}")(function)
 
 
-_legacy("none", "says nothing of versions")
-_legacy("0", "asks for DLPack 0.8", max_version=(0, 8))
+_legacy("none", "that requests no version")
+_legacy("0", "that requests DLPack 0.8", max_version=(0, 8))
 
 
 @check("producer", "versions", "friction", see="array API standard, __dlpack__: max_version")
 def keyword_max_version_1(lib: Subject) -> None:
-    """A consumer that asks for DLPack 1.0 is given a versioned capsule.
+    """A consumer that requests DLPack 1.0 gets a versioned capsule.
 
     x = {array}
     capsule = x.__dlpack__(max_version=(1, 0))
     assert '"dltensor_versioned"' in repr(capsule), capsule
     """
     taken = lib.export(lib.array()[0], max_version=(1, 0))
-    must(not taken.legacy, "a legacy capsule, though 1.0 was asked for: flags are lost")
+    must(not taken.legacy, "a legacy capsule instead of the requested 1.0: the flags are lost")
     must(taken.version is not None and taken.version[0] == 1, f"version {taken.version}")
 
 
 @check("producer", "versions", "refuses", see="array API standard: a lower version may be returned")
 def keyword_max_version_2(lib: Subject) -> None:
-    """A consumer from the future is given what the producer has.
+    """A consumer that requests a later major version gets a supported one.
 
     x = {array}
     x.__dlpack__(max_version=(2, 0))
@@ -411,7 +411,7 @@ def keyword_max_version_2(lib: Subject) -> None:
 
 @check("producer", "keywords", "refuses", see="array API standard, __dlpack__: all default to None")
 def keyword_none(lib: Subject) -> None:
-    """Every keyword may be given as None.
+    """Every keyword accepts None.
 
     x = {array}
     x.__dlpack__(stream=None, max_version=(1, 0), dl_device=None, copy=None)
@@ -423,13 +423,13 @@ def keyword_none(lib: Subject) -> None:
         {"stream": None}, {"dl_device": None}, {"copy": None},
         {"stream": None, "max_version": (1, 0), "dl_device": None, "copy": None},
     ):  # fmt: skip
-        asked = version | keywords
-        must(lib.export(array, **asked).elements() == data, f"other elements with {asked}")
+        request = version | keywords
+        must(lib.export(array, **request).elements() == data, f"other elements with {request}")
 
 
 @check("producer", "keywords", "refuses", see="array API standard, __dlpack__: dl_device")
 def keyword_own_device(lib: Subject) -> None:
-    """A consumer may name the device that the array is on.
+    """A consumer may request the device of the array.
 
     x = {array}
     x.__dlpack__(max_version=(1, 0), dl_device=(1, 0))
@@ -441,7 +441,7 @@ def keyword_own_device(lib: Subject) -> None:
 
 @check("producer", "keywords", "wrong", see="array API standard, __dlpack__: dl_device")
 def keyword_other_device(lib: Subject) -> None:
-    """A device that it cannot export to is refused with BufferError.
+    """An unsupported device is refused with BufferError.
 
     x = {array}
     for version in (None, (1, 0)):
@@ -449,25 +449,25 @@ def keyword_other_device(lib: Subject) -> None:
             capsule = x.__dlpack__(max_version=version, dl_device=(15, 0))
         except BufferError:
             continue
-        raise AssertionError(f"asked for WebGPU, and got {capsule}")
+        raise AssertionError(f"WebGPU was requested: {capsule}")
     """
     for version in (None, (1, 0)):
         taken, error = lib.ask(lib.array()[0], max_version=version, dl_device=ELSEWHERE)
-        asked = f"max_version={version}, dl_device={ELSEWHERE}"
-        must(error is not None, f"{asked} gave memory of device {taken and taken.device}")
-        must(isinstance(error, BufferError), f"{asked} raised {error_line(error)}")
+        request = f"max_version={version}, dl_device={ELSEWHERE}"
+        must(error is not None, f"{request} returned memory of device {taken and taken.device}")
+        must(isinstance(error, BufferError), f"{request} raised {error_line(error)}")
 
 
 @check("producer", "keywords", "wrong")
 def keyword_unknown(lib: Subject) -> None:
-    """A keyword that it does not know raises TypeError.
+    """An unknown keyword raises TypeError.
 
     x = {array}
     try:
         x.__dlpack__(max_version=(1, 0), not_a_keyword=1)
     except TypeError:
         raise SystemExit(0)
-    raise AssertionError("taken in silence")
+    raise AssertionError("no error")
     """
     _, error = lib.ask(lib.array()[0], max_version=(1, 0), not_a_keyword=1)
     must(isinstance(error, TypeError), f"an unknown keyword: {'no error' if error is None else error_line(error)}")
@@ -475,7 +475,7 @@ def keyword_unknown(lib: Subject) -> None:
 
 @check("producer", "copies", "wrong", see="array API standard, __dlpack__: copy")
 def copy_true(lib: Subject) -> str | None:
-    """`copy=True` never shares: it gives memory of its own, or raises BufferError.
+    """`copy=True` never shares: it returns new memory or raises BufferError.
 
     x = {array}
     own = Taken(x.__dlpack__(max_version=(1, 0)))
@@ -498,7 +498,7 @@ def copy_true(lib: Subject) -> str | None:
 
 @check("producer", "copies", "refuses", see="array API standard, __dlpack__: it must always copy")
 def copy_true_served(lib: Subject) -> None:
-    """`copy=True` is not refused.
+    """`copy=True` is supported.
 
     x = {array}
     x.__dlpack__(max_version=(1, 0), copy=True)
@@ -508,7 +508,7 @@ def copy_true_served(lib: Subject) -> None:
 
 @check("producer", "copies", "friction", see="array API standard: the flag IS_COPIED must be set")
 def copy_true_flag(lib: Subject) -> None:
-    """A copy made for the consumer says so.
+    """A copy that was made for the consumer has the flag IS_COPIED.
 
     x = {array}
     taken = Taken(x.__dlpack__(max_version=(1, 0), copy=True))
@@ -518,13 +518,13 @@ def copy_true_flag(lib: Subject) -> None:
     copied, error = lib.ask(array, max_version=(1, 0), copy=True)
     lib.needs(error is None, "it makes no copies")
     shares = copied.legacy or copied.address == lib.versioned(array).address
-    lib.needs(not shares, "it makes no copies in versioned capsules")
-    must(copied.flags & IS_COPIED, f"a copy was made, and flags {copied.flags} do not say IS_COPIED")
+    lib.needs(not shares, "it exports no copies in versioned capsules")
+    must(copied.flags & IS_COPIED, f"the flags {copied.flags} of a copy have no IS_COPIED")
 
 
 @check("producer", "copies", "wrong", see="array API standard, __dlpack__: copy")
 def copy_false(lib: Subject) -> str | None:
-    """`copy=False` shares the memory, or raises BufferError.
+    """`copy=False` shares the memory or raises BufferError.
 
     x = {array}
     own = Taken(x.__dlpack__(max_version=(1, 0)))
@@ -537,5 +537,5 @@ def copy_false(lib: Subject) -> str | None:
     if isinstance(error, BufferError):
         return "refused: BufferError"
     must(error is None, f"copy=False raised {error_line(error)}")
-    must(taken.address == own, "copy=False gave other memory than the array's")
+    must(taken.address == own, "copy=False returned other memory than the array's")
     return None

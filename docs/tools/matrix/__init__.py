@@ -1,1 +1,1 @@
-"""What becomes of every dtype and every odd source, towards every target: measured, compared, drawn."""
+"""The result of converting every dtype and every odd source to every target: measured, compared, drawn."""

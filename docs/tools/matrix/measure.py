@@ -1,4 +1,4 @@
-"""One cell of the matrix: convert, compare with the plan and with the bits that went in, and say what became of it."""
+"""Measure one cell of the matrix: convert, and compare the result with the plan and the bits of the source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlx._core.native import ffi
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._registry.registry import registry
 from dlx.adapter.base import version_of
-from matrix.sources import DTYPES, FRAMEWORKS, FURTHER, ODD, VALUES, memory, of_dtype
+from matrix.sources import DTYPES, FRAMEWORKS, FURTHER, ODD, VALUES, make_array, memory
 
 WRITES = frozenset({"torch", "tvm_ffi"})  # their arrays are always writable
 
@@ -30,8 +30,8 @@ class Wrong(AssertionError):
     """A cell that breaks the promise."""
 
 
-def installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
-    """Return those of the targets that are here."""
+def list_installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
+    """Return the installed targets."""
     found = []
     for name in names:
         try:
@@ -42,13 +42,13 @@ def installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
     return found
 
 
-def versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
-    """Return the versions of what the cells depend on."""
-    return {name: version_of(registry.target(name).adapter) for name in installed(names) if name != "dlx"}
+def read_versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
+    """Return the versions of the installed targets."""
+    return {name: version_of(registry.target(name).adapter) for name in list_installed(names) if name != "dlx"}
 
 
-def elements(tensor: Any) -> list[int]:
-    """Return the bits of every element of a host tensor, in row-major order of their indices, as integers."""
+def read_elements(tensor: Any) -> list[int]:
+    """Return the bits of every element of a host tensor as integers, in row-major order."""
     bits = tensor.dtype.bits * tensor.dtype.lanes
     steps = itertools.product(*map(range, tensor.shape))
     offsets = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
@@ -64,8 +64,8 @@ def elements(tensor: Any) -> list[int]:
     return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
 
 
-def converted(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
-    """Return (result, plan), or (error, plan) where it is refused; they must agree."""
+def convert_as_planned(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
+    """Return (result, plan), or (error, plan) if it is refused; raise `Wrong` if they disagree."""
     plan = dlx.plan(obj, to=target, copy=copy)
     try:
         result = dlx.convert(obj, to=target, copy=copy)
@@ -74,28 +74,28 @@ def converted(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
             raise Wrong(f"planned {plan}, found {type(error).__name__}: {error}") from error
         return error, plan
     if plan.outcome not in ("same", "shared", "copied", "tree"):
-        raise Wrong(f"planned {plan}, and it was converted")
+        raise Wrong(f"planned {plan}, but it was converted")
     return result, plan
 
 
-def cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
-    """Return what becomes of a source: same, shared, viewed, copied, tree, or the class of the error.
+def measure_cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
+    """Return the outcome for a source: same, shared, viewed, copied, tree, or the class of the error.
 
     Raises
     ------
     Wrong
-        If values, dtype or shape changed, if plan and conversion disagree, if memory is shared where it was said to be
-        copied or the other way round, or if read-only memory came out writable.
+        If values, dtype or shape changed, if plan and conversion disagree, also about sharing, or if read-only memory
+        became writable.
     """
-    outcomes = [_outcome(make(), target, copy, values) for copy in (None, False, True)]
+    outcomes = [_measure_call(make(), target, copy, values) for copy in (None, False, True)]
     return outcomes[0]
 
 
-def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list[int]] | None) -> str:
-    before = _described(obj)
+def _measure_call(obj: Any, target: str, copy: bool | None, values: Callable[[], list[int]] | None) -> str:
+    before = _describe(obj)
     known = before is not None and before.shape is not None and before.address
-    expected = values() if values is not None else own_values(obj)
-    result, plan = converted(obj, TARGETS[target](), copy)
+    expected = values() if values is not None else read_values(obj)
+    result, plan = convert_as_planned(obj, TARGETS[target](), copy)
     if plan.outcome == "refused":
         return type(result).__name__
     if plan.outcome == "tree":
@@ -104,10 +104,10 @@ def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list
         return "tree"
     if plan.outcome == "same":
         if result is not obj:
-            raise Wrong("the same was planned, and is another object")
+            raise Wrong("planned as the same, but the result is another object")
         return "same"
     after = dlx.describe(result)
-    inside = dlx.plan(obj, to="dlx").outcome == "refused"  # copied by its own framework, and leaves it no way
+    inside = dlx.plan(obj, to="dlx").outcome == "refused"  # only its own framework can copy it
     if not inside and type(obj).__name__ != "PyCapsule":
         _compare(dlx.convert(result, to="dlx"), dlx.plan(obj, to="dlx").source, expected)
     elif expected is not None and not inside:
@@ -115,35 +115,35 @@ def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list
     if known and (after.address == before.address) is not (plan.outcome == "shared"):
         raise Wrong(f"{plan.outcome}, from {before.address:#x} to {after.address:#x}")
     if known and before.readonly and plan.outcome == "shared" and (target in WRITES or not after.readonly):
-        raise Wrong("read-only memory came out writable")
+        raise Wrong("read-only memory became writable")
     if copy is False and plan.outcome == "copied":
-        raise Wrong("copied in spite of copy=False")
+        raise Wrong("copied despite copy=False")
     if copy and plan.outcome != "copied":
-        raise Wrong("shared in spite of copy=True")
+        raise Wrong("shared despite copy=True")
     return "viewed" if any(step.do == "view" for step in plan.steps) and plan.outcome == "shared" else plan.outcome
 
 
-def _compare(arrived: Any, source: Any, expected: list[int] | None) -> None:
-    """Raise Wrong where dtype, shape or the bits of an element are not what went in."""
+def _compare(result: Any, source: Any, expected: list[int] | None) -> None:
+    """Raise `Wrong` if dtype, shape or the bits of an element differ from the source."""
     if expected is None:
-        raise Wrong("nobody says what the values should be")
-    if (arrived.dtype, arrived.shape) != (source.dtype, source.shape):
-        raise Wrong(f"{source} became {arrived}")
-    if elements(arrived) != expected:
-        raise Wrong(f"expected {expected}, found {elements(arrived)}")
+        raise Wrong("the expected values are unknown")
+    if (result.dtype, result.shape) != (source.dtype, source.shape):
+        raise Wrong(f"{source} became {result}")
+    if read_elements(result) != expected:
+        raise Wrong(f"expected {expected}, found {read_elements(result)}")
 
 
-def _described(obj: Any) -> Any:
+def _describe(obj: Any) -> Any:
     try:
         return dlx.describe(obj)
     except dlx.errors.DlxError:
         return None
 
 
-def own_values(obj: Any) -> list[int] | None:
-    """Return the bits of the elements as the source's own library gives them, without dlx; None where it does not."""
+def read_values(obj: Any) -> list[int] | None:
+    """Return the bits of the elements from the source's own library, without dlx, or None."""
     if isinstance(obj, dlx.Tensor):
-        return elements(obj)
+        return read_elements(obj)
     library = {"ArrayImpl": "jax"}.get(type(obj).__name__)
     for kind in type(obj).__mro__:
         library = library or {"numpy": "numpy", "torch": "torch", "pyarrow": "pyarrow"}.get(
@@ -200,12 +200,12 @@ def _split(raw: bytes, size: int) -> list[int]:
     return [int.from_bytes(raw[i : i + size], "little") for i in range(0, len(raw), size)]
 
 
-def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (table, source, target, outcome) of every cell that can be tried here; "-" for no such source."""
-    here = installed()
+def measure_all(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (table, source, target, outcome) of every cell of installed frameworks; "-" for a missing source."""
+    here = list_installed()
     for framework, dtype in itertools.product(here, DTYPES):
-        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: of_dtype(f, d))
-        bits = (lambda d=dtype: elements(memory(d))) if (framework, dtype) != ("pyarrow", "bool") else None
+        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
+        bits = (lambda d=dtype: read_elements(memory(d))) if (framework, dtype) != ("pyarrow", "bool") else None
         yield from _row(source, here, bits, progress)
     if "jax" in here:
         import jax
@@ -213,21 +213,21 @@ def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
         with jax.enable_x64(True):
             for framework, dtype in itertools.product(here, ("int64", "uint64", "float64", "complex128")):
                 source = Source(
-                    "into jax with x64 on", f"{framework} {dtype}", lambda f=framework, d=dtype: of_dtype(f, d)
+                    "into jax with x64 on", f"{framework} {dtype}", lambda f=framework, d=dtype: make_array(f, d)
                 )
-                yield from _row(source, ["jax"], lambda d=dtype: elements(memory(d)), progress)
+                yield from _row(source, ["jax"], lambda d=dtype: read_elements(memory(d)), progress)
     columns = [*here, *(name for name in TARGETS if name.partition(".")[0] in here and "." in name)]
     for name, make in ODD.items():
         yield from _row(Source("odd sources", name, make), columns, None, progress)
 
 
-def further(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the cells between dlx, numpy and each further framework that is here, and of the odd sources into it."""
-    here = installed(FURTHER)
+def measure_further(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the cells between dlx, numpy and each installed further framework, and its odd sources."""
+    here = list_installed(FURTHER)
     for framework, dtype in itertools.product(("dlx", "numpy", *here), DTYPES):
-        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: of_dtype(f, d))
+        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: make_array(f, d))
         targets = ["dlx", "numpy", framework] if framework in here else here
-        yield from _row(source, targets, lambda d=dtype: elements(memory(d)), progress)
+        yield from _row(source, targets, lambda d=dtype: read_elements(memory(d)), progress)
     for name, make in ODD.items():
         if not name.startswith(("torch ", "jax ", "pyarrow ")):
             yield from _row(Source("odd sources", name, make), here, None, progress)
@@ -246,21 +246,21 @@ def _row(
 ) -> Iterator[tuple[str, str, str, str]]:
     values = values or VALUES.get(source.name)
     for target in targets:
-        if progress:  # the last line names the cell that killed the process
+        if progress:  # after a crash, the last line names the cell
             print(f"{source.table}: {source.name} -> {target}", file=sys.stderr, flush=True)
-        yield source.table, source.name, target, _tried(source.make, target, values)
+        yield source.table, source.name, target, _try_cell(source.make, target, values)
 
 
-def _tried(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None) -> str:
+def _try_cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None) -> str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of frameworks, about what they call experimental
+        warnings.simplefilter("ignore")  # frameworks warn about experimental features
         try:
             make()
         except ImportError:
             return "?"
-        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # it has no such thing
+        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # no such source
             return "-"
         try:
-            return cell(make, target, values)
+            return measure_cell(make, target, values)
         except Wrong as error:
             return f"WRONG: {error}"

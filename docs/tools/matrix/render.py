@@ -1,8 +1,8 @@
-"""The matrix as a page and as a picture; the page is read back as the expectation of the tests."""
+"""Write the matrix as a page and a picture, and read the page, which is the tests' expectation."""
 
 from __future__ import annotations
 
-from dlx.cli.commands.dtypes import picture as drawn
+from dlx.cli.commands.dtypes import picture as draw_dtypes
 from matrix.sources import FURTHER
 
 START = "dtypes out of "
@@ -10,31 +10,30 @@ START = "dtypes out of "
 Cells = dict[tuple[str, str, str], str]  # (table, source, target) -> outcome
 
 MEANING = {
-    "same": "the object itself: it is in the target framework already",
+    "same": "the object itself, which is already an array of the target",
     "shared": "the same memory",
-    "viewed": "the same memory, handed over under another dtype of the same width and viewed as its own again",
-    "copied": "a copy; `copy=False` refuses and says why",
-    "tree": "a container without arrays: what is in it passes through",
-    "…Error": "refused, with what was found and what to do (classes of `dlx.errors`)",
+    "viewed": "the same memory, passed under another dtype of the same width and viewed as the original one",
+    "copied": "a copy; `copy=False` raises an error with the reason",
+    "tree": "a container without arrays, which passes through",
+    "…Error": "refused with a reason and a fix (classes of `dlx.errors`)",
     "-": "the source framework has no such dtype",
-    "?": "not tried: the two do not live in one environment",
+    "?": "not measured: the two are in separate environments",
 }
-HEAD = """# What becomes of what
+HEAD = """# Results of every conversion
 
-Each cell is one call, `dlx.convert(source, to=target)`. It was tried with `copy=None`, `False` and `True`, compared
-with what `dlx.plan` had said, with the address before and after, and bit by bit with the values that went in. The cells
-show `copy=None`. Memory is aligned to 64 bytes where nothing else is said (jax wants that much; numpy often gives 16).
+Each cell is the result of `dlx.convert(source, to=target)`, called with `copy=None`, `False` and `True`. The result was
+compared with `dlx.plan`, with the address of the source, and with each of its bits. The cells show `copy=None`.
+Memory is aligned to 64 bytes unless a row says otherwise (jax requires 64; numpy often allocates with 16).
 
-Made by `make matrix`, and compared by `make test SLOW=1`: a change of behaviour is a change of this page. tensorflow,
-paddle, mlx, warp and onnxruntime were tried in the environments that `make test-frameworks` keeps, beside dlx and
-numpy.
+`nox -s matrix` writes this page, and `make test SLOW=1` compares it with the installed frameworks. tensorflow, paddle,
+mlx, warp and onnxruntime were measured with dlx and numpy in the environments of `nox -s frameworks`.
 
 ![The matrix of dtypes](matrix.svg)
 """
 
 
-def page(cells: Cells, versions: dict[str, str]) -> str:
-    """Return the page, in Markdown."""
+def format_page(cells: Cells, versions: dict[str, str]) -> str:
+    """Return the page in Markdown."""
     parts = [HEAD, "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".\n"]
     parts.append("\n".join(f"- **{word}**: {meaning}" for word, meaning in MEANING.items()) + "\n")
     for table in dict.fromkeys(table for table, _, _ in cells):
@@ -57,7 +56,7 @@ def read_page(text: str) -> tuple[Cells, dict[str, str]]:
     for line in text.splitlines():
         if line.startswith("Versions: "):
             named = line.removeprefix("Versions: ").rstrip(".").split(", ")
-            versions = dict(pair.split() for pair in named if pair)  # none without a framework
+            versions = dict(pair.split() for pair in named if pair)  # empty without frameworks
         elif line.startswith("## "):
             table = line[3].lower() + line[4:]
         elif line.startswith("| ") and not line.startswith("| ---"):
@@ -71,13 +70,13 @@ def read_page(text: str) -> tuple[Cells, dict[str, str]]:
 
 
 def is_further(at: tuple[str, str, str]) -> bool:
-    """Return whether a cell is about a framework that lives in an environment of its own."""
+    """Return whether a cell is about a framework with a separate environment."""
     table, _, target = at
     return target in FURTHER or table.removeprefix(START) in FURTHER
 
 
-def picture(cells: Cells) -> str:
+def draw_picture(cells: Cells) -> str:
     """Return the tables of dtypes as one SVG."""
-    return drawn(
+    return draw_dtypes(
         {(t.removeprefix(START), source, to): each for (t, source, to), each in cells.items() if t.startswith(START)}
     )

@@ -1,7 +1,7 @@
-"""The sources of the matrix: each dtype in each framework, and everything odd that people hand in.
+"""The sources of the matrix: each dtype of each framework, and odd objects.
 
-A maker returns a fresh object on every call: some can be used once only. What a source needs is imported by its maker,
-so that ImportError means "not installed here".
+A maker returns a new object for each call, because some can be used only once. It imports its framework itself, so that
+an ImportError means that the framework is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dlx
 from dlx._core.native import ffi
 
 FRAMEWORKS = ("dlx", "numpy", "torch", "jax", "tvm_ffi", "pyarrow")
-FURTHER = ("tensorflow", "paddle", "mlx", "warp", "onnxruntime")  # each lives in an environment of its own
+FURTHER = ("tensorflow", "paddle", "mlx", "warp", "onnxruntime")  # in separate environments
 DTYPES = (*(dtype.name for dtype in dlx.DType.all()), "float32x4")
 COUNT = 6
 
@@ -34,8 +34,8 @@ def memory(dtype: str, shape: tuple[int, ...] = (COUNT,)) -> Any:
     return dlx.from_pointer(start, shape, dtype, owner=whole)
 
 
-def of_dtype(framework: str, dtype: str) -> Any:
-    """Return an array of a framework with a dtype, or raise what says that it has none."""
+def make_array(framework: str, dtype: str) -> Any:
+    """Return an array of a framework with a dtype, or raise an error if the framework has no such dtype."""
     if framework == "dlx":
         return memory(dtype)
     if framework == "jax":
@@ -50,15 +50,15 @@ def of_dtype(framework: str, dtype: str) -> Any:
     return dlx.convert(memory(dtype), to=framework)
 
 
-def unaligned(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a maker of objects whose memory, not ours to place, is not by chance at a multiple of 64 bytes."""
+def make_unaligned(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a maker that retries until the object's memory is not at a multiple of 64 bytes."""
 
     def source() -> Any:
-        tried = []
+        kept = []
         while True:
-            tried.append(make())
-            if dlx.describe(tried[-1]).address % 64:
-                return tried[-1]
+            kept.append(make())
+            if dlx.describe(kept[-1]).address % 64:
+                return kept[-1]
 
     return source
 
@@ -68,8 +68,8 @@ def unaligned(make: Callable[[], Any]) -> Callable[[], Any]:
 ODD: dict[str, Callable[[], Any]] = {}
 
 
-def odd(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Enter a maker under a name."""
+def register_odd(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Register a maker under a name."""
 
     def enter(make: Callable[[], Any]) -> Callable[[], Any]:
         assert name not in ODD, name
@@ -85,7 +85,7 @@ def _numpy(name: str, make: Callable[[Any], Any]) -> None:
 
         return make(numpy)
 
-    odd(f"numpy {name}")(source)
+    register_odd(f"numpy {name}")(source)
 
 
 def _grid(np: Any, dtype: str = "f4") -> Any:
@@ -99,7 +99,7 @@ def _readonly(np: Any) -> Any:
     return grid
 
 
-def _shifted(np: Any, nbytes: int) -> Any:
+def _make_shifted(np: Any, nbytes: int) -> Any:
     whole = dlx.convert(memory("uint8", (128,)), to="numpy")
     return np.frombuffer(whole, "u4", 24, nbytes).view("f4") if nbytes % 4 else whole[nbytes : nbytes + 96].view("f4")
 
@@ -125,8 +125,8 @@ _numpy("overlapping", lambda np: np.lib.stride_tricks.as_strided(_grid(np), (4, 
 _numpy("(0, 3)", lambda np: np.zeros((0, 3), "f4"))
 _numpy("0-d", lambda np: _grid(np)[0, 0, ...])
 _numpy("size 1, odd strides", lambda np: np.lib.stride_tricks.as_strided(_grid(np), (1, 1), (-8, 400)))
-_numpy("offset 4 bytes", lambda np: _shifted(np, 4))
-_numpy("misaligned 1 byte", lambda np: _shifted(np, 1))
+_numpy("offset 4 bytes", lambda np: _make_shifted(np, 4))
+_numpy("misaligned 1 byte", lambda np: _make_shifted(np, 1))
 _numpy("struct field", lambda np: np.zeros(4, "i1,f4")["f1"])
 _numpy("structured", lambda np: np.zeros(4, "i4,f4"))
 _numpy(">f4", lambda np: _grid(np).astype(">f4"))
@@ -152,7 +152,7 @@ def _torch(name: str, make: Callable[[Any], Any]) -> None:
 
         return make(torch)
 
-    odd(f"torch {name}")(source)
+    register_odd(f"torch {name}")(source)
 
 
 def _plane(torch: Any) -> Any:
@@ -170,7 +170,7 @@ def _fake(torch: Any) -> Any:
         return torch.zeros(3)
 
 
-def _emptied(torch: Any) -> Any:
+def _make_emptied(torch: Any) -> Any:
     tensor = torch.zeros(6)
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -197,7 +197,7 @@ _torch("fake", _fake)
 _torch("nested", lambda torch: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 _torch("quantized", lambda torch: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
 _torch("int4", lambda torch: torch.zeros(3, dtype=torch.uint8).view(torch.int4))
-_torch("storage resized to 0", _emptied)
+_torch("storage resized to 0", _make_emptied)
 
 
 def _jax(name: str, make: Callable[[Any], Any]) -> None:
@@ -206,16 +206,16 @@ def _jax(name: str, make: Callable[[Any], Any]) -> None:
 
         return make(jax)
 
-    odd(f"jax {name}")(source)
+    register_odd(f"jax {name}")(source)
 
 
-def _deleted(jax: Any) -> Any:
+def _make_deleted(jax: Any) -> Any:
     gone = jax.numpy.ones(3)
     gone.delete()
     return gone
 
 
-def _turned(jax: Any, dtype: str) -> Any:
+def _make_column_major(jax: Any, dtype: str) -> Any:
     from jax.experimental.layout import Format, Layout
 
     plain = jax.numpy.arange(6).reshape(2, 3).astype(dtype)
@@ -226,9 +226,9 @@ _jax("C", lambda jax: jax.numpy.arange(24, dtype="float32").reshape(4, 6))
 _jax("transposed", lambda jax: jax.numpy.arange(24, dtype="float32").reshape(4, 6).T)
 _jax("0-d", lambda jax: jax.numpy.float32(1.5) + 0)
 _jax("(0, 3)", lambda jax: jax.numpy.zeros((0, 3)))
-_jax("int4, column-major", lambda jax: _turned(jax, "int4"))
-_jax("float4, column-major", lambda jax: _turned(jax, "float4_e2m1fn"))
-_jax("deleted", _deleted)
+_jax("int4, column-major", lambda jax: _make_column_major(jax, "int4"))
+_jax("float4, column-major", lambda jax: _make_column_major(jax, "float4_e2m1fn"))
+_jax("deleted", _make_deleted)
 _jax("random key", lambda jax: jax.random.key(0))
 _jax("sparse", lambda jax: __import__("jax.experimental.sparse").experimental.sparse.BCOO.fromdense(jax.numpy.eye(2)))
 
@@ -239,7 +239,7 @@ def _arrow(name: str, make: Callable[[Any], Any]) -> None:
 
         return make(pyarrow)
 
-    odd(f"pyarrow {name}")(source)
+    register_odd(f"pyarrow {name}")(source)
 
 
 _arrow("slice", lambda pa: pa.array([1.0, 2, 3, 4])[1:3])
@@ -255,11 +255,11 @@ _arrow("empty", lambda pa: pa.array([], pa.int32()))
 _arrow("Tensor", lambda pa: pa.Tensor.from_numpy(__import__("numpy").arange(24.0).reshape(4, 6)[:, ::2]))
 
 
-# ---- capsules, producers, what Python itself has ---------------------------------------------------------------------
+# ---- capsules, producers, objects of Python ---------------------------------------------------------------------
 
 
 class Producer:
-    """An object that has `__dlpack__`, as some library might have written it."""
+    """An object with `__dlpack__`."""
 
     def __init__(self, answer: Callable[..., Any]) -> None:
         self.answer = answer
@@ -279,7 +279,7 @@ class WithoutDevice:
 
 
 class WithoutKeywords:
-    """A producer from before there were keywords."""
+    """A producer without keywords."""
 
     def __dlpack__(self) -> Any:
         return _tensor().__dlpack__()
@@ -293,7 +293,7 @@ def _tensor() -> Any:
 
 
 class OnlyStream:
-    """A producer from before versions."""
+    """A producer without versions."""
 
     def __dlpack__(self, stream: Any = None) -> Any:
         return _tensor().__dlpack__()
@@ -309,13 +309,13 @@ def _raiser(error: Exception) -> Callable[..., Any]:
     return answer
 
 
-def _used() -> Any:
+def _make_used() -> Any:
     capsule = _tensor().__dlpack__()
     dlx.convert(capsule, to="dlx")
     return capsule
 
 
-_kept: list[Any] = []  # memory behind the capsules of another version, which nobody takes
+_kept: list[Any] = []  # memory of capsules of another version, which are never consumed
 
 
 def _major_2() -> Any:
@@ -336,7 +336,7 @@ def _major_2() -> Any:
 ODD |= {
     "capsule, legacy": lambda: _tensor().__dlpack__(),
     "capsule, versioned": lambda: _tensor().__dlpack__(max_version=(1, 0)),
-    "capsule, used": _used,
+    "capsule, used": _make_used,
     "capsule, major version 2": _major_2,
     "producer": lambda: Producer(_tensor().__dlpack__),
     "producer, only stream=": OnlyStream,
@@ -345,12 +345,12 @@ ODD |= {
     "producer raises TypeError": lambda: Producer(_raiser(TypeError("no"))),
     "producer raises ValueError": lambda: Producer(_raiser(ValueError("no"))),
     "producer returns None": lambda: Producer(lambda **options: None),
-    "bytes": unaligned(lambda: bytes(range(8))),
-    "bytearray": unaligned(lambda: bytearray(range(8))),
-    "array.array": unaligned(lambda: array.array("d", [1.5, 2.5])),
-    "memoryview 2-d": unaligned(lambda: memoryview(bytearray(range(24))).cast("f", (2, 3))),
-    "ctypes array": unaligned(lambda: (ctypes.c_float * 3)(1, 2, 3)),
-    "mmap": lambda: _mapped(),
+    "bytes": make_unaligned(lambda: bytes(range(8))),
+    "bytearray": make_unaligned(lambda: bytearray(range(8))),
+    "array.array": make_unaligned(lambda: array.array("d", [1.5, 2.5])),
+    "memoryview 2-d": make_unaligned(lambda: memoryview(bytearray(range(24))).cast("f", (2, 3))),
+    "ctypes array": make_unaligned(lambda: (ctypes.c_float * 3)(1, 2, 3)),
+    "mmap": lambda: _make_mmap(),
     "__array_interface__": lambda: _Interface(),
     "__array__": lambda: type("Old", (), {"__array__": lambda self, dtype=None, copy=None: None})(),
     "__cuda_array_interface__": lambda: _cuda(),
@@ -362,18 +362,18 @@ ODD |= {
 
 
 def _first_grid() -> list[int]:
-    from matrix.measure import elements
+    from matrix.measure import read_elements
 
-    return elements(_tensor())
+    return read_elements(_tensor())
 
 
-VALUES: dict[str, Callable[[], list[int]]] = {  # of those that cannot be asked twice
+VALUES: dict[str, Callable[[], list[int]]] = {  # of sources that can be read only once
     **{name: _first_grid for name in ODD if name.startswith(("capsule", "producer"))},
     "__array_interface__": lambda: [0x3FF0000000000000, 0x4000000000000000, 0x4008000000000000, 0x4010000000000000],
 }
 
 
-def _mapped() -> Any:
+def _make_mmap() -> Any:
     mapped = mmap.mmap(-1, 64)
     mapped[:8] = bytes(range(8))
     return mapped
@@ -385,7 +385,7 @@ def _cuda() -> Any:
 
 
 class _Interface:
-    """An object with the array interface over memory of its own, at a multiple of 64 bytes."""
+    """An object with the array interface over its own memory, at a multiple of 64 bytes."""
 
     def __init__(self) -> None:
         self.memory = ffi.new("double[12]")

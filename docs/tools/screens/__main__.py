@@ -1,6 +1,6 @@
 """Draw the screens of the documentation: ``python -m screens docs/screens`` writes one SVG for each.
 
-A command runs as it does on a terminal of 80 columns; nothing is drawn by hand.
+Each command runs as on a terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 
 from dlx._support.screen import Screen
-from dlx.cli.arguments import parser
+from dlx.cli.arguments import build_parser
 
 SCREENS = {
     "inspect": "inspect model.safetensors --to torch,numpy",
@@ -30,8 +30,8 @@ SCREENS = {
 COLUMNS = 80
 
 
-def model(path: Path) -> None:
-    """Write a .safetensors file with the names and shapes of a language model; its data are a hole in the file."""
+def write_model(path: Path) -> None:
+    """Write a .safetensors file with the names and shapes of a language model; its data is a hole in the file."""
     tensors = {"model.embed_tokens.weight": ("BF16", (32000, 4096))}
     square, wide, high = (4096, 4096), (11008, 4096), (4096, 11008)
     for layer in range(32):
@@ -52,13 +52,13 @@ def model(path: Path) -> None:
         end += prod(shape) * bits // 8
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     raw = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    raw += b" " * (-len(raw) % 8)  # as the library writes it
+    raw += b" " * (-len(raw) % 8)  # as safetensors does
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
     os.truncate(path, 8 + len(raw) + end)
 
 
-def images(path: Path) -> None:
-    """Write a .npy file of float64 in the order of Fortran."""
+def write_images(path: Path) -> None:
+    """Write a .npy file of float64 in Fortran order."""
     shape = (60000, 28, 28)
     header = f"{{'descr': '<f8', 'fortran_order': True, 'shape': {shape}, }}".encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
@@ -66,34 +66,34 @@ def images(path: Path) -> None:
     os.truncate(path, path.stat().st_size + prod(shape) * 8)
 
 
-def drawn(command: str) -> str:
-    """Run a command, and return its screen as an SVG that follows the reader's light or dark."""
+def draw_screen(command: str) -> str:
+    """Run a command and return its screen as an SVG with a light and a dark style."""
     console = Console(
         record=True, width=COLUMNS, force_terminal=True, color_system="standard", file=io.StringIO(),
         highlight=False, markup=False, emoji=False,
     )  # fmt: skip
-    arguments = parser().parse_args(command.split())
+    arguments = build_parser().parse_args(command.split())
     command_module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
     shown = io.StringIO()
     command_module.run(arguments, Screen(arguments.command, file=shown, width=COLUMNS))
     console.print(Text.from_ansi(shown.getvalue()), end="")
     light, dark = (
-        _bare(console.export_svg(title=f"dlx {command}", theme=theme, clear=False, unique_id="dlx"))
+        _clean(console.export_svg(title=f"dlx {command}", theme=theme, clear=False, unique_id="dlx"))
         for theme in (DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME)
     )
     changed = [line for line in _style(dark) if line not in _style(light)]
     return light.replace("</style>", f"@media (prefers-color-scheme: dark) {{\n{chr(10).join(changed)}\n}}\n</style>")
 
 
-def _bare(svg: str) -> str:
-    """Take out what is fetched from elsewhere, and make the ground a rule of the style."""
+def _clean(svg: str) -> str:
+    """Remove web fonts, and set the colours of background and title by the style."""
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     svg = svg.replace("Fira Code", "'DejaVu Sans Mono', Menlo, Consolas")
     ground = re.search(r'<rect fill="(#\w+)" stroke', svg)
     assert ground is not None
     svg = svg.replace(ground[0], '<rect class="ground" stroke', 1)
     svg = svg.replace("</style>", f".ground {{ fill: {ground[1]} }}\n</style>", 1)
-    # The last line's descenders are below the rectangle that rich cuts at.
+    # rich clips the descenders of the last line.
     svg = re.sub(
         r'(<clipPath id="dlx-clip-terminal">\s*<rect [^>]*height=")([\d.]+)',
         lambda found: f"{found[1]}{float(found[2]) + 6:.1f}",
@@ -119,10 +119,10 @@ def main() -> int:
     target = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        model(Path("model.safetensors"))
-        images(Path("images.npy"))
+        write_model(Path("model.safetensors"))
+        write_images(Path("images.npy"))
         for name, command in SCREENS.items():
-            (target / f"{name}.svg").write_text(drawn(command), encoding="utf-8")
+            (target / f"{name}.svg").write_text(draw_screen(command), encoding="utf-8")
     return 0
 
 

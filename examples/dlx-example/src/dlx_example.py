@@ -1,8 +1,8 @@
-"""examplearray for dlx: `examplearray.Array` and `examplearray.Bundle`. Written as any third party would write it.
+"""examplearray for dlx: `examplearray.Array` and `examplearray.Bundle`. Written like a third party's plugin.
 
 Versions: 0.2 and later. Devices: the host. Dtypes: truth8 (bool), uint8, int32, int64, float32, float64, brain16
 (bfloat16), posit16 (opaque), quarter8 (float8_e5m2, by a view of uint8).
-Shared: every layout, any alignment, read-only kept. Copied: negated arrays.
+Shared: every layout, any alignment, read-only preserved. Copied: negated arrays.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def _new_empty(bundle: Any) -> Any:
 
 
 def _unflatten(bundle: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
-    made = _new_empty(bundle) if new_empty is None else new_empty  # there is a blank one where a bundle holds itself
+    made = _new_empty(bundle) if new_empty is None else new_empty  # set if the bundle contains itself
     for name, child in zip(keys or (), children, strict=True):
         made.put(name, child)
     return made
 
 
-NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", needs="copy")
+NEGATED = Blocker("its memory holds the negatives of its values (is_negated)", resolution="resolve", needs="copy")
 
 
 class ExampleAdapter(Adapter):
-    """examplearray's arrays and bundles."""
+    """Adapter for examplearray's arrays and bundles."""
 
     name = package = "examplearray"
     install = "pip install dlx-example"
@@ -66,10 +66,10 @@ class ExampleAdapter(Adapter):
             "float32": "float32",
             "float64": "float64",
             "bfloat16": "brain16",
-            "code3_16bit": "posit16",  # DLPack's code for what only its owners understand
+            "code3_16bit": "posit16",  # DLPack's code for dtypes that only their owners understand
             "float8_e5m2": "quarter8",
         },
-        storage={"float8_e5m2": "uint8"},  # what its from_dlpack takes in place of quarter8
+        storage={"float8_e5m2": "uint8"},  # the dtype that its from_dlpack accepts for quarter8
     )
     containers = (
         Container(
@@ -77,7 +77,7 @@ class ExampleAdapter(Adapter):
         ),
     )
     arrays = Arrays(alignment=64)
-    fast_path = FastPath(  # asking an array twice for its memory is harmless
+    fast_path = FastPath(  # requesting an array's memory twice is harmless
         types=("examplearray.Array",), guards=(Guard("is_negated", NEGATED),)
     )
     known_issues = (
@@ -129,7 +129,7 @@ class ExampleAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        import examplearray  # inside: nothing is imported before it is needed
+        import examplearray  # imported here: nothing is imported before it is needed
 
         return examplearray.from_dlpack(tensor)
 

@@ -1,4 +1,4 @@
-"""What dlx's conformance kit knows about examplearray: how to make its arrays without DLPack, and how to read them.
+"""examplearray for dlx's conformance kit: functions that create and read its arrays without DLPack.
 
 Run it with::
 
@@ -33,7 +33,7 @@ def make(data, dtype, shape):
 
 
 def negated():
-    """Return a negated array, and the bytes that it stands for."""
+    """Return a negated array, and its bytes after the negation."""
     return ea.array([1.0, -2.0]).negated(), ea.array([-1.0, 2.0]).tobytes()
 
 

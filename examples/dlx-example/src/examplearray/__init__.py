@@ -1,8 +1,8 @@
-"""A small framework of arrays in host memory, for the example plugin `dlx_example`. It knows nothing of dlx.
+"""A small framework of arrays in host memory, for the example plugin `dlx_example`. It does not know dlx.
 
-Arrays have strides, may be read-only, and may be negated lazily (`is_negated`). Two dtypes are its own: `brain16`,
-which the rest of the world calls bfloat16, and `posit16`, for which DLPack has no code but "opaque". `quarter8`
-(float8_e5m2) does not travel by its `__dlpack__`.
+Arrays have strides, may be read-only, and may be negated lazily (`is_negated`). Two dtypes are special: `brain16`,
+known elsewhere as bfloat16, and `posit16`, for which DLPack only has the code "opaque". `__dlpack__` does not export
+`quarter8` (float8_e5m2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DType:
-    """What an element is: DLPack's (code, bits), and the letter that `struct` reads it by."""
+    """The type of an element: DLPack's (code, bits), and its letter in `struct`."""
 
     name: str
     code: int
@@ -61,21 +61,21 @@ int32 = DType("int32", 0, 32, "i")
 int64 = DType("int64", 0, 64, "q")
 float32 = DType("float32", 2, 32, "f")
 float64 = DType("float64", 2, 64, "d")
-brain16 = DType("brain16", 4, 16, "H")  # values are read and written as their upper 16 bits of a float32
-posit16 = DType("posit16", 3, 16, "H")  # values are read and written as bits
+brain16 = DType("brain16", 4, 16, "H")  # values are the upper 16 bits of a float32
+posit16 = DType("posit16", 3, 16, "H")  # values are bits
 quarter8 = DType("quarter8", 12, 8, "B", travels=False)  # the same
 _DTYPES = (truth8, uint8, int32, int64, float32, float64, brain16, posit16, quarter8)
 _BY_SPELLING = {(dtype.code, dtype.bits): dtype for dtype in _DTYPES}
 
 
 class Array(_core.Head):
-    """An array. Made by `array`, `empty`, `from_dlpack`, by indexing, and by its own methods."""
+    """An array, created by `array`, `empty`, `from_dlpack`, indexing, and its own methods."""
 
     __slots__ = ("__weakref__",)
 
     @property
     def dtype(self) -> DType:
-        """What its elements are."""
+        """Type of the elements."""
         return _BY_SPELLING[self._spelling]
 
     @property
@@ -134,30 +134,30 @@ class Array(_core.Head):
         return self._view(0, (count, *self.shape), (0, *self.strides))
 
     def frozen(self) -> Array:
-        """Return a view that cannot be written to."""
+        """Return a read-only view."""
         return self._view(0, self.shape, self.strides, readonly=True)
 
     def view(self, dtype: DType) -> Array:
-        """Return the same memory under another dtype of the same width."""
+        """Return the same memory as another dtype of the same width."""
         if dtype.bits != self.dtype.bits:
             raise ValueError(f"{dtype} has {dtype.bits} bits, {self.dtype} has {self.dtype.bits}")
         return self._view(0, self.shape, self.strides, dtype)
 
     def negated(self) -> Array:
-        """Return a view of which each value is the negative of this one's."""
+        """Return a view with the negatives of the values."""
         return self._view(0, self.shape, self.strides, negated=not self.is_negated)
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
     def _offsets(self) -> Iterator[int]:
-        """Give the byte offset of each element, in row-major order."""
+        """Yield the byte offset of each element, in row-major order."""
         places = [0]
         for extent, stride in zip(self.shape, self.strides, strict=True):
             places = [place + i * stride for place in places for i in range(extent)]
         return (place * self.dtype.itemsize for place in places)
 
     def tobytes(self) -> bytes:
-        """Return the elements' bytes in row-major order, as they are in memory."""
+        """Return the elements' bytes in memory, in row-major order."""
         if self.strides == _row_major(self.shape):
             return ctypes.string_at(self.address, self.nbytes) if self.size else b""
         return b"".join(ctypes.string_at(self.address + place, self.dtype.itemsize) for place in self._offsets())
@@ -182,7 +182,7 @@ class Array(_core.Head):
             ctypes.memmove(part.address + place, bits, len(bits))
 
     def copy(self) -> Array:
-        """Return a copy in memory of its own, in row-major order, that can be written to; a negated one stays so."""
+        """Return a writable row-major copy in new memory; a negated array stays negated."""
         made = empty(self.shape, self.dtype)
         ctypes.memmove(made.address, self.tobytes(), self.nbytes)
         return made.negated() if self.is_negated else made
@@ -210,9 +210,9 @@ class Array(_core.Head):
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
         if dl_device not in (None, (1, 0)):
-            raise BufferError(f"examplearray has no device {dl_device}")
+            raise BufferError(f"examplearray does not support the device {dl_device}")
         if stream is not None:
-            raise ValueError("host memory has no stream")
+            raise ValueError("host memory has no streams")
         source = self.copy() if copy else self
         return _core.capsule(source, max_version is not None and max_version[0] >= 1, bool(copy))
 
@@ -226,14 +226,14 @@ Array.__dlpack_c_exchange_api__ = _core.settle(
 
 
 class Bundle(Mapping[str, Any]):
-    """Arrays by name, with a label: a container that only this framework knows."""
+    """Arrays by name, with a label: a container that only this framework defines."""
 
     def __init__(self, label: str, items: Mapping[str, Any] | None = None) -> None:
         self.label = label
         self._items = dict(items or {})
 
     def put(self, name: str, value: Any) -> None:
-        """Set one of its values."""
+        """Set the array of a name."""
         self._items[name] = value
 
     def __getitem__(self, name: str) -> Any:
@@ -247,7 +247,7 @@ class Bundle(Mapping[str, Any]):
 
 
 def empty(shape: Sequence[int], dtype: DType = float32) -> Array:
-    """Return an array of zeros in memory of its own, aligned to 64 bytes."""
+    """Return an array of zeros in new memory, aligned to 64 bytes."""
     shape = tuple(shape)
     nbytes = math.prod(shape) * dtype.itemsize
     memory = bytearray(nbytes + 64)
@@ -271,7 +271,7 @@ def array(values: Any, dtype: DType = float32) -> Array:
 
 
 def from_dlpack(source: Any) -> Array:
-    """Return an array over the memory of an object that speaks DLPack; nothing is copied."""
+    """Return an array over the memory of a DLPack producer, without a copy."""
     try:
         found = source.__dlpack__(max_version=(1, 3))
     except TypeError:  # a producer of the older protocol

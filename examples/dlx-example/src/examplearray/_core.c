@@ -1,5 +1,5 @@
-/* The memory of examplearray: an array's head, and DLPack in both directions, as any framework has
- * it. Nothing here knows dlx; its header of the ABI's facts is used when this is built. */
+/* The memory of examplearray: an array's head, and DLPack in both directions. Like any framework,
+ * it does not know dlx; only the build uses dlx's header with the ABI's facts. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,13 +16,13 @@ typedef struct {
   DLDataType dtype;
   char is_readonly, is_negated;
   int64_t shape[MAX_NDIM], strides[MAX_NDIM]; /* in elements */
-  Py_buffer buffer;                           /* the memory of a Python object; obj NULL = none */
-  PyObject* base;                             /* an array whose memory this one shows, or NULL */
+  Py_buffer buffer;                           /* the memory of a Python object; obj NULL = unused */
+  PyObject* base;                             /* the array that owns the memory, or NULL */
   DLManagedTensorVersioned* managed;          /* memory of another framework, or NULL */
   DLManagedTensor* legacy;                    /* the same, in the older struct */
 } ArrayObject;
 
-/* Without the GIL, one thread at a time. Nothing between them may return. */
+/* Without the GIL, one thread at a time. No return in between. */
 #ifdef Py_GIL_DISABLED
 #define LOCK(object) Py_BEGIN_CRITICAL_SECTION(object);
 #define UNLOCK() Py_END_CRITICAL_SECTION();
@@ -32,9 +32,9 @@ typedef struct {
 #endif
 
 static PyTypeObject Head;
-static PyTypeObject* array_type; /* examplearray.Array: what imports make */
+static PyTypeObject* array_type; /* examplearray.Array: created by imports */
 
-/* Which dtypes may come in: the framework's own list, by set_dtypes. */
+/* Dtypes that can be imported: the framework's list, from set_dtypes. */
 static DLDataType known[64];
 static int n_known;
 
@@ -45,7 +45,8 @@ static int is_known(DLDataType dtype) {
   return 0;
 }
 
-/* ---- an array's head ------------------------------------------------------------------------- */
+/* ---- the head of an array ---------------------------------------------------------------------
+ */
 
 static void head_dealloc(PyObject* object) {
   ArrayObject* a = (ArrayObject*)object;
@@ -59,8 +60,8 @@ static void head_dealloc(PyObject* object) {
   Py_TYPE(object)->tp_free(object);
 }
 
-static int read_numbers(PyObject* given, int64_t* out, int32_t* n) {
-  PyObject* items = PySequence_Tuple(given);
+static int read_numbers(PyObject* sequence, int64_t* out, int32_t* n) {
+  PyObject* items = PySequence_Tuple(sequence);
   if (items == NULL) return -1;
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MAX_NDIM) {
@@ -75,7 +76,7 @@ static int read_numbers(PyObject* given, int64_t* out, int32_t* n) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether an array of `n` dimensions lies inside `nbytes` bytes, its first element at `start`. */
+/* Return whether an array of `n` dimensions, first element at `start`, fits `nbytes` bytes. */
 static int lies_inside(const ArrayObject* a, int64_t start, int64_t nbytes) {
   int64_t low = 0, high = 0;
   for (int32_t i = 0; i < a->ndim; i++) {
@@ -190,7 +191,7 @@ static PyTypeObject Head = {
     .tp_getset = head_attributes,
 };
 
-/* ---- out ------------------------------------------------------------------------------------- */
+/* ---- export ---------------------------------------------------------------------------------- */
 
 static DLTensor tensor_of(ArrayObject* a) {
   return (DLTensor){.data = a->data,
@@ -201,20 +202,20 @@ static DLTensor tensor_of(ArrayObject* a) {
                     .strides = a->strides};
 }
 
-/* The exchange API's borrow. A DLTensor cannot say read-only, so that such an array is refused;
- * what `is_negated` means is for the caller to ask. */
+/* The exchange API's borrow. It refuses read-only arrays, which a DLTensor cannot represent; the
+ * caller must check `is_negated`. */
 static int borrow(void* object, DLTensor* out) {
   ArrayObject* a = object;
   if (a->is_readonly || !is_known(a->dtype)) {
-    PyErr_SetString(PyExc_BufferError, "a DLTensor cannot say what this array is");
+    PyErr_SetString(PyExc_BufferError, "a DLTensor cannot represent this array");
     return -1;
   }
   *out = tensor_of(a);
   return 0;
 }
 
-/* On any thread. No interpreter is left, or it is going: the object leaks then, since a thread that
- * asks for the GIL of an interpreter that is going does not come back. */
+/* Called on any thread. While the interpreter shuts down, or afterwards, the object leaks: a thread
+ * that requests the GIL of such an interpreter does not return. */
 static void let_go(void* owner) {
 #if PY_VERSION_HEX >= 0x030D0000
   int is_going = Py_IsFinalizing();
@@ -261,7 +262,7 @@ static int give_managed(void* object, DLManagedTensorVersioned** out) {
     return -1;
   }
   m->version = (DLPackVersion){MAJOR, 0};
-  m->manager_ctx = Py_NewRef(object); /* shape and strides are the array's, which never change */
+  m->manager_ctx = Py_NewRef(object); /* the array's shape and strides never change */
   m->deleter = delete_managed;
   m->flags = a->is_readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
   m->dl_tensor = tensor_of(a);
@@ -313,10 +314,9 @@ static PyObject* capsule(PyObject* module, PyObject* args) {
   return made;
 }
 
-/* ---- in -------------------------------------------------------------------------------------- */
+/* ---- import --------------------------------------------------------------------------------- */
 
-/* Whether a tensor's elements are some that can be: extents from 0, bytes that a pointer can reach.
- */
+/* Return whether a tensor is valid: extents from 0, and a size in bytes that fits an int64. */
 static int is_possible(const DLTensor* t) {
   int64_t size = t->dtype.bits / 8;
   for (int32_t i = 0; i < t->ndim; i++) {
@@ -367,8 +367,8 @@ static int take_managed(DLManagedTensorVersioned* m, void** out) {
 PyDoc_STRVAR(consume_doc,
              "consume(capsule, /)\n--\n\nReturn an array that owns what a capsule holds.");
 
-/* Take what a capsule of a name holds: of several threads, one gets it. Owns: the caller owns the
- * result, or gives the capsule its name back. Errors: NULL without an exception. */
+/* Take the struct out of a capsule of this name; only one of several threads gets it. Owns: the
+ * caller owns the result, or restores the capsule's name. Errors: NULL without an exception. */
 static void* claim(PyObject* capsule, const char* name, const char* used) {
   void* held = NULL;
   LOCK(capsule)
@@ -380,19 +380,19 @@ static void* claim(PyObject* capsule, const char* name, const char* used) {
   return held;
 }
 
-static PyObject* consume(PyObject* module, PyObject* given) {
+static PyObject* consume(PyObject* module, PyObject* capsule) {
   const char *versioned = "dltensor_versioned", *legacy = "dltensor";
-  DLManagedTensorVersioned* m = claim(given, versioned, "used_dltensor_versioned");
+  DLManagedTensorVersioned* m = claim(capsule, versioned, "used_dltensor_versioned");
   if (m) {
     void* made = NULL;
-    if (take_managed(m, &made) < 0) PyCapsule_SetName(given, versioned);
+    if (take_managed(m, &made) < 0) PyCapsule_SetName(capsule, versioned);
     return made;
   }
-  DLManagedTensor* old = claim(given, legacy, "used_dltensor");
+  DLManagedTensor* old = claim(capsule, legacy, "used_dltensor");
   if (old) {
     ArrayObject* made = over(&old->dl_tensor);
     if (made == NULL) {
-      PyCapsule_SetName(given, legacy);
+      PyCapsule_SetName(capsule, legacy);
     } else {
       made->legacy = old;
     }
@@ -411,7 +411,7 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* c
 }
 
 static int work_stream(int32_t device_type, int32_t device_id, void** out) {
-  *out = NULL; /* the host has none */
+  *out = NULL; /* the host has no streams */
   return 0;
 }
 

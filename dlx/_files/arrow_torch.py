@@ -1,0 +1,127 @@
+"""Readers of Arrow IPC files and torch checkpoints, which pyarrow and torch memory-map themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import mmap
+import re
+import warnings
+from typing import Any
+
+from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
+from dlx._files.npy import find_data_start, open_zip
+from dlx._support.reflect import find_in
+from dlx._support.text import amount, one_line
+from dlx.errors import FileError
+
+__all__ = ["arrow_columns", "load_checkpoint"]
+
+MAX_RATIO = 1 << 15  # of a buffer's size to the file's: Zstandard compresses 128 KiB of one value to 4 bytes
+MAX_PICKLE = 64 << 20  # bytes of a checkpoint's pickle, and of each other member that is not a tensor's data
+TRUST = "If you trust the file, open it inside `with torch.serialization.safe_globals({})`."
+
+
+def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
+    """Return the columns of an Arrow IPC file or stream; they use its mapped memory unless they are compressed."""
+    pa = import_reader("pyarrow", ".arrow")
+    try:
+        ipc = importlib.import_module("pyarrow.ipc")
+        with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
+            if mapped.read(6) == b"ARROW1":
+                reader = ipc.open_file(mapped)
+                _check_end(ipc, mapped, file.size)
+            else:
+                mapped.seek(0)
+                for _ in ipc.MessageReader.open_stream(mapped):
+                    pass
+                if mapped.read(4) == b"\xff\xff\xff\xff":
+                    fix = "Read each with pyarrow.ipc.open_stream from one open file."
+                    raise FileError("it contains several Arrow streams, one after the other", fix=fix)
+                mapped.seek(0)
+                reader = ipc.open_stream(mapped)
+            table = reader.read_all()
+            table.validate()
+    except FileError:
+        raise
+    except Exception as error:
+        claimed = int(find_in(error, r"size (\d+)") or 0) if isinstance(error, MemoryError) else 0
+        if claimed > MAX_RATIO * file.size:
+            reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
+            raise FileError(reason, fix=AGAIN) from error
+        raise reader_error("pyarrow", error) from error
+    check_names(table.column_names)
+    columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
+    return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
+
+
+def _check_end(ipc: Any, mapped: Any, size: int) -> None:
+    """Raise `FileError` if another Arrow file follows; pyarrow would apply its footer to the first file."""
+    mapped.seek(8)
+    for _ in ipc.MessageReader.open_stream(mapped):
+        pass
+    end = mapped.tell()
+    mapped.seek(size - 10)
+    rest = size - 10 - int.from_bytes(mapped.read(4), "little") - end  # 0 in a single file
+    mapped.seek(end)
+    if rest > 0 and b"ARROW1\0\0" in mapped.read_buffer(rest).to_pybytes():
+        raise FileError("it contains several Arrow files, one after the other", fix="Split it into separate files.")
+
+
+def load_checkpoint(file: File) -> tuple[Any, list[str]]:
+    """Load a torch checkpoint of tensors and plain data, memory-mapped; return it and the devices it was saved from."""
+    with open_zip(file) as archive:  # torch reads all members into memory, except for the tensors' data
+        data: list[Any] = []
+        others: list[Any] = []
+        for each in archive.infolist():
+            (data if re.search(r"/data/\d+$", each.filename) else others).append(each)
+        if any(each.endswith("/constants.pkl") for each in archive.namelist()):
+            fix = "Read its tensors: dlx.convert(torch.jit.load(path).state_dict(), to=...)."
+            raise FileError("it is a TorchScript archive, which contains a program; dlx runs no code in files", fix=fix)
+        if any(each.compress_type for each in data):
+            raise FileError("its tensors are compressed and cannot be mapped", fix="Save it again with torch.save.")
+        records = {find_data_start(file, each): each.file_size for each in data}
+    largest = max((each.file_size for each in others), default=0)
+    if largest > MAX_PICKLE:
+        raise FileError(f"its list of tensors claims {largest:,} bytes; dlx reads at most {MAX_PICKLE:,}")
+    package = import_reader("torch", ".pt")
+    saved_on: dict[int, str] = {}
+    sizes: dict[int, int] = {}  # address of a storage -> its bytes, according to the pickle
+
+    def keep(storage: Any, location: str) -> Any:
+        saved_on[storage.data_ptr()] = location
+        if storage.nbytes():
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return storage
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
+            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
+                loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
+    except Exception as error:  # a damaged or hostile file can cause any exception
+        raise _why_not_loaded(package, file, error) from error
+    # torch trusts the pickle, so check it: one base address must map every storage to a record of the same size.
+    first = min(sizes, default=0)
+    if sizes and not any(all(records.get(at - first + s) == n for at, n in sizes.items()) for s in records):
+        raise FileError("it is damaged: its list of tensors does not match its data", fix=AGAIN)
+    return loaded, sorted({*saved_on.values()} - {"cpu"})
+
+
+def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
+    failure = reader_error("torch", error)
+    if isinstance(failure, FileError):
+        if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 if this torch lacks the function
+            reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
+            return FileError(reason, fix="Open it before, and read it inside.")
+        with contextlib.suppress(Exception):  # the file may be damaged
+            code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # reads names, runs nothing
+            if code:
+                names = one_line(", ".join(code), 120)
+                reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
+                return FileError(reason, fix=TRUST.format(f"[{names}]"))
+        why = find_in(error, r"WeightsUnpickler error:\s*(.+)")
+        if why:
+            fix = TRUST.format("[...]") if "allowlisted" in why else AGAIN
+            return FileError(f"torch's weights_only does not allow it: {one_line(why, 200)}", fix=fix)
+    return failure

@@ -1,0 +1,1 @@
+"""What several tests need: objects to convert, programs that run in their own process, and tools."""

@@ -1,0 +1,1 @@
+"""NumPy arrays of every dtype and layout, and the core's expected answers."""

@@ -1,0 +1,1 @@
+"""The recording CUDA driver, frameworks over it, and real GPUs."""

@@ -1,0 +1,1 @@
+"""Tests with other Pythons, other versions of frameworks, and other libraries' tests."""

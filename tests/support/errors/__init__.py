@@ -1,0 +1,1 @@
+"""Objects that dlx refuses, and the advice that its errors give."""

@@ -1,0 +1,1 @@
+"""Files in the formats that dlx reads."""

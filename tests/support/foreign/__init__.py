@@ -1,0 +1,1 @@
+"""Foreign producers and consumers of DLPack and Arrow, valid and invalid ones."""

@@ -1,0 +1,1 @@
+"""Good and bad subjects for the conformance kit."""

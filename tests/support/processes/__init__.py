@@ -1,0 +1,1 @@
+"""Helpers that run code in other processes and threads."""

@@ -1,0 +1,1 @@
+"""A fuzzer of Python producers that break the protocol."""

@@ -1,0 +1,1 @@
+"""Checks and builds of the checkout: pages, C warnings, sdist and wheel."""

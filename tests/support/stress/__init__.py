@@ -1,0 +1,1 @@
+"""Programs that run for long: soak, kills, exits, interrupts, allocations, threads, fuzzing."""
