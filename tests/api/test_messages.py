@@ -265,7 +265,7 @@ def test_reasons(file):
 
 @every_file
 def test_every_error_has_a_fix(file):
-    """Its own, one of its class, or an option; a foreign error says itself what is wrong."""
+    """The fix is the error's, its class's or an option; a foreign error explains itself."""
     for name, kind, reasons, fixes in ENTRIES:
         if name == file and reasons and kind not in FOREIGN:
             assert fixes or kind == "by status" or getattr(errors, kind).usual_fix, reasons
