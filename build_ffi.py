@@ -30,7 +30,7 @@ def compile_flags() -> list[str]:
 
 
 def shown(flags: list[str]) -> str:
-    """Return flags as a report shows them: those of the user first, no warnings, and nothing that may hold a path."""
+    """Return flags as a report shows them: the user's flags first, no warnings, and nothing that may contain a path."""
     words = [*os.environ.get("CFLAGS", "").split(), *flags]
     return " ".join(word for word in words if re.fullmatch(r"-(?!W)[\w+=,.-]+", word))
 

@@ -61,7 +61,7 @@ MARK = "==== end of block ===="
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """Return an environment in which `python` and `dlx` are those of this checkout."""
+    """Return an environment whose `python` and `dlx` belong to this checkout."""
     folder = tmp_path_factory.mktemp("bin")
     for name, call in (("python", ""), ("dlx", "-m dlx")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')

@@ -84,7 +84,7 @@ def test_numbers_are_shared_and_read_only(text, released):
 
 
 def test_a_column_is_planned_and_described_as_an_array(np):
-    """A column's plan and description are those of an array of its type."""
+    """A column has the same plan and description as an array of its type."""
     plan = dlx.plan(column(1, 2), to="numpy")
     assert (plan.outcome, plan.leaves) == ("shared", ()) and plan.source.shape == (2,)
     info = dlx.describe(column(1, 2))

@@ -1,6 +1,6 @@
 """The example distribution, built and installed like a third party's, without changes to dlx.
 
-What numpy's arrays get (the fast path, policies, plans, trees, the command) its arrays get by the same means.
+Its arrays have the same features as numpy's: the fast path, policies, plans, trees, the command.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_options_take_the_fast_path_as_they_do_for_numpy(ea, fast_path, np, opti
 
 
 def test_its_own_dtypes_take_the_fast_path(ea, fast_path):
-    """Among them bfloat16 under its own name, and a dtype without a standard DLPack code."""
+    """They include bfloat16 under its own name, and a dtype without a standard DLPack code."""
     convert, slow = fast_path
     for dtype, values in ((ea.brain16, [1.5, -2.0]), (ea.posit16, [0x4000, 0xC000])):
         tensor = convert(ea.array(values, dtype), to="dlx")

@@ -125,7 +125,7 @@ def settle(world, before):
 
 
 def weighted(**weights):
-    """Return names as often as their weights say."""
+    """Return the names, each repeated by its weight."""
     return [name for name, weight in weights.items() for _ in range(weight)]
 
 

@@ -1,4 +1,4 @@
-"""What type checkers refuse: one error on each line that says so, and on no other."""
+"""Type errors: one on each line marked as an error, and none on other lines."""
 
 from typing import Any, Literal
 
@@ -63,7 +63,7 @@ dlx.describe(samples).shape[0]  # error: the shape may be unknown
 
 @dlx.using("torch")
 def norm(x: dlx.SupportsDLPack, order: int = 2) -> float:
-    """Any array goes in."""
+    """Any array is accepted."""
     return 0.0
 
 
@@ -73,7 +73,7 @@ answer: str = norm(samples)  # error: a number
 
 
 def unknown(anything: Any, numbers: NDArray[Any]) -> None:
-    """Where nothing is known, nothing is wrong."""
+    """Unknown types cause no errors."""
     dlx.convert(anything, to="torch").flags
     dlx.convert(numbers, to="mylib").flags
     dlx.convert([numbers, 3], to="torch")[0].flags
