@@ -115,7 +115,7 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
 def test_mypy_tells_a_wrong_argument_in_one_line(errors):
     """It would print every overload of `convert` otherwise: 47 lines for each mistake."""
     lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
-    said = ("no such option", "no such word", "copy is", "no device", "a number", "a text", "nobody knows")
+    said = ("no such option", "no such word", "copy is", "no device", "a number", "a text", "unknown object")
     said += ("a module holds", "no path", "nothing to stack")
     wrong = [number for number, line in enumerate(lines, 1) if line.partition("# error: ")[2].startswith(said)]
     assert len(wrong) >= 22

@@ -35,13 +35,13 @@ dlx.stack([samples], to="torch", copy=True)  # error: no such option
 dlx.convrt(samples, to="torch")  # error: no such name
 dlx.typing.Optins  # error: no such name
 
-# what is no array
+# objects that are not arrays
 dlx.convert(3, to="torch")  # error: a number
 dlx.convert(None, to="torch")  # error: nothing
 dlx.convert("text", to="torch")  # error: a text
-dlx.convert(object(), to="torch")  # error: nobody knows
+dlx.convert(object(), to="torch")  # error: unknown object
 dlx.convert((each for each in [samples]), to="torch")  # error: a generator
-dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module holds arrays, and is none
+dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module contains arrays, but is not one
 number: dlx.SupportsDLPack = 3  # error: a number
 numbers: dlx.SupportsDLPack = [1, 2]  # error: a list
 
@@ -57,7 +57,7 @@ dlx.convert(samples, to="torch").flags  # error: a tensor has none
 dlx.convert([samples], to="torch")[0].flags  # error: a tensor has none
 dlx.convert((samples,), to="torch", lazy=True).append(tensor)  # error: a tuple cannot grow
 dlx.plan(samples, to="torch").outcom  # error: no such attribute
-outcome: Literal["shard", "copied"] = dlx.plan(samples, to="torch").outcome  # error: there is no such outcome
+outcome: Literal["shard", "copied"] = dlx.plan(samples, to="torch").outcome  # error: unknown outcome
 dlx.describe(samples).shape[0]  # error: the shape may be unknown
 
 
