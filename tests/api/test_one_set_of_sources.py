@@ -159,7 +159,7 @@ CONTAINERS = {
 
 def _tables(folder):
     file = lib("tables").open_file(folder / "x.h5", "w")
-    atexit.register(file.close)  # PyTables warns of what is open then
+    atexit.register(file.close)  # PyTables warns about open files at exit
     file.create_array("/", "x", np.ones(2))
     return file
 

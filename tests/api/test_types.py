@@ -113,7 +113,7 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
 
 @pytest.mark.slow
 def test_mypy_tells_a_wrong_argument_in_one_line(errors):
-    """It would print every overload of `convert` otherwise: 47 lines for each mistake."""
+    """Otherwise mypy would print every overload of `convert`: 47 lines for each mistake."""
     lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
     said = ("no such option", "no such word", "copy is", "no device", "a number", "a text", "unknown object")
     said += ("a module holds", "no path", "nothing to stack")

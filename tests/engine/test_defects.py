@@ -1,7 +1,7 @@
 """Known defects of frameworks: each row of an adapter is reproduced, or shown to be fixed, on the installed version.
 
-A proof answers whether the fault is there. It must agree with the row's versions: when a framework mends a fault, the
-proof here fails, and the row wants its first good version.
+A proof returns whether the fault exists. It must agree with the row's versions: when a framework fixes a fault, the
+proof fails, and the row needs the first good version.
 """
 
 import sys

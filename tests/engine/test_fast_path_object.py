@@ -113,7 +113,7 @@ def test_like_and_options_after_a_warm_fast_path(np, torch):
     assert dlx.convert(torch.ones(2, requires_grad=True), to="numpy", detach=True).tolist() == [1, 1]
 
 
-# ---- what it looks like ----------------------------------------------------------------------------------------------
+# ---- name, repr and signature ----------------------------------------------------------------------------------------
 
 
 def test_signature():
@@ -319,7 +319,7 @@ assert called - idle <= sys.getsizeof(results[0]) + 16, (called, idle)
 def test_a_keyword_call_allocates_its_result_only(np, python):
     """A warm call with to= allocates one Python object, the result: no tuple, dict or frame.
 
-    In a fresh process: free lists that other tests have filled or emptied change what is counted.
+    It runs in a new process, since free lists that other tests have filled or emptied would change the count.
     """
     python(ALLOCATIONS, args=())
 

@@ -146,7 +146,7 @@ def test_trees(np, torch, to):
         return [(type(each), dlx.convert(each, to="numpy").tolist(), dlx.describe(each).readonly) for each in made]
 
     for options in OPTIONS:
-        inside = to == "torch" and "detach" in options  # Python detaches what is there already, and has bits
+        inside = to == "torch" and "detach" in options  # Python detaches arrays of the target that have bits
         assert taken(tree(), to, **options) == ("copy" not in options and not inside), options
         if options.get("copy") is False:
             assert outcome(dlx.convert, tree(), to, options) == outcome(slow, tree(), to, options)

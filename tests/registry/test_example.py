@@ -103,7 +103,7 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     python = tmp_path / "env" / "bin" / "python"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"  # 3.14t without the GIL
     packages = tmp_path / "env" / "lib" / version / "site-packages"
-    # dlx and what it needs, as an installed dlx would bring them.
+    # dlx and its requirements, like in an installation.
     there = [ROOT, ROOT / "adapters", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     (packages / "dlx_and_its_needs.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(map(str, there))))
     install(tmp_path, "--python", python, "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index")

@@ -223,7 +223,7 @@ def test_writes_before_an_error_are_written_back_as_well(np, torch):
     assert base.tolist() == [1, 1, 1]
 
 
-# ---- what is decorated -----------------------------------------------------------------------------------------------
+# ---- decorated functions ---------------------------------------------------------------------------------------------
 
 
 def test_name_signature_and_documentation_survive(torch):
