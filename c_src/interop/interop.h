@@ -29,7 +29,7 @@ int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
 /* ---- interop/tensors.c ----------------------------------------------------------------------- */
 
-/* The flags of a copy: without those of the source's memory and hand-over. */
+/* The flags of a copy: flags of the source's memory and hand-over are cleared. */
 static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
   return from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
 }

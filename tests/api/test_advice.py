@@ -149,19 +149,19 @@ def test_the_options_are_those_of_the_function(torch, name):
 
 WITHOUT_A_CASE = {  # an expression that no case provokes -> the class that it is a method of; None: see the comment
     ".as_tensor()": "nvidia.dali.backend:TensorListCPU",
-    ".asnumpy()": None,  # said of classes that have it
+    ".asnumpy()": None,  # advice for classes that have it
     ".astype": "numpy:ndarray",
     ".backward()": "torch:Tensor",
     ".conj()": "torch:Tensor",
     ".conj().resolve_neg()": "torch:Tensor",
     ".contiguous()": "warp:indexedarray",
     ".cpu()": "torch:Tensor",
-    ".cuda_stream": None,  # said of streams that may have it
+    ".cuda_stream": None,  # advice for streams that may have it
     ".full_tensor()": "torch.distributed.tensor:DTensor",
     ".imag": "torch:Tensor",
     ".numpy()": "onnxruntime:OrtValue",
     ".parameters()": "torch.nn:Module",  # mlx has it too
-    ".ptr": None,  # said of streams that may have it
+    ".ptr": None,  # advice for streams that may have it
     ".stack()": "tensorflow:TensorArray",
     ".to_dense()": "torch:Tensor",
     ".to_dict()": "tensordict:TensorDict",

@@ -17,7 +17,7 @@ from dlx._core.native import _CLASSES
 
 TABLE = Path(__file__).with_name("messages.txt")
 FOREIGN = ("foreign_error", "foreign_errors", "adapter_call")  # they add the class and text of another error
-DEPTH = 4  # calls that are followed to where a text is written
+DEPTH = 4  # calls that are followed to the text of a message
 LIMIT = 24  # alternatives of one text
 UNKNOWN = "{}"
 

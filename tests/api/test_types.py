@@ -120,7 +120,7 @@ def test_mypy_tells_a_wrong_argument_in_one_line(errors):
     wrong = [number for number, line in enumerate(lines, 1) if line.partition("# error: ")[2].startswith(said)]
     assert len(wrong) >= 22
     printed = {number: errors("mypy")["mistakes.py", number] for number in wrong}
-    assert all(number <= 2 for number in printed.values()), printed  # the second: where a plain function is defined
+    assert all(number <= 2 for number in printed.values()), printed  # the second: the definition of a plain function
 
 
 def test_the_examples_do_announce_mistakes():

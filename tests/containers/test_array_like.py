@@ -206,7 +206,7 @@ def test_what_is_no_array_says_what_to_do(tmp_path):
         assert dlx.convert([obj], to="dlx") == [obj]
 
 
-# ---- what holds no array ---------------------------------------------------------------------------------------------
+# ---- objects without arrays ------------------------------------------------------------------------------------------
 
 
 class Bag(dict):

@@ -39,7 +39,7 @@ def name_of(capsule):
 
 # ---- places ----------------------------------------------------------------------------------------------------------
 
-BAD = {  # what torch refuses under copy=False, and words of the sentence
+BAD = {  # arrays that torch refuses under copy=False, and words of the message
     "text": (lambda np, torch: np.array(["text"]), "torch", {}, errors.DTypeError, "<U4|str"),
     "objects": (lambda np, torch: np.array([object()]), "dlx", {}, errors.DTypeError, "object"),
     "negative strides": (

@@ -500,7 +500,7 @@ def test_sets():
     assert caught.value.fix == "Pass its elements in a list: such arrays cannot be hashed."
 
 
-# ---- what passes through ---------------------------------------------------------------------------------------------
+# ---- objects that pass through ---------------------------------------------------------------------------------------
 
 
 def test_whatever_is_no_array_passes_through(np):

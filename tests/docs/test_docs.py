@@ -235,7 +235,7 @@ def test_names_and_powers_are_marked_as_code():
                     lines = lines[: lines.index("")]
                 text = "\n".join(line for line in lines if not line.startswith((" " * 8, ">>>", "...")))
                 where = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
-                assert len(bold_by_mistake(text)) < 2, where  # one alone is no pair
+                assert len(bold_by_mistake(text)) < 2, where  # one alone is not a pair
 
 
 def bold_by_mistake(text):

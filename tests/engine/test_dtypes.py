@@ -228,7 +228,7 @@ def test_what_cannot_be_repacked():
     assert not any(room)
 
 
-# ---- ml_dtypes missing, numpy that can be told, consumers that know less --------------------------------------------
+# ---- missing ml_dtypes, registration in numpy, consumers with fewer dtypes ------------------------------------------
 
 
 def test_without_ml_dtypes(python, np):
@@ -378,7 +378,7 @@ def test_the_core_needs_no_ml_dtypes():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-# ---- what a second look found ---------------------------------------------------------------------------------------
+# ---- special cases --------------------------------------------------------------------------------------------------
 
 
 def test_a_subclass_that_lies_about_itself(np, ml, torch):

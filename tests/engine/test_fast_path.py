@@ -208,7 +208,7 @@ def test_devices_of_a_tensor(np, torch, target, device):
     assert told(dlx.convert) == told(dlx.convert) == told(slow)
 
 
-# ---- torch's tensors that are no plain memory ------------------------------------------------------------------------
+# ---- torch tensors without plain memory ------------------------------------------------------------------------------
 
 
 def warm(torch):

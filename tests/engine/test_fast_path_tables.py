@@ -305,7 +305,7 @@ def test_a_loan_without_elements_needs_no_address(np, mylib, hostile, zero):
     assert dlx.convert(mylib.Array(), to="numpy").shape == zero
 
 
-# ---- what counts as a table ------------------------------------------------------------------------------------------
+# ---- valid and invalid tables ----------------------------------------------------------------------------------------
 
 TABLES = {
     "capsule": (NAME, lambda hostile: hostile.capsule(), True),

@@ -46,7 +46,7 @@ def test_these_tests_can_fail(np, torch):
         assert not lost(lambda tensor: dlx.convert(tensor, to=target))[0]  # noqa: B023
 
 
-# ---- what pinning costs ----------------------------------------------------------------------------------------------
+# ---- the cost of pinning ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["numpy", "dlx"])

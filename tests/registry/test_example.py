@@ -109,7 +109,7 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     install(tmp_path, "--python", python, "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index")
     assert (packages / "dlx_example.py").exists()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of this environment
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins of this environment
     done = subprocess.run(
         [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests"],
         capture_output=True, text=True, env=env, cwd=tmp_path / "source", timeout=240, check=False,
@@ -236,7 +236,7 @@ def test_nothing_leaks_by_the_fast_path(ea, np):
     assert gone() is None
 
 
-# ---- policies, beside numpy's ----------------------------------------------------------------------------------------
+# ---- policies, compared with numpy's ---------------------------------------------------------------------------------
 
 
 def pair(ea, np, what):
@@ -364,7 +364,7 @@ def test_its_containers_are_trees(ea, np):
     assert type(result) is ea.Bundle and result.label == "weights" and list(result) == ["a", "b", "c"]
     assert result["a"] is result["b"][0] and result["b"][1] == "text" and bundle["a"] is array
     plan = dlx.plan(bundle, to="numpy")
-    assert [leaf.path for leaf in plan.leaves] == ["obj['a']"]  # the same array again is no further leaf
+    assert [leaf.path for leaf in plan.leaves] == ["obj['a']"]  # a repeated array is not another leaf
     with pytest.raises(ConversionError, match=r"at obj\['x'\]\['y'\]"):
         dlx.convert({"x": ea.Bundle("", {"y": array.negated()})}, to="numpy", copy=False)
 

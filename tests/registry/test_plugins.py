@@ -194,7 +194,7 @@ def test_threads_that_need_a_plugin_at_a_time(site):
 
 # ---- broken ----------------------------------------------------------------------------------------------------------
 
-BROKEN = {  # a plugin's code -> what the sentence says
+BROKEN = {  # a plugin's code -> part of the message
     "import error": ("import nothing_of_this_name", "is broken: ModuleNotFoundError: No module named 'nothing_of_this"),
     "import raises": ("raise OSError('libx.so')", "is broken: OSError: libx.so. Repair or uninstall dlx-lib."),
     "import exits": ("raise SystemExit(3)", "is broken: SystemExit: 3"),

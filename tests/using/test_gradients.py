@@ -494,7 +494,7 @@ def test_what_cannot_cross_is_refused_by_its_place():
         dlx.using("jax", grad=True)(lambda x: x)(torch.ones(2, dtype=torch.float64, requires_grad=True))
 
 
-# ---- torch calls what jax has compiled -------------------------------------------------------------------------------
+# ---- torch calls functions compiled by jax ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class Attributes(dict[str, NDArray[Any]]):
 dlx.convert(Attributes(a=samples), to="torch")["a"]
 assert_type(dlx.convert(SimpleNamespace(a=samples), to="torch"), Any)
 
-# lazily: a view that can do what the container can
+# lazily: a view with the container's methods
 lazy = dlx.convert([samples, samples], to="torch", lazy=True)
 assert_type(lazy, MutableSequenceView[Any])
 assert_type(lazy[:1], SequenceView[Any])

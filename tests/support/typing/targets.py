@@ -113,7 +113,7 @@ def placed(x: list[torch.Tensor], where: dlx.typing.DeviceLike | None, stream: A
 
 tensor_of(samples, copy=True, readonly="share", stream=7)
 
-# what can be handed over by DLPack
+# objects that support DLPack
 producers: list[dlx.SupportsDLPack] = [samples, tensor, jnp.ones(3), dlx.empty(3, "int8"), Producer()]
 wrapper(samples)
 
