@@ -41,7 +41,7 @@ dlx.convert(None, to="torch")  # error: nothing
 dlx.convert("text", to="torch")  # error: a text
 dlx.convert(object(), to="torch")  # error: unknown object
 dlx.convert((each for each in [samples]), to="torch")  # error: a generator
-dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module contains arrays, but is not one
+dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module holds arrays, but is not one
 number: dlx.SupportsDLPack = 3  # error: a number
 numbers: dlx.SupportsDLPack = [1, 2]  # error: a list
 
