@@ -22,15 +22,15 @@ _BIND = "int dlx_bind(uintptr_t module);\n"
 def compile_flags() -> list[str]:
     """Return the compiler flags."""
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
-    # Calls into CPython and libc go straight to their address; conversions are made of little else.
+    # Direct calls into CPython and libc, which take most of a conversion's time.
     flags += ["-fno-plt", "-fno-semantic-interposition"]
-    # So that a conversion's time depends less on what is added elsewhere: torch -> numpy gets 8 % faster.
+    # Makes a conversion's time independent of unrelated code: torch -> numpy gets 8 % faster.
     flags.append("-falign-functions=32")
     return flags
 
 
 def shown(flags: list[str]) -> str:
-    """Return flags as a report shows them: those of the user first, no warnings, and nothing that may hold a path."""
+    """Return flags as a report shows them: the user's flags first, no warnings, and nothing that may contain a path."""
     words = [*os.environ.get("CFLAGS", "").split(), *flags]
     return " ".join(word for word in words if re.fullmatch(r"-(?!W)[\w+=,.-]+", word))
 

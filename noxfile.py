@@ -55,7 +55,7 @@ def output_of(*command: str) -> str:
 
 
 def arguments_of(session: nox.Session) -> list[str]:
-    """Return the arguments behind ``--``, or those of the environment variable ARGS."""
+    """Return the arguments behind ``--``, or in the environment variable ARGS."""
     return list(session.posargs) or shlex.split(os.environ.get("ARGS", ""))
 
 

@@ -4,7 +4,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# Before setuptools and cffi try, and tell it in forty lines.
+# Checked first: errors of setuptools and cffi have forty lines.
 compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
 if not shutil.which(compiler):
     sys.exit(f"dlx needs a C compiler, and {compiler} is not installed: install gcc or clang, or name yours in CC.")
@@ -20,7 +20,7 @@ if os.environ.get("DLX_SANITIZE") == "1":
     flags = "-fsanitize=address,undefined -fno-omit-frame-pointer -g"
     os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} {flags}"  # passed to the compiler and to the linker
 
-# Where the project is, such as https://host/owner/dlx: an address of its own in each fork, so none stands in a file.
+# The project's address, such as https://host/owner/dlx. Each fork has another one, so no file contains it.
 url = os.environ.get("DLX_PROJECT_URL")
 urls = {"Source": url, "Issues": f"{url}/issues", "Changelog": f"{url}/blob/main/CHANGELOG.md"} if url else {}
 

@@ -166,7 +166,7 @@ static int import_tensor(DLManagedTensorVersioned* m, void** out) {
                                byte_strides, data, 0, flags, NULL);
   if (array == NULL) return -1;
   PyObject* base = PyCapsule_New(m, NULL, NULL);
-  if (base == NULL || set_base(array, base) < 0) { /* takes the reference, also on failure */
+  if (base == NULL || set_base(array, base) < 0) { /* takes the reference, even on failure */
     Py_DECREF(array);
     return -1;
   }
@@ -193,7 +193,7 @@ static void release_array(DLManagedTensorVersioned* m) {
   free(m);
 }
 
-/* Export an array, also a read-only one. Shape and strides follow the struct. Owns: the caller owns
+/* Export an array, even a read-only one. Shape and strides follow the struct. Owns: the caller owns
  * the result, which holds the array. GIL: needed. Errors: -1 with BufferError or MemoryError. */
 static int export_array(void* object, DLManagedTensorVersioned** out) {
   const array_head* a = object;

@@ -1,8 +1,9 @@
 """The dask adapter: dask.array.Array, whose chunks are converted when they are computed.
 
-As a source: the result is a dask array with the same chunks. Each chunk is converted after it is computed, in the same
-thread or process. dlx registers how dask concatenates chunks of torch, jax, tensorflow and mlx. Functions that need the
-data immediately refuse the array and suggest `.compute()`.
+As a source: the result is a dask array with the same chunks, and the conversion computes nothing. Each chunk is
+converted after it is computed, in the same thread or process. dlx registers how dask concatenates chunks of torch, jax,
+tensorflow and mlx. Functions that need the data immediately, unlike `dlx.describe`, refuse the array and suggest
+`.compute()`.
 As a target: dask chunks over the memory of a numpy array.
 """
 
@@ -20,7 +21,7 @@ import dlx
 from dlx import adapter as api
 from dlx.errors import ConversionError
 
-_DTYPES = {*api.COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}
+_DTYPES = {*api.COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}  # numpy has no bfloat16
 _NOT_COMPUTED = api.Blocker("its data is not computed yet", "Call .compute() first.", ConversionError)
 _CONCATENATE = {  # root package of a chunk's type -> function of (arrays, axis)
     "torch": "torch.concatenate", "jaxlib": "jax.numpy.concatenate",
@@ -98,7 +99,7 @@ class DaskAdapter(api.Adapter):
         return api.Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
 
     def _info(self, obj: Any) -> api.ArrayInfo:
-        known = all(extent == extent for extent in obj.shape)
+        known = all(extent == extent for extent in obj.shape)  # dask uses nan for unknown extents
         meta = dlx.describe(obj._meta)
         name = api.type_name(type(obj))
         shape, nbytes = (tuple(obj.shape), int(obj.nbytes)) if known else (None, None)

@@ -426,7 +426,7 @@ def _native_order(obj: Any) -> Any:
     return obj.astype(obj.dtype.type)
 
 
-_ENCODE = "Encode it as numbers first, such as by numpy.unique(x, return_inverse=True)[1]."
+_ENCODE = "Encode it as numbers first, for example with numpy.unique(x, return_inverse=True)[1]."
 _OBJECTS = "Call numpy.array(list(x)) first, or dlx.stack(x, to=...) if they are arrays of one shape."
 
 

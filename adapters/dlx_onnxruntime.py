@@ -26,7 +26,7 @@ def _export(value: Any) -> api.Tensor:
 
 class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
-        return attribute
+        return attribute  # onnxruntime's dtypes are strings
 
 
 class _Devices(api.ReportedDevices):
@@ -51,7 +51,7 @@ class OnnxRuntimeAdapter(api.Adapter):
         return api.Description(blockers=(api.Blocker(because, fix, DTypeError),))
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        return api.keeping(super().export(obj, stream=stream), obj)
+        return api.keeping(super().export(obj, stream=stream), obj)  # see `_export`
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(dtypes=self.dtypes.known())

@@ -13,9 +13,9 @@ from benchmarks.measure import compare, race, ratio, verdict
 LEAVES = (10, 100, 1000, 10**4, 10**5, 10**6)
 EVEN = 1.5  # goal: highest over lowest, for ns of a leaf and for the ratios to the same by hand
 THREADS = 8
-# Goal: the time of 8 threads over that of one with the same work. Also measured: np.copy, and lists by comprehensions;
-# threads that need the GIL for all of their work hand it over every 5 ms. Starting 8 threads (about 1 ms) is a small
-# part of the work.
+# Goal: the time of 8 threads relative to one thread with the same work. Also measured: np.copy, and lists by
+# comprehensions; threads that need the GIL for all of their work hand it over every 5 ms. Starting 8 threads (about
+# 1 ms) is a small part of the work.
 STALL = 1.25
 COPIES, LISTS = 16, 800  # of all threads together
 MEGABYTES = (1, 10, 100, 1000)
@@ -112,7 +112,7 @@ def _threads(np, *, quick):
     """Measure 8 threads against one: copies, which run without the GIL, and small trees."""
     rounds, found = (3 if quick else 7), []
     big, small = np.ones(4_000_000, "f4"), [np.ones(2, "f4") for _ in range(1000)]
-    print(f"\n{THREADS} threads on {os.cpu_count()} cores, time over that of one thread with the same work")
+    print(f"\n{THREADS} threads on {os.cpu_count()} cores, time relative to one thread with the same work")
     for what, work, times in (
         ("copies of 16 MB", lambda: dlx.convert(big, to="dlx", copy=True), COPIES),
         ("lists of 1000", lambda: dlx.convert(small, to="dlx"), LISTS),

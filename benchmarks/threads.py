@@ -13,7 +13,7 @@ import timeit
 
 from benchmarks.measure import verdict
 
-FASTER = 1.8  # goal: the rate of two threads over that of one
+FASTER = 1.8  # goal: the rate of two threads relative to one
 
 
 def threads(names, *, quick):

@@ -28,7 +28,7 @@ if os.environ.get("DLX_SHORT_EXIT"):
 if FREE_THREADED:
     sys.modules.setdefault("triton", None)
 
-# Tests see no CUDA driver, even if there is one, except those of fake_cuda.py and with the mark `gpu`.
+# Tests see no CUDA driver, even if there is one, except with fake_cuda.py or the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
 os.environ["DLX_CUDA_DRIVER"] = NO_DRIVER
 

@@ -56,6 +56,7 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   return result;
 }
 
+/* For functions of one array, which take no containers. */
 static PyObject* convert_array(py_call* call, PyObject* obj) {
   py_pair pair;
   if (!py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair)) return NULL;
@@ -181,7 +182,8 @@ static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
   return PyMethod_New(self, obj);
 }
 
-/* Looks like a function's. Owns: a new reference. Errors: NULL with an exception. */
+/* Return text like a function's repr, for help() and notebooks. Owns: a new reference. Errors: NULL
+ * with an exception. */
 static PyObject* fast_path_repr(PyObject* self) {
   PyObject *dict = PyObject_GenericGetDict(self, NULL), *name = NULL, *module = NULL, *text = NULL;
   if (dict == NULL) return NULL;
@@ -206,8 +208,8 @@ static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
 PyDoc_STRVAR(fast_path_borrow_doc,
              "_borrow(obj, to, brief=False, /)\n--\n\n"
              "Examine, export and check an array by its pair.\n\n"
-             "Return a dlx.Tensor for _load, `obj` if that is the result, or None if Python must "
-             "convert, as for all\ncopies.");
+             "Return a dlx.Tensor for _load, `obj` if that is the result, or None if Python must\n"
+             "convert. Python makes all copies.");
 
 static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 && nargs != 3) {
@@ -237,8 +239,8 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
 PyDoc_STRVAR(
     fast_path_load_doc,
     "_load(tensor, obj, to, /)\n--\n\n"
-    "Hand over the tensor that _borrow returned and consume it. Return NotImplemented, and "
-    "keep the tensor,\nif the pair no longer exists.");
+    "Hand over the tensor that _borrow returned and consume it. Return NotImplemented, and\n"
+    "keep the tensor, if the pair no longer exists.");
 
 static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !Py_IS_TYPE(args[0], &py_tensor_type)) {
@@ -264,13 +266,13 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
 
 PyDoc_STRVAR(fast_path_overlap_doc,
              "_overlap(a, b, /)\n--\n\n"
-             "Return whether two arrays of host memory without gaps have a byte in common, or None "
-             "if Python must\ndecide.");
+             "Return whether two arrays in host memory share a byte. Return None if Python must "
+             "decide,\nfor example if two arrays with gaps overlap.");
 
 PyDoc_STRVAR(fast_path_exchange_api_doc,
              "_exchange_api(to, python_path, /)\n--\n\n"
-             "Return a capsule with the exchange table for any array. python_path(obj) returns a "
-             "dlx.Tensor if there is\nno pair.");
+             "Return a capsule with the exchange table for any array. python_path(obj) returns a\n"
+             "dlx.Tensor if there is no pair.");
 
 static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* args,
                                         Py_ssize_t nargs) {
@@ -306,11 +308,12 @@ static PyGetSetDef fast_path_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(fast_path_doc,
-             "FastPathFunction(wrapped, learn, failed, to=None, view=None)\n--\n\n"
-             "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
-             "one array. `view`:\nview(obj, to) returns a lazy view, or None. If `learn` is None, "
-             "all calls go to Python.");
+PyDoc_STRVAR(
+    fast_path_doc,
+    "FastPathFunction(wrapped, learn, failed, to=None, view=None)\n--\n\n"
+    "A function with a fast path in C; see dlx.convert. `to` is the fixed target of a "
+    "function that\ntakes one array. view(obj, to) returns a lazy view, or None. If `learn` "
+    "is None, all calls go\nto Python.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},

@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-/* ---- what has left a map --------------------------------------------------------------------- */
+/* ---- entries that left a map ----------------------------------------------------------------- */
 
 /* An object or memory, released when no lock is held, since that may run Python. */
 typedef struct retired {

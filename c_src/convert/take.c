@@ -97,7 +97,7 @@ static int matches_dtype(const py_source* s, PyObject* obj, DLDataType dtype) {
 }
 
 /* Whether no guard applies after a borrow. `is_brief`: the memory is only read for a copy. Owns:
- * *owner is new, also on failure, or NULL. */
+ * *owner is new, even on failure, or NULL. */
 static int passes_guards(const py_source* s, PyObject* obj, const DLTensor* t, int is_brief,
                          PyObject** owner) {
   const py_gate* g = &s->gate;

@@ -90,7 +90,7 @@ static PyObject* load_by_adapter(const py_call* call, py_target* t, DLManagedTen
                                  PyObject* obj) {
   PyObject *tensor = py_tensor_wrap(made), *result;
   if (tensor == NULL) return NULL;
-  ((TensorObject*)tensor)->is_ordered = 1; /* by its streams, in device memory */
+  ((TensorObject*)tensor)->is_ordered = 1; /* device memory: the streams are already synchronized */
   if (call->options & DLX_NAMES_DEVICE && t->place) {
     PyObject* args[] = {tensor, call->options & DLX_MOVABLE ? Py_False : Py_True};
     result = PyObject_Vectorcall(t->place, args, 2, NULL);
@@ -114,15 +114,15 @@ static DLManagedTensorVersioned* wrap_single_holder(DLManagedTensorVersioned* ma
 static PyObject* import_by_table(const py_call* call, py_target* t, DLManagedTensorVersioned* made,
                                  PyObject* obj) {
   void* result = NULL;
-  /* A failed consumer may or may not have released the tensor, against the protocol: torch has if
-   * it could not wrap its new tensor. */
+  /* Whatever the protocol says, a failed consumer may have released the tensor: torch does so if it
+   * cannot wrap its new tensor. */
   if (!dlx_managed_hold_sole(made) && (made = wrap_single_holder(made)) == NULL)
     return PyErr_NoMemory();
   if (t->table->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return raise_refused(call, made, obj);
   dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
-  if (!PyErr_Occurred()) { /* an exception = failure */
+  if (!PyErr_Occurred()) { /* with an exception, it failed in spite of the result */
     /* The table of a base class creates arrays of the base class: see FastPath.imports. */
     if (found == t->kind.type || !PyType_IsSubtype(t->kind.type, found)) return result;
     PyErr_Format(PyExc_TypeError, "its exchange table returned a %s", found->tp_name);

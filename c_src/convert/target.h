@@ -68,7 +68,7 @@ int py_target_checks(py_target* target, const DLTensor* tensor, uint64_t flags, 
 int py_target_examines(py_target* target, const DLTensor* tensor, uint64_t flags, unsigned options,
                        py_offer* out);
 
-/* The same for a source's managed tensor, also in device memory. If the producer has copied it,
+/* The same for a source's managed tensor, even in device memory. If the producer has copied it,
  * only calls with the option `copy` reject that. Defined in convert/take.c. */
 int py_offer_checks(py_source* source, py_target* target, DLManagedTensorVersioned* made,
                     unsigned options, py_offer* out);

@@ -1,5 +1,5 @@
 /* Trees on the fast path: lists, tuples, dicts of these exact types, and containers with a rule
- * (records, OrderedDict). The stages are those of dlx/_engine/batch.py: flatten, take and check
+ * (records, OrderedDict). It has the stages of dlx/_engine/batch.py: flatten, take and check
  * every array, then hand over. If anything is left to the Python path, nothing was handed over, and
  * nothing has changed. */
 

@@ -1,4 +1,5 @@
-/* Elements below a byte: packed (the first in the lowest bits) to one byte each, and back. */
+/* Copy elements smaller than a byte between packed memory (the first element in the lowest bits)
+ * and memory with one byte for each. */
 
 #include <string.h>
 

@@ -59,7 +59,7 @@ void dlx_ipc_release(void* owner) {
   free(self);
 }
 
-/* Map an allocation; the mapping keeps it alive. Owns: takes the allocation, also on failure. */
+/* Map an allocation; the mapping keeps it alive. Owns: takes the allocation, even on failure. */
 static int map(memory* self, cu_allocation allocation) {
   cu_pool_access access = {{CU_LOCATION_DEVICE, self->device}, CU_ACCESS_READ_WRITE};
   int mapped = 0, status = CUDA(MemAddressReserve, &self->address, self->size, 0, 0, 0);

@@ -12,7 +12,7 @@ extern PyMethodDef py_capsule_functions[], py_tensor_functions[], py_packed_func
 
 /* ---- interop/capsule.c ----------------------------------------------------------------------- */
 
-/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure. */
+/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, even on failure. */
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
 
 /* Take ownership of a fresh capsule's tensor and mark the capsule as used, atomically. Owns: the
@@ -29,7 +29,7 @@ int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
 /* ---- interop/tensors.c ----------------------------------------------------------------------- */
 
-/* The flags of a copy: without those of the source's memory and hand-over. */
+/* The flags of a copy: flags of the source's memory and hand-over are cleared. */
 static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
   return from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
 }
@@ -45,7 +45,7 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 
 /* Order a managed tensor that shares `tensor`'s memory with the consumer's stream, the argument of
  * __dlpack__: the stream waits for the memory, the memory's release waits for the stream.
- * Owns: takes `made`, also on failure, and returns it or a tensor of the same memory. */
+ * Owns: takes `made`, even on failure, and returns it or a tensor of the same memory. */
 DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
                                          PyObject* stream);
 
@@ -53,7 +53,7 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
 int py_cuda_can_order(void);
 
 /* Return a managed tensor of the same memory whose release waits for the stream. Owns: takes `made`
- * and `keep` (may be NULL), also on failure. */
+ * and `keep` (may be NULL), even on failure. */
 DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made, int32_t device_id,
                                                  uint64_t stream, PyObject* keep);
 

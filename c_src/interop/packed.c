@@ -102,7 +102,7 @@ static int unpack_all(const memory* m, tensors* all) {
   return -1;
 }
 
-/* Owns: takes both, returns the list. Errors: NULL, also if `array` is NULL. */
+/* Owns: takes both, returns the list. Errors: NULL if it fails or `array` is NULL. */
 static PyObject* append_new(PyObject* list, PyObject* array) {
   if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
   Py_XDECREF(array);

@@ -42,7 +42,7 @@ static inline DLManagedTensorVersioned* py_tensor_inside(const TensorObject* ten
  * thread may replace the event. Errors: none. */
 dlx_ready* py_tensor_ready(TensorObject* tensor);
 
-/* Owns: takes `made`, also on failure. */
+/* Owns: takes `made`, even on failure. */
 PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 
 PyObject* py_tensor_result(int status, DLManagedTensorVersioned* made);

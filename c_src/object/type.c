@@ -194,6 +194,7 @@ PyDoc_STRVAR(
     "Create one with dlx.convert(obj, to='dlx'). Any DLPack consumer imports it; host memory is\n"
     "also a buffer.");
 
+/* setattr refuses static types, so this writes to the type's dict. */
 static int publish_table(void) {
   PyObject* capsule = PyCapsule_New((void*)&py_tensor_table, "dlpack_exchange_api", NULL);
   if (capsule == NULL) return -1;

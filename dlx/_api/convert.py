@@ -98,7 +98,7 @@ def convert(
         If this data cannot be converted. The framework's error, if any, is the cause.
     AdapterNotFoundError, FrameworkNotInstalledError, PluginError
         If the object or the target is unknown, or the target is not installed. Also for arrays without any protocol,
-        for objects whose arrays dlx cannot extract (a model, a data set, an iterator), also inside containers, and for
+        for objects whose arrays dlx cannot extract (a model, a data set, an iterator), even inside containers, and for
         a root without arrays, unless it is a built-in container.
     TypeError, ValueError
         If the call is invalid.

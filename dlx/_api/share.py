@@ -138,7 +138,7 @@ def attach(
 
     Notes
     -----
-    Every array keeps the memory alive, also after the handle is closed or the sharing process ends. Nothing in a handle
+    Every array keeps the memory alive, even after the handle is closed or the sharing process ends. Nothing in a handle
     or in the memory is run as code.
 
     Examples

@@ -239,5 +239,5 @@ register(
 
 
 def live() -> int:
-    """Return the number of managed tensors that dlx has made or consumed and not released."""
+    """Return the number of managed tensors that dlx has created or consumed and not yet released."""
     return int(lib.dlx_live())

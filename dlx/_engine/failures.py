@@ -1,4 +1,4 @@
-"""Raise the errors of a tree at once, or collect them in an ExceptionGroup."""
+"""Raise the errors of a tree immediately, or collect them in an ExceptionGroup."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Flatten a tree of containers into its arrays with their paths, and unflatten it around the results.
 
-The walk keeps its stack in a list, so any depth works. It visits each container and array once, also if the tree has it
-several times or a container contains itself. The source is never written to.
+The walk keeps its stack in a list, so any depth works. It visits each container and array once, even if
+the tree has it several times. A container that contains itself does so in the result, too. The source is never written
+to.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Tree:
             return
         held = ", ".join(f"{path} is {type_name(type(child))}" for path, child in found[:SHOWN])
         reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > SHOWN else ''}"
-        fix = "Pass the arrays themselves, or add a __dlx_tree__ method that returns them to its class."
+        fix = "Pass the arrays themselves, or give its class a __dlx_tree__ method that returns them."
         if has_numbers:
             fix = "Make an array of the numbers first, such as numpy.array(numbers)."
         self.failures.add(AdapterNotFoundError(reason, source=type_name(type(root.obj)), fix=fix), ())
@@ -245,7 +246,7 @@ class Tree:
     def rebuild(
         self, results: list[Any], target: str, replace: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:
-        """Return the containers around the results, or their replacements by ``replace(container, keys, children)``."""
+        """Return the tree rebuilt around the results; ``replace(container, keys, children)`` may replace containers."""
         for node in self._nodes:
             if node.cyclic:
                 node.result = self._new_empty(node, target)

@@ -139,7 +139,7 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
         for item in items:
             member = zipfile.ZipInfo(f"{item.name}.npy")  # a fixed date, 1980: the output is reproducible
             assert member.filename == f"{item.name}.npy"
-            # An extra field (that of zipalign) pads the header to a multiple of 64 bytes, so that data can be mapped.
+            # An extra field (like zipalign's) pads the header to a multiple of 64 bytes, so that data can be mapped.
             begin = out.file.tell() + 30 + len(member.filename.encode()) + 4 + 20  # 20: sizes of 64 bits
             member.extra = struct.pack("<HH", 0xD935, -begin % 64) + bytes(-begin % 64)
             with archive.open(member, "w", force_zip64=True) as content:

@@ -77,7 +77,7 @@ class Registry:
         self._forget()
 
     def adapters(self) -> Iterator[Adapter]:
-        """Yield the loaded adapters: first that of `dlx.Tensor`, last those of modules without a plugin."""
+        """Yield the loaded adapters: first for `dlx.Tensor`, last for modules without a plugin."""
         yield generic.TENSOR
         for plugin in self._loader.list_plugins():
             yield from plugin.adapters

@@ -81,7 +81,7 @@ def create_handle(segment: Segment, others: tuple[Segment, ...], export: Any = N
 
 
 def find_segment(handle: Any, received: int | None, access: int) -> Segment:
-    """Open the segment of a handle; `received` is a descriptor of it, and `access` as in `opened`."""
+    """Open the segment of a handle; `received` is a descriptor of it, and `access` as in `open_segment`."""
     if not isinstance(handle, dict):
         raise TypeError(f"handle must be a handle of dlx.share, or an equal dict; found {safe_repr(handle)}")
     version = handle.get("dlx")

@@ -369,7 +369,7 @@ def _copy_separately(items: list[_Item], blocks: _Blocks, fail: _Fail) -> None:
 
 
 def _alignment(tensor: Tensor) -> int:
-    """Return the alignment of a tensor in bytes, at most that of its item size: a power of two up to HEADER."""
+    """Return the alignment of a tensor in bytes, limited by its item size: a power of two up to HEADER."""
     item = -(-tensor.dtype.bits * tensor.dtype.lanes // 8)
     bits = tensor.data_ptr | item | HEADER
     return bits & -bits

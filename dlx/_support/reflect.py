@@ -76,7 +76,7 @@ def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:
 
 
 def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = ConversionError, **parts: Any) -> DlxError:
-    """Return an error of dlx for a foreign exception, which ends the sentence `what` (``"torch failed:"``).
+    """Return an error of dlx for a foreign exception, whose text ends the sentence `what` (``"torch failed:"``).
 
     The cause is None for a failure without an exception. A `MemoryError` is raised again unchanged.
     """
@@ -145,7 +145,7 @@ def is_key(kind: type) -> bool:
 
 
 def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
-    """Return `issubclass`, but only by true bases if the class is not a key, since abstract base classes refuse it."""
+    """Return `issubclass(kind, bases)`; if `kind` is not a key, only by its MRO: abstract base classes refuse it."""
     if is_key(kind):
         return issubclass(kind, bases)
     every = bases if isinstance(bases, tuple) else (bases,)

@@ -100,7 +100,7 @@ def using(
     are not in `to` already, on their device if they share one. If these arguments have several frameworks, or a
     framework that cannot import arrays, results are returned unchanged.
 
-    *A returned argument*, also inside a container, is the caller's own object, unless `returns` names a framework other
+    *A returned argument*, even inside a container, is the caller's own object, unless `returns` names a framework other
     than its own.
 
     *Writes in place* reach the caller's array if its memory is shared. An array that must be copied is passed to numpy

@@ -107,7 +107,7 @@ class Identity:
         return array if type(own) is Column else own
 
     def stays(self, array: Any, target: Target | None) -> bool:
-        """Return whether an array was passed and is returned unconverted; `target` is that of ``returns=``."""
+        """Return whether an array was passed and is returned unconverted; `target` comes from ``returns=``."""
         passed = self.find_passed(array)
         if passed is None or target is None:
             return passed is not None

@@ -242,7 +242,7 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return an element's identity: its address, or that of the handler, an int as its complement (negative)."""
+    """Return an element's identity: its address, or the handler's `identity` (for an int its negative complement)."""
     name = None if handler.identity is None else handler.identity(obj)
     if name is None:
         return id(obj)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv
-        Arguments without the program's name; default: those of the process.
+        Arguments without the program's name; default: the arguments of the process.
 
     Raises
     ------

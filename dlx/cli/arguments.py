@@ -33,7 +33,7 @@ a source is
 
 def _status(strict: str = "") -> str:
     """Return the help text about exit statuses; `strict` is the condition for status 1."""
-    lines = ["0         success, also if dlx explains a refusal"]
+    lines = ["0         success, even if dlx explains a refusal"]
     lines += [f"1         with --strict: {strict}"] if strict else []
     lines += ["2         bad input or a wrong call, in one line on stderr", "130, 141  interrupted; stdout was closed"]
     return "\n  ".join(["exit status", *lines])

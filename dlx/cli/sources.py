@@ -347,7 +347,7 @@ def dotted_path(path: tuple[Any, ...]) -> str:
 def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:
     """Return entries for an array or the arrays in a tree, without converting, and the number of other values.
 
-    ``named(path)`` returns the name of an entry. For a lazy view, the entries are those of its source.
+    ``named(path)`` returns the name of an entry. For a lazy view, the entries come from its source.
     """
     handler = lookup.kind(type(root)).handler
     if handler is None:

@@ -35,7 +35,7 @@ def pytest_configure(config: Any) -> None:
 
 @set_module("dlx.testing")
 def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -> None:
-    """Collects one test per promise of each subject."""
+    """Collect one test per promise of each subject."""
     import pytest
 
     class Failed(Exception):

@@ -1,6 +1,6 @@
 """Print the structure of dlx: size of each package, upward imports, import cycles, the longest import chain.
 
-Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, also inside
+Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, even inside
 functions and for type checkers; imports of a package count for its ``__init__``. A C file depends on the files that
 define the functions and variables it names. ``map`` prints the table of packages in CONTRIBUTING.md.
 """

@@ -26,7 +26,7 @@ def refusal(obj, to="dlx"):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_the_advice_can_be_followed(name):
-    """Methods, functions and options are those of the real object; one of the expressions gives what dlx takes."""
+    """Methods, functions and options exist on the real object; dlx accepts the result of one of the expressions."""
     case = CASES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ def test_the_advice_can_be_followed(name):
 
 
 def _converts(result):
-    """Return whether dlx converts what the advice gave."""
+    """Return whether dlx converts the result of the advice."""
     if isinstance(result, (str, bytes, int, float)):
         return False
     try:
@@ -68,7 +68,7 @@ def _converts(result):
     ],
 )
 def test_a_wrong_method_is_noticed(np, text):
-    """By its name alone, also behind others."""
+    """A wrong method is detected by its name, even after other calls."""
     with pytest.raises(AssertionError):
         advice.tried(text, np.ones(3))
 
@@ -93,7 +93,7 @@ def test_a_wrong_option_is_noticed(text):
     ],
 )
 def test_a_right_option_passes(text):
-    """As the function has it."""
+    """Options that the function has are accepted."""
     advice.check_options(text)
 
 
@@ -138,7 +138,7 @@ OPTIONS = {  # calls whose errors name an option
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_options_are_those_of_the_function(torch, name):
-    """Each function is advised to be passed what it takes, or another one that is named."""
+    """The advice for each function names only its options, or another function."""
     with pytest.raises(errors.DlxError) as caught:
         OPTIONS[name](torch)
     assert caught.value.fix
@@ -149,19 +149,19 @@ def test_the_options_are_those_of_the_function(torch, name):
 
 WITHOUT_A_CASE = {  # an expression that no case provokes -> the class that it is a method of; None: see the comment
     ".as_tensor()": "nvidia.dali.backend:TensorListCPU",
-    ".asnumpy()": None,  # said of classes that have it
+    ".asnumpy()": None,  # advice for classes that have it
     ".astype": "numpy:ndarray",
     ".backward()": "torch:Tensor",
     ".conj()": "torch:Tensor",
     ".conj().resolve_neg()": "torch:Tensor",
     ".contiguous()": "warp:indexedarray",
     ".cpu()": "torch:Tensor",
-    ".cuda_stream": None,  # said of streams that may have it
+    ".cuda_stream": None,  # advice for streams that may have it
     ".full_tensor()": "torch.distributed.tensor:DTensor",
     ".imag": "torch:Tensor",
     ".numpy()": "onnxruntime:OrtValue",
     ".parameters()": "torch.nn:Module",  # mlx has it too
-    ".ptr": None,  # said of streams that may have it
+    ".ptr": None,  # advice for streams that may have it
     ".stack()": "tensorflow:TensorArray",
     ".to_dense()": "torch:Tensor",
     ".to_dict()": "tensordict:TensorDict",
@@ -219,5 +219,5 @@ def test_every_text_of_the_source_is_tried():
 
 
 def test_the_source_has_such_texts():
-    """The search finds them, else the test above tries nothing."""
+    """The search finds some; otherwise the test above would check nothing."""
     assert len(TEXTS) > 80

@@ -1,4 +1,4 @@
-"""`dlx.array_namespace`: the functions for arrays of one framework, by array-api-compat where it is installed."""
+"""`dlx.array_namespace`: the functions for arrays of one framework, from array-api-compat if it is installed."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def test_array_api_compat_comes_first(module):
 
 
 def test_the_framework_itself_without_array_api_compat(np):
-    """Where the package is not there, or has no such module."""
+    """The framework itself is returned if the package is missing or has no such module."""
     code = """
     import sys
     sys.modules["array_api_compat"] = None
@@ -56,14 +56,14 @@ def test_the_framework_itself_without_array_api_compat(np):
 
 
 def test_arrays_of_several_frameworks_are_refused(np, torch):
-    """All of them are named, and what to do; numbers are of no framework."""
+    """The error names all of them and a fix; numbers belong to no framework."""
     with pytest.raises(TypeError, match=r"one framework, found numpy.ndarray, torch.Tensor. Convert .*like=x"):
         dlx.array_namespace(np.ones(3), 1, torch.ones(3), np.ones(2))
 
 
 @pytest.mark.parametrize("arrays", [(), (None,), (1, 2.0, True, 3j)], ids=repr)
 def test_no_array_is_refused(arrays):
-    """There is no namespace that would be right for all."""
+    """Without an array, no namespace is right."""
     with pytest.raises(TypeError, match="takes at least one array, found 0"):
         dlx.array_namespace(*arrays)
 
@@ -72,13 +72,13 @@ def test_no_array_is_refused(arrays):
     "array", ["text", [1.0], {}, b"abc", memoryview(b"abc"), object()], ids=lambda array: type(array).__name__
 )
 def test_what_is_no_array_or_has_no_functions_is_refused(array):
-    """With the reason, as `dlx.convert` would say it."""
+    """The error has the same reason as `dlx.convert`."""
     with pytest.raises(AdapterNotFoundError, match=r"not an array|no array functions|not one array"):
         dlx.array_namespace(array)
 
 
 def test_everything_follows_x(np, torch):
-    """`like=x` gives what can be computed with x: its framework and its device."""
+    """`like=x` converts to the framework and device of x."""
     x, y = torch.ones(3, dtype=torch.float64), np.arange(3.0)
     xp = dlx.array_namespace(x)
     result = xp.linalg.vector_norm(x + dlx.convert(y, like=x))
@@ -87,7 +87,7 @@ def test_everything_follows_x(np, torch):
 
 @pytest.mark.slow
 def test_move_to_of_scikit_learn_by_dlx():
-    """Three lines of dlx in its place pass scikit-learn's own tests of it."""
+    """A replacement of three lines with dlx passes scikit-learn's tests."""
     for name in ("sklearn", "array_api_strict", "torch"):
         pytest.importorskip(name)
     code = f"""

@@ -98,13 +98,13 @@ def test_objects_show_themselves(name):
 
 
 def test_an_adapter_shows_its_name(np):
-    """And its class, without an address; one whose author forgot the name too."""
+    """It also shows its class, without an address, even if its author forgot the name."""
     assert repr(dlx.adapters()["numpy"]) == "<dlx_numpy.NumpyAdapter 'numpy'>"
     assert repr(Adapter()) == "<dlx.adapter.Adapter ''>"
 
 
 def test_a_plan_of_a_tree_is_a_table():
-    """One line for each array, and what passes through."""
+    """The table has one line for each array, and lists objects that pass through."""
     held = [dlx.convert(b"abc", to="dlx"), dlx.convert(bytes(3), to="dlx", copy=True), 3]
     made = dlx.plan({"a": held[0], "b": held[1], "n": held[2]}, to="arrow")
     head, *lines = repr(made).splitlines()
@@ -154,7 +154,7 @@ def test_everything_foreign_is_escaped():
 
 
 def test_rich_and_ipython_are_not_imported(python):
-    """Neither dlx nor its displayed objects import them."""
+    """Neither dlx nor the display of its objects imports them."""
     python("""
         import sys, dlx
         for shown in (dlx.plan([b"abc"], to="dlx"), dlx.describe(b"abc"), dlx.adapters(), dlx.Device("cpu")):
@@ -164,7 +164,7 @@ def test_rich_and_ipython_are_not_imported(python):
 
 
 def test_rich_prints_them():
-    """A device is no tuple of numbers there."""
+    """A device is not printed as a tuple of numbers."""
     console = pytest.importorskip("rich.console").Console(width=200, no_color=True, force_terminal=False)
     with console.capture() as said:
         for obj in shown().values():
@@ -177,14 +177,14 @@ def test_rich_prints_them():
 
 
 def test_a_plan_is_false_where_it_is_refused():
-    """For an array, in a tree, and for other objects."""
+    """Refused plans of arrays, trees and other objects are false."""
     assert dlx.plan(b"abc", to="dlx") and dlx.plan(b"abc", to="dlx").ok
     for refused in (dlx.plan(Text(), to="dlx"), dlx.plan([Text()], to="dlx"), dlx.plan(object(), to="dlx")):
         assert not refused and not refused.ok
 
 
 def test_a_plan_is_run():
-    """With the same arguments, and on the very object."""
+    """It runs with the same arguments on the same object."""
     source = bytearray(b"abc")
     assert dlx.shares_memory(dlx.plan(source, to="dlx").run(), source)
     assert not dlx.shares_memory(dlx.plan(source, to="dlx", copy=True).run(), source)
@@ -206,7 +206,7 @@ def test_a_refused_plan_raises_its_error(options):
 
 
 def test_a_plan_of_what_has_changed_is_not_run(np):
-    """Whatever would be done differently: another layout, another array, one more; values may change."""
+    """A changed layout, another array or an additional array is an error; values may change."""
     array = np.zeros((2, 3))
     root = [array]
     one, several = dlx.plan(array, to="dlx", copy=False), dlx.plan(root, to="dlx")
@@ -225,7 +225,7 @@ def test_a_plan_of_what_has_changed_is_not_run(np):
 
 
 def test_a_plan_refers_weakly(np):
-    """To the source and to `like`: once one of them is gone, the error says which."""
+    """It refers weakly to the source and `like`; if one was deleted, the error names it."""
     array, like = np.ones(2), np.ones(3)
     made, alive = dlx.plan(array, like=like), weakref.ref(like)
     del like

@@ -56,7 +56,7 @@ def refusal(call, *args):
 @pytest.mark.parametrize("obj", [Nothing(), Masked()], ids=["no array", "a refused array"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_function(name, obj):
-    """Also if the function converts internally; the message has a target if the function has one."""
+    """Even if the function converts internally, it is named; the message has a target if the function has one."""
     verb, call = REFUSED[name]
     error = refusal(call, obj)
     assert error.action == name
@@ -76,7 +76,7 @@ def test_a_refusal_names_the_function(name, obj):
     ],
 )
 def test_a_refusal_inside_a_container_names_the_function(name, call):
-    """As at the root."""
+    """The message is the same as at the root."""
     error = refusal(call, Masked())
     assert error.action == name and str(error).startswith(f"cannot {name} ")
 
@@ -114,7 +114,7 @@ class Holder:
 
 @pytest.mark.parametrize("call", [dlx.convert, lambda obj, **options: dlx.plan(obj, **options).run()])
 def test_the_outermost_function_is_named_in_each_error_of_a_group(call):
-    """Whatever was called inside."""
+    """Functions called internally are not named."""
     with pytest.raises(ExceptionGroup) as caught:
         call([Holder(), Masked(), Holder()], to="dlx", errors="collect")
     assert [error.action for error in caught.value.exceptions] == ["convert"] * 3
@@ -123,7 +123,7 @@ def test_the_outermost_function_is_named_in_each_error_of_a_group(call):
 
 @pytest.mark.parametrize("obj", [Holder(), [Holder()]], ids=["root", "inside"])
 def test_plans_and_views_name_convert(obj):
-    """Neither is raised by `convert` itself."""
+    """Their errors name `convert`, although `convert` does not raise them."""
     plan = dlx.plan(obj, to="dlx")
     found = [plan.error, *(leaf.error for leaf in plan.leaves), refusal(plan.run)]
     found += [refusal(lambda: dlx.convert([obj], to="dlx", lazy=True).materialize())]
@@ -171,18 +171,18 @@ def _has(name):
     [("from_pointer", lambda: dlx.from_pointer(0, (3,), "float32")), ("from_managed", lambda: dlx.from_managed(0))],
 )
 def test_memory_at_an_address(name, call):
-    """What a C function gave."""
+    """The address comes from a C function."""
     assert refusal(call).action == name
 
 
 def test_an_empty_tensor():
-    """A dtype that does not exist."""
+    """The dtype is unknown."""
     assert refusal(dlx.empty, (3,), "float33").action == "empty"
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_copies_of_an_error_name_the_function(way):
-    """Copies and pickles say the same."""
+    """Copies and pickles have the same message."""
     error = refusal(dlx.share, Masked())
     again = way(error)
     assert again.action == "share" and str(again) == str(error)
@@ -195,7 +195,7 @@ def test_the_default_is_convert():
 
 
 def test_every_public_function_names_itself():
-    """A function that is missing here has no test: list it, or say why it refuses no object."""
+    """A function that is missing here is untested: list it, or explain why it refuses no object."""
     refuse_nothing = {"plan", "open", "attach", "using", "trace", "adapters", "devices", "release_pending"}
     others = {"empty", "from_managed", "from_pointer", "cffi_builder", "get_include"}
     functions = {name for name in dlx.__all__ if callable(getattr(dlx, name)) and name[0].islower()}
@@ -206,7 +206,7 @@ def test_every_public_function_names_itself():
     "name", ["array_namespace", "borrow", "describe", "from_dlpack", "shares_memory", "to_capsule"]
 )
 def test_a_container_is_not_said_to_lack_an_adapter(name):
-    """Functions of one array say that it is a container, and which functions take it."""
+    """Functions of one array report that it is a container, and name functions that accept it."""
     error = refusal(REFUSED[name][1], [b"abc"])
     assert error.reason == "it is a container, not one array"
     assert "dlx.convert" in error.fix

@@ -1,4 +1,4 @@
-"""What a newcomer meets first: an unbuilt checkout, another project's `dlx`, a machine without a compiler."""
+"""First contact: an unbuilt checkout, another project's `dlx`, a machine without a compiler."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def checkout(tmp_path):
 
 
 def run(folder, *words, path=()):
-    """Run Python in a folder, without the hook by which this environment imports dlx; give what came of it."""
+    """Run Python in a folder, without this environment's import hook for dlx; return the finished process."""
     packages = [each for each in sys.path if each.endswith("site-packages")]
     path = os.pathsep.join(map(str, (*path, *packages)))
     env = {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -36,7 +36,7 @@ def shown_commands():
 
 
 def test_an_unbuilt_source_folder_says_what_it_is(checkout):
-    """In the checkout the folder dlx hides the installed package: the error names both ways on."""
+    """In the checkout, the folder dlx hides the installed package: the error names both solutions."""
     commands = [("-c", code) for code in shown_commands()]
     assert commands
     for words in [*commands, ("-m", "dlx.testing", "numpy"), ("-m", "dlx", "doctor")]:
@@ -48,7 +48,7 @@ def test_an_unbuilt_source_folder_says_what_it_is(checkout):
 
 
 def test_an_install_without_its_extension_says_so(checkout):
-    """Not a checkout: it was installed for another Python, or in part."""
+    """The package is not a checkout: it was installed for another Python, or incompletely."""
     (checkout / "build_ffi.py").unlink()
     done = run(checkout, "-c", "import dlx; dlx.plan(b'abc', to='dlx')")
     last = done.stderr.strip().splitlines()[-1]
@@ -56,7 +56,7 @@ def test_an_install_without_its_extension_says_so(checkout):
 
 
 def test_no_compiler_is_one_sentence():
-    """It names what was looked for."""
+    """The sentence names the missing compiler."""
     env = os.environ | {"CC": "no-such-compiler -O1"}
     command = [sys.executable, "-W", "ignore", "setup.py", "--name"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
@@ -81,7 +81,7 @@ def other_project(folder, *, overwrites):
 
 @pytest.mark.parametrize("overwrites", [False, True])
 def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
-    """Both own dlx/__init__.py: whichever came last, doctor runs, and says what to do."""
+    """Both install dlx/__init__.py: whichever was last, doctor runs and has a fix."""
     site = other_project(tmp_path / "site", overwrites=overwrites)
     done = run(tmp_path, "-m", "dlx", "doctor", "--strict", path=(site, ROOT, ROOT / "adapters"))
     assert done.returncode == 1, done.stderr
@@ -93,6 +93,6 @@ def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
 
 
 def test_doctor_sees_no_conflict_here(tmp_path):
-    """In an environment with dlx alone."""
+    """There is no conflict in an environment with only dlx."""
     done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(ROOT, ROOT / "adapters"))
     assert done.returncode == 0 and json.loads(done.stdout)["conflict"] is None, done.stdout

@@ -145,7 +145,7 @@ def test_a_call_that_interrupts_the_first_use_is_right_or_told_so(python):
 
 
 def test_the_module_can_be_pickled_before_its_first_use(python):
-    """As functions are that name it, which dask and ray send by cloudpickle; it knows modules by their exact class."""
+    """Functions that use it can be sent by cloudpickle (dask, ray), which recognises modules by their exact class."""
     python(
         """
         import importlib.util, pickle, types, dlx

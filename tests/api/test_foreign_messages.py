@@ -1,4 +1,4 @@
-"""Of a foreign error the first line is quoted, and no folder of a library, wherever a foreign text enters a message."""
+"""Messages quote the first line of a foreign error, without library folders, in every place."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ class Tree:
 )
 @pytest.mark.parametrize("way", ["convert", "plan", "collect"])
 def test_of_a_producers_error_the_first_line_is_quoted(obj, way):
-    """By every protocol."""
+    """Every protocol quotes the first line."""
     if way == "plan":
         check(dlx.plan(obj, to="dlx").error)
         return
@@ -317,12 +317,12 @@ def test_of_an_arrow_streams_text_the_first_line_is_quoted():
     ],
 )
 def test_the_first_line(text, line):
-    """A user's own paths stay."""
+    """Paths of the user are kept."""
     assert first_line(text) == line
 
 
 def test_a_long_first_line_is_cut():
-    """To a stated length."""
+    """A long first line is truncated to `MAX_MESSAGE`."""
     text = exception_text(ValueError("x" * 5000 + "\nmore"))
     assert text == f"ValueError: {'x' * MAX_MESSAGE}... (4,000 more characters)"
 

@@ -74,7 +74,7 @@ def test_the_fix_of_a_blocker_arrives_unchanged(call, option, monkeypatch):
 
 @every
 def test_the_message_of_a_producer_arrives_unchanged(call):
-    """Whatever it reads like, up to its full stop."""
+    """It is unchanged up to its full stop, whatever it contains."""
     with pytest.raises(errors.ConversionError) as caught:
         call(Sealed(ValueError(SAYS)))
     assert str(caught.value).endswith(f"__dlpack__ raised ValueError: {SAYS}")
@@ -82,7 +82,7 @@ def test_the_message_of_a_producer_arrives_unchanged(call):
 
 @pytest.mark.parametrize("error", [ValueError(OPTION), errors.ConversionError("no", fix=f"Ask whom {OPTION}.")])
 def test_the_command_line_translates_no_text_of_others(error, tmp_path, monkeypatch, capsys):
-    """``copy=True`` in a producer's words is no ``--copy always``; an option of dlx is."""
+    """``copy=True`` in a producer's text is not translated to ``--copy always``; dlx's option is."""
     (tmp_path / "sealed_module.py").write_text("held = []")
     monkeypatch.syspath_prepend(tmp_path)
     import sealed_module
@@ -110,7 +110,7 @@ class Own:
 
 
 def test_a_lazy_view_names_places_by_keys_and_not_by_text(np):
-    """Keys and names that look like the root stay what they are; an error that names its place keeps it."""
+    """Keys and names that look like the root are unchanged; an error with a path keeps it."""
     bad = np.array(["x"])
     for make, path in (
         (lambda: {"obj": Own(bad)}, ("obj", "obj")),
@@ -128,7 +128,7 @@ def test_a_lazy_view_names_places_by_keys_and_not_by_text(np):
 
 
 def test_a_lazy_view_that_collects_names_the_whole_path(np):
-    """Also of errors in a group."""
+    """Errors in a group have the whole path, too."""
     view = dlx.convert({"k": Own(np.array(["x"]))}, to="dlx", lazy=True, errors="collect")
     with pytest.raises(ExceptionGroup) as group:
         _ = view["k"]
@@ -150,7 +150,7 @@ def test_arguments_are_named_by_their_keys(np):
 
 
 def test_what_is_sent_to_a_generator_has_a_place_of_its_own(np):
-    """It is no argument."""
+    """A sent value is not called an argument."""
 
     @dlx.using("dlx")
     def steps():
@@ -179,7 +179,7 @@ def test_what_is_sent_to_a_generator_has_a_place_of_its_own(np):
     ],
 )
 def test_each_call_says_where_its_option_is(torch, call, end):
-    """As data, and in the sentence."""
+    """The option's name is in the error's data and in the sentence."""
     with pytest.raises(errors.ConversionError) as caught:
         CALLS[call](torch.ones(2, requires_grad=True))
     assert caught.value.option == (("detach", True),) and caught.value.fix == end

@@ -1,4 +1,4 @@
-"""What help(), notebooks and editors show of public functions: a function, its docstring, annotations as written."""
+"""help(), notebooks and editors show public functions as functions, with docstring and annotations."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ BUILD = {"cffi_builder", "get_include"}  # of a module that a build runs without
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_help_shows_a_function_and_its_docstring(name):
-    """Not its C type; annotations are shown without quotes."""
+    """help() does not show its C type; annotations have no quotes."""
     function = getattr(dlx, name)
     text = pydoc.render_doc(function, renderer=pydoc.plaintext)
     head, signature = text.splitlines()[0], text.splitlines()[2]
@@ -83,7 +83,7 @@ def test_jedi_shows_the_docstring_over_its_name(name):
 
 
 def completed(source, namespace=None):
-    """Return what jedi proposes at the end of a source, as an editor asks it or, with names, a prompt."""
+    """Return jedi's completions at the end of a source, like in an editor or, with names, at a prompt."""
     jedi = pytest.importorskip("jedi")
     asked = jedi.Script(source) if namespace is None else jedi.Interpreter(source, [namespace])
     return {each.name for each in asked.complete()}
@@ -110,7 +110,7 @@ def test_prompts_show_the_signature():
 
 
 def test_ipython_shows_a_function():
-    """What ``dlx.convert?`` and a cell show."""
+    """``dlx.convert?`` and a cell show the function."""
     oinspect = pytest.importorskip("IPython.core.oinspect")
     pretty = pytest.importorskip("IPython.lib.pretty")
     said = oinspect.Inspector(theme_name="nocolor").info(dlx.convert, oname="dlx.convert")

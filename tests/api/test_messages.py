@@ -17,7 +17,7 @@ from dlx._core.native import _CLASSES
 
 TABLE = Path(__file__).with_name("messages.txt")
 FOREIGN = ("foreign_error", "foreign_errors", "adapter_call")  # they add the class and text of another error
-DEPTH = 4  # calls that are followed to where a text is written
+DEPTH = 4  # calls that are followed to the text of a message
 LIMIT = 24  # alternatives of one text
 UNKNOWN = "{}"
 
@@ -265,7 +265,7 @@ def test_reasons(file):
 
 @every_file
 def test_every_error_has_a_fix(file):
-    """Its own, one of its class, or an option; a foreign error says itself what is wrong."""
+    """The fix is the error's, its class's or an option; a foreign error explains itself."""
     for name, kind, reasons, fixes in ENTRIES:
         if name == file and reasons and kind not in FOREIGN:
             assert fixes or kind == "by status" or getattr(errors, kind).usual_fix, reasons

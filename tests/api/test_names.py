@@ -29,7 +29,7 @@ np = pytest.importorskip("numpy")
     ids=repr,
 )
 def test_dtypes_of_python_and_numpy(native, name):
-    """By name, by code, by scalar type."""
+    """Names, type codes and scalar types are accepted."""
     assert dlx.DType(native) == dlx.DType(name)
     assert dlx.empty(2, native).dtype.name == name
 
@@ -46,7 +46,7 @@ def test_dtypes_of_python_and_numpy(native, name):
     ],
 )
 def test_dtypes_of_frameworks(module, attribute, name):
-    """By the adapter of the object's package."""
+    """The adapter of the object's package reads them."""
     pytest.importorskip(module.partition(".")[0])
     found = __import__(module, fromlist=["x"])
     assert dlx.DType(getattr(found, attribute)).name == name
@@ -84,7 +84,7 @@ def test_a_dtype_that_is_misspelt(name, said):
 
 
 def test_devices_of_frameworks():
-    """In every parameter for a device."""
+    """Every parameter for a device accepts them."""
     torch = pytest.importorskip("torch")
     jax = pytest.importorskip("jax")
     array = np.ones(3)
@@ -113,7 +113,7 @@ def test_a_device_of_cuda_core():
 
 
 def test_numbers_are_devices_of_cuda():
-    """As torch and cupy count; `dlx.Device` takes a device type as DLPack numbers it."""
+    """They count like in torch and cupy; `dlx.Device` takes DLPack's number of a device type."""
     with pytest.raises(DeviceError, match=r"'cuda:1'|cuda:1|host only"):
         dlx.convert(np.ones(3), to="numpy", device=1)
     assert dlx.Device(1) == dlx.Device("cpu")
@@ -134,7 +134,7 @@ def test_numbers_are_devices_of_cuda():
     ids=lambda text: text[:20],
 )
 def test_a_name_that_is_no_device(name, said):
-    """It is a ValueError too, as the array API's own tests ask."""
+    """The error is also a ValueError, which the array API's tests expect."""
     for call in (lambda: dlx.Device(name), lambda: dlx.convert(np.ones(3), to="torch", device=name)):
         with pytest.raises(DeviceNameError, match=said) as caught:
             call()
@@ -175,14 +175,14 @@ def test_a_target_that_is_misspelt(name, said):
     ids=["device", "dtype", "int"],
 )
 def test_what_is_no_target_at_all(torch, to, said):
-    """A device has its own option; a dtype stays what it is."""
+    """The error names the option for a device; dlx does not change dtypes."""
     with pytest.raises(TypeError, match=said):
         dlx.convert(np.ones(3), to=to(torch))
 
 
 @pytest.mark.parametrize("call", [dlx.convert, dlx.plan, dlx.stack], ids=["convert", "plan", "stack"])
 def test_a_dtype_is_no_option(call):
-    """The error says where dtypes are changed."""
+    """The error explains how to change a dtype."""
     with pytest.raises(TypeError, match=r"'dtype'. dlx does not change dtypes; change it in a framework"):
         call([np.ones(3)], "numpy", dtype="float32")
 
@@ -200,7 +200,7 @@ def test_a_dtype_is_no_option(call):
     ],
 )
 def test_a_word_of_the_command_that_is_misspelt(words, said):
-    """In one line."""
+    """The error is one line."""
     done = subprocess.run([sys.executable, "-m", "dlx", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert said in done.stderr

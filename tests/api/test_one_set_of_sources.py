@@ -1,4 +1,4 @@
-"""Every verb takes the same objects, and gives the same reason where it takes none, wherever the object is."""
+"""All functions accept the same objects, and refuse others with the same reason, at any path."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ CONTAINERS = {
 
 def _tables(folder):
     file = lib("tables").open_file(folder / "x.h5", "w")
-    atexit.register(file.close)  # PyTables warns of what is open then
+    atexit.register(file.close)  # PyTables warns about open files at exit
     file.create_array("/", "x", np.ones(2))
     return file
 
@@ -327,14 +327,14 @@ def refused(call, *arguments):
 
 
 def same(error, root):
-    """Return whether two errors say the same."""
+    """Return whether two errors have the same text."""
     return (type(error), error.reason, error._fix) == (type(root), root.reason, root._fix)
 
 
 @pytest.mark.parametrize("verb", ONE | TREES)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_every_verb_takes_every_array(name, verb, tmp_path):
-    """What converts to one array is one array to each."""
+    """An object that converts to one array is one array for every function."""
     obj = ARRAYS[name](tmp_path)
     assert type(dlx.convert(obj, to="dlx")) is dlx.Tensor
     if verb == "to_capsule, legacy" and dlx.convert(obj, to="dlx").readonly:
@@ -365,7 +365,7 @@ def test_values_are_those_of_convert(name, tmp_path):
 @pytest.mark.parametrize("verb", ONE | TREES)
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_containers_are_refused_where_one_array_is_needed(name, verb, tmp_path):
-    """With one reason; the other verbs take them."""
+    """The reason is the same everywhere; the other functions accept containers."""
     obj = CONTAINERS[name](tmp_path)
     if verb in TREES:
         TREES[verb](obj)
@@ -378,7 +378,7 @@ def test_containers_are_refused_where_one_array_is_needed(name, verb, tmp_path):
 @pytest.mark.parametrize("verb", ONE | TREES)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_every_verb_refuses_what_convert_refuses_by_name(name, verb, tmp_path):
-    """With its reason, and the fix that works."""
+    """The reason is the same, and the fix works."""
     make, word = HOLDERS[name]
     obj = make(tmp_path)
     root = refused(lambda: dlx.convert(obj, to="dlx"))
@@ -393,7 +393,7 @@ def test_every_verb_refuses_what_convert_refuses_by_name(name, verb, tmp_path):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_no_container_hides_what_is_refused(name, place, tmp_path):
-    """Wherever it is; the error says where."""
+    """It is refused at any path, which the error contains."""
     put, get, where = PLACES[place]
     obj = HOLDERS[name][0](tmp_path)
     root = refused(lambda: dlx.convert(obj, to="dlx"))
@@ -424,7 +424,7 @@ def test_no_container_hides_what_is_refused(name, place, tmp_path):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_data_passes_through(name, place, tmp_path):
-    """It is refused at the root only, and with `strict`, if it is no data of Python's."""
+    """It is refused only at the root, and with `strict` if it is not plain Python data."""
     put, get, _ = PLACES[place]
     obj = PLAIN[name](tmp_path)
     assert "it is not an array" in refused(lambda: dlx.convert(obj, to="dlx")).reason
@@ -436,7 +436,7 @@ def test_plain_data_passes_through(name, place, tmp_path):
     assert dlx.using("dlx")(lambda tree: get(tree[0]))(tree) is obj and dlx.plan(tree, to="dlx").error is None
 
 
-FIXES = {  # what the fix says, done
+FIXES = {  # name of an object -> function that applies its fix
     "datasets.Dataset": lambda obj: obj.with_format("numpy")[:],
     "datasets.IterableDataset": lambda obj: list(obj.with_format("numpy").iter(2)),
     "datasets.Column": lambda obj: np.asarray(obj[:]),
@@ -483,7 +483,7 @@ def test_the_fix_gives_arrays(name, tmp_path):
 
 @pytest.mark.parametrize("verb", ONE | TREES)
 def test_what_cannot_be_opened_is_refused_by_every_verb(verb):
-    """A stream of batches says whether it is one column or several only when it is read."""
+    """The number of columns of a stream is known only after it is read."""
     pa = lib("pyarrow")
     reader = pa.table({"x": [1.0]}).to_reader()
     root = refused(lambda: dlx.convert(reader, to="dlx"))
@@ -501,7 +501,7 @@ def test_what_cannot_be_opened_is_refused_by_every_verb(verb):
 
 
 def test_a_function_takes_and_returns_models_of_its_own_framework():
-    """Their arrays are the function's already; those of another framework would not be converted."""
+    """Their arrays belong to the function's framework; arrays of another framework would not be converted."""
     torch = lib("torch")
     model = torch.nn.Linear(2, 1)
 
@@ -559,7 +559,7 @@ FRAMES = {
 @pytest.mark.parametrize("to", ["numpy", "torch"])
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_frame_is_stacked_by_its_columns(name, to):
-    """In their order, one row each; an odd one is named."""
+    """Each column is one row, in order; the error names a column that differs."""
     lib(to)
     columns = {"b": np.arange(3.0), "a": np.arange(3.0) * 2, "c": np.ones(3)}
     result = dlx.stack(FRAMES[name](columns), to=to)
@@ -571,7 +571,7 @@ def test_a_frame_is_stacked_by_its_columns(name, to):
 
 
 def test_a_mapping_that_fails_is_refused(tmp_path):
-    """By an error of dlx, with its cause."""
+    """It is refused with an error of dlx that has its cause."""
     file = _npz(tmp_path)
     file.close()
     error = refused(lambda: dlx.stack(file, to="dlx"))
@@ -588,7 +588,7 @@ def test_what_holds_arrays_and_gives_none_is_refused_by_name(name, tmp_path):
 
 
 def test_what_a_generator_raises_is_its_own():
-    """Also if it is a TypeError."""
+    """A generator's exception propagates unchanged, even a TypeError."""
 
     def arrays():
         yield np.ones(1)
@@ -599,7 +599,7 @@ def test_what_a_generator_raises_is_its_own():
 
 
 def test_an_empty_frame_has_nothing_to_stack():
-    """As an empty list."""
+    """The error is the same as for an empty list."""
     for empty in ({}, []):
         with pytest.raises(ValueError, match="at least one"):
             dlx.stack(empty, to="dlx")
@@ -622,6 +622,6 @@ def test_numbers_without_an_array_are_refused_strictly(numbers):
 
 
 def test_data_without_numbers_passes_strictly():
-    """As numbers next to an array do."""
+    """It passes through like numbers next to an array."""
     for data in ([], {"a": "x"}, [None, b"x"], [1, dlx.empty(1, "int8")]):
         assert dlx.convert(data, to="dlx", strict=True) == data

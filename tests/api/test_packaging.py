@@ -1,6 +1,6 @@
 """Packages: the sdist is built from the sources, the wheel from the sdist, and the wheel works without both.
 
-Everything is built without network: the build tools and dlx's own dependencies are those of this environment.
+Everything is built without network: it uses the build tools and dependencies of this environment.
 """
 
 import importlib.metadata
@@ -104,7 +104,7 @@ def test_one_wheel_per_python_version(wheel):
 
 
 def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
-    """tests/support/repository/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
+    """tests/support/repository/smoke.py runs in an empty folder, with only its environment on the path."""
     shutil.copy(SUPPORT / "repository" / "smoke.py", tmp_path)
     printed = run([str(installed), "smoke.py"], tmp_path, PATH=str(installed.parent))
     assert printed.startswith("dlx ")
@@ -112,7 +112,7 @@ def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
 
 
 def test_type_checkers_read_the_installed_package(installed, tmp_path):
-    """A user's mypy sees the types of the wheel, and has nothing to say about the wheel itself."""
+    """A user's mypy reads the types of the wheel, and finds no error in the wheel."""
     pytest.importorskip("mypy")
     (tmp_path / "mine.py").write_text(
         "import dlx\nreveal_type(dlx.convert(b'abc', to='dlx'))\ndlx.convert(b'abc', to='dlx', copy='yes')\n"
@@ -140,7 +140,7 @@ def test_nobody_is_led_to_the_other_dlx():
 
 
 def test_the_address_of_the_project_is_one_variable(tmp_path):
-    """DLX_PROJECT_URL: metadata link to it where it is set, and to nothing where it is not."""
+    """The metadata link to DLX_PROJECT_URL if it is set, and have no link otherwise."""
     for url, links in (("https://example.org/them/dlx", 3), ("", 0)):
         out = tmp_path / str(links)
         out.mkdir()
@@ -152,7 +152,7 @@ def test_the_address_of_the_project_is_one_variable(tmp_path):
 
 
 def test_citations_say_what_the_metadata_say():
-    """CITATION.cff: who made what under which licence. Its version is the one that was used, so it names none."""
+    """CITATION.cff has the metadata's authors and licence, but no version: users cite the version that they used."""
     cited = pytest.importorskip("yaml").safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (cited["cff-version"], cited["type"], cited["title"]) == ("1.2.0", "software", dlx.__name__)
     assert {"message", "authors"} <= {*cited} and not {"version", "url", "repository-code"} & {*cited}

@@ -72,7 +72,7 @@ def test_agrees_with_numpy_on_random_strided_views(np):
 
 
 def test_empty_arrays_share_nothing(np):
-    """Without an element there is no byte."""
+    """Arrays without elements share no byte."""
     x = np.zeros(8)
     assert not dlx.shares_memory(x[:0], x) and not dlx.shares_memory(x, x[3:3])
 
@@ -88,7 +88,7 @@ def test_nothing_is_used_up(np):
 
 
 def test_hard_questions_are_answered_on_the_safe_side(np):
-    """Where an exact answer would take too long it is True, in bounded time."""
+    """If an exact answer would take too long, the result is True, in bounded time."""
     block = np.zeros(10**6, "u1")
     steps = [4001, 4003, 4007, 4013, 4019, 4021, 4027, 4049]
     a = np.lib.stride_tricks.as_strided(block, (10,) * 8, steps)
@@ -97,7 +97,7 @@ def test_hard_questions_are_answered_on_the_safe_side(np):
 
 
 def test_the_safe_side_is_that_memory_is_shared(np, monkeypatch):
-    """Past the limit an answer may be True where nothing is shared, never False where something is."""
+    """Past the limit, the result may be True for separate memory, but never False for shared memory."""
     block = np.zeros(4000, "u1")
     pairs = [
         (([2, 5, 4], [25, 27, 9], 37), ([4, 2], [2, 2], 34)),
@@ -113,7 +113,7 @@ def test_the_safe_side_is_that_memory_is_shared(np, monkeypatch):
 
 
 def test_packed_elements(np):
-    """Two elements of int4 in a byte: what shares a byte shares memory; of an odd number the last byte counts."""
+    """int4 arrays share memory if they share a byte; the last byte of an odd number counts."""
     block = bytearray(64)
     address = native.buffer_address(memoryview(block))
 
@@ -128,7 +128,7 @@ def test_packed_elements(np):
 
 @pytest.mark.parametrize("kind", [3, 11, 13])
 def test_pinned_memory_is_host_memory(kind):
-    """Pinned memory of CUDA and of ROCm, and managed memory, have addresses of the host; a device's own have not."""
+    """Pinned memory of CUDA and ROCm and managed memory have host addresses; device memory does not."""
     block = bytearray(64)
     address = native.buffer_address(memoryview(block))
 
@@ -141,7 +141,7 @@ def test_pinned_memory_is_host_memory(kind):
 
 
 def test_what_dlpack_cannot_say_still_has_addresses(np):
-    """Strides that are no whole elements, dates, records: numpy's arrays of every dtype are compared."""
+    """Arrays of every numpy dtype are compared: dates, records, strides of fractional elements."""
     records = np.zeros(4, [("a", "i2"), ("b", "f8")])
     assert dlx.shares_memory(records["b"], records) and not dlx.shares_memory(records["a"], records["b"])
     dates = np.zeros(3, "M8[s]")
@@ -198,7 +198,7 @@ def python_path(a, b, monkeypatch):
 
 
 def answer(a, b):
-    """Return what `shares_memory` says, or the class and text of its error."""
+    """Return the result of `shares_memory`, or the class and text of its error."""
     try:
         return dlx.shares_memory(a, b)
     except errors.DlxError as error:
@@ -206,7 +206,7 @@ def answer(a, b):
 
 
 def buffers_of_one_block():
-    """Objects with buffers over the same 24 bytes, or over none of them; what owns the memory last."""
+    """Return objects with buffers over the same 24 bytes, or over other memory; the owner is the last."""
     block = bytearray(range(24))
     view = memoryview(block)
 
@@ -247,7 +247,7 @@ def buffers_of_one_block():
 
 
 def test_buffers_are_looked_at_alike(monkeypatch):
-    """Whatever a buffer is, the answer in C is the one of the whole examination, errors included."""
+    """For any buffer, C and the complete Python path have the same result or error."""
     some = buffers_of_one_block()
     for a in some.values():
         for b in some.values():
@@ -268,7 +268,7 @@ def test_a_buffer_is_held_for_the_call_only():
 
 
 def test_arrays_of_jax_are_looked_at_alike(np, monkeypatch):
-    """Those whose dtype no buffer can say, those without elements, and those that are gone as well."""
+    """Both paths agree on jax arrays without a buffer format, without elements, or deleted."""
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
     one = jnp.arange(6, dtype="float32")

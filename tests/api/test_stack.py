@@ -66,7 +66,7 @@ def test_devices_are_told_apart_by_their_number():
 
 
 def test_an_array_that_cannot_be_read_is_named(np, torch):
-    """A refusal of one array names it, and offers what can be done here."""
+    """The refusal of an array names it, and has a fix for `stack`."""
     with pytest.raises(errors.ConversionError, match=r"at arrays\[1\]: .*grad.*to dlx.convert") as caught:
         dlx.stack([torch.ones(2), torch.ones(2, requires_grad=True)], to="numpy")
     assert caught.value.where == "arrays[1]" and caught.value.target == "numpy"
@@ -120,7 +120,7 @@ def test_read_only_and_bits_survive(np):
 
 
 def test_stack_leaks_nothing(np):
-    """Neither a success nor any failure leaves a managed tensor."""
+    """Neither success nor failure leaks a managed tensor."""
     gc.collect()
     live = native.live()
     rows = [np.ones(3), dlx.convert(np.ones(3), to="dlx")]
@@ -206,7 +206,7 @@ class Written:
 
 
 def test_what_writes_its_elements_out_is_asked_once(np, torch):
-    """Also where one says more than the others, or something else."""
+    """Each `__array_interface__` is read once, even if only some have strides."""
     arrays = [np.arange(6, dtype="u2").reshape(2, 3) * i for i in range(4)]
     for more in ({}, {"strides": None}):
         for target in ("torch", "numpy", "dlx"):
@@ -232,7 +232,7 @@ def test_what_writes_its_elements_out_is_asked_once(np, torch):
     ],
 )
 def test_what_is_written_out_otherwise_is_refused_with_its_place(np, odd, words):
-    """As by the way of one array; and nothing is left."""
+    """The error is the same as for a single array, and nothing leaks."""
     live = native.live()
     array = np.ones((2, 3), "u2")
     with pytest.raises(errors.DlxError, match=words):

@@ -22,7 +22,7 @@ def here(offset=0):
 
 
 def test_each_line_of_the_caller_is_an_event(np):
-    """With outcome, count, bytes and reasons."""
+    """An event has outcome, count, bytes and reasons."""
     array, backwards = np.ones((4, 4), np.float32), np.ones(8)[::-1]
     with dlx.trace() as seen:
         for _ in range(3):
@@ -74,7 +74,7 @@ def test_the_fast_path_is_back_afterwards(np):
 
 
 def test_traces_nest_and_see_all_threads(np):
-    """Each has what happened while it was entered."""
+    """Each trace has the events while it was entered."""
     array = np.ones(2)
     with dlx.trace() as outer:
         with dlx.trace() as inner:
@@ -86,7 +86,7 @@ def test_traces_nest_and_see_all_threads(np):
 
 
 def test_a_trace_is_entered_once_at_a_time(np):
-    """Twice at once is refused and leaves it as it was; later it goes on counting."""
+    """Entering twice at once raises and changes nothing; entering later continues the counts."""
     seen = dlx.trace()
     with seen:
         with pytest.raises(RuntimeError, match="active already"), seen:
@@ -146,7 +146,7 @@ print(len(said), said[0].lineno, said[0].message)
 
 
 def test_large_copies_are_warned_of_once_a_line(python, np):
-    """DLX_WARN_COPIES=1MiB: the caller's own line, not one of dlx."""
+    """DLX_WARN_COPIES=1MiB warns with the caller's line, not a line of dlx."""
     out = python(WARNS, args=(), env={**os.environ, "DLX_WARN_COPIES": "1MiB"})
     assert out.startswith("1 10 dlx copied 1.5 MiB here: numpy.ndarray (float64[200000]) -> dlx: copy=True")
     env = {**os.environ, "DLX_WARN_COPIES": "0"}

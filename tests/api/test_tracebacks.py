@@ -1,4 +1,4 @@
-"""Tracebacks of refusals: few frames of dlx, those of others whole."""
+"""Tracebacks of refusals: few frames of dlx, and all frames of other code."""
 
 import importlib.util
 import traceback
@@ -88,7 +88,7 @@ if MISSING is not None:
 
 
 def raised(call):
-    """Return what a call raises."""
+    """Return the exception of a call."""
     try:
         call()
     except Exception as error:
@@ -108,7 +108,7 @@ def ours(error):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_refusal_shows_at_most_three_frames_of_dlx(name):
-    """Also each of those that were collected."""
+    """Collected errors do, too."""
     error = raised(CALLS[name])
     assert isinstance(error, (*REFUSALS, TypeError)), error
     for each in (error, *getattr(error, "exceptions", ())):
@@ -125,7 +125,7 @@ def test_producers_keep_their_frames():
 
 
 def test_frames_of_others_stay_between_those_of_dlx():
-    """Code of a container's author is shown where it raised."""
+    """The traceback shows the line of the container's code that raised."""
     error = raised(lambda: dlx.convert([Tree()], to="dlx"))
     while error.__cause__ is not None:
         error = error.__cause__

@@ -1,4 +1,4 @@
-"""What type checkers say: mypy and pyright are run on the files in tests/support/typing, each once."""
+"""Type checkers: mypy and pyright check the files in tests/support/typing, each once."""
 
 import importlib.metadata
 import importlib.util
@@ -53,7 +53,7 @@ def run_mypy(names, *options):
 
 
 def run_pyright(names, folder, python=sys.executable):
-    """Run pyright with its own defaults; give (file, line) of the errors."""
+    """Run pyright with its defaults; return (file, line) of the errors."""
     for name in names:
         shutil.copy(EXAMPLES / name, folder)
     settings = {"include": names, "extraPaths": SEARCHED if python == sys.executable else []}
@@ -69,7 +69,7 @@ def run_pyright(names, folder, python=sys.executable):
 
 
 def need(*modules):
-    """Skip where a module is missing; none is imported."""
+    """Skip the test if a module is missing; do not import it."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
@@ -91,7 +91,7 @@ def errors(tmp_path_factory):
 
 
 def announced(name):
-    """Give the lines of a file that say that they are an error."""
+    """Return the lines of a file that are marked as errors."""
     lines = (EXAMPLES / name).read_text().splitlines()
     return {(name, number) for number, line in enumerate(lines, 1) if "# error: " in line}
 
@@ -113,14 +113,14 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
 
 @pytest.mark.slow
 def test_mypy_tells_a_wrong_argument_in_one_line(errors):
-    """It would print every overload of `convert` otherwise: 47 lines for each mistake."""
+    """Otherwise mypy would print every overload of `convert`: 47 lines for each mistake."""
     lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
-    said = ("no such option", "no such word", "copy is", "no device", "a number", "a text", "nobody knows")
+    said = ("no such option", "no such word", "copy is", "no device", "a number", "a text", "unknown object")
     said += ("a module holds", "no path", "nothing to stack")
     wrong = [number for number, line in enumerate(lines, 1) if line.partition("# error: ")[2].startswith(said)]
     assert len(wrong) >= 22
     printed = {number: errors("mypy")["mistakes.py", number] for number in wrong}
-    assert all(number <= 2 for number in printed.values()), printed  # the second: where a plain function is defined
+    assert all(number <= 2 for number in printed.values()), printed  # the second: the definition of a plain function
 
 
 def test_the_examples_do_announce_mistakes():
@@ -131,7 +131,7 @@ def test_the_examples_do_announce_mistakes():
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_framework_that_is_not_installed_is_any(checker, tmp_path):
-    """Without any framework checkers see Any in its place, and still refuse what is no array."""
+    """Without any framework, checkers see Any instead, and still refuse objects that are not arrays."""
     need(checker)
     venv.create(tmp_path / "empty")
     (packages,) = (tmp_path / "empty").glob("lib/python*/site-packages")
@@ -146,7 +146,7 @@ def test_a_framework_that_is_not_installed_is_any(checker, tmp_path):
 
 
 def test_dlx_says_that_it_is_typed():
-    """Without this file no checker reads the annotations."""
+    """Type checkers need py.typed to read the annotations."""
     assert (ROOT / "dlx" / "py.typed").exists()
 
 

@@ -53,7 +53,7 @@ def test_the_page_on_installing_names_each_version(framework):
 
 
 def test_the_page_names_the_versions_that_all_tests_run_with():
-    """They are those of constraints.txt and of the Makefile."""
+    """They agree with constraints.txt and the Makefile."""
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"\*\*All tests\*\* run with ([^:]*?\d)\.\n", PAGE)
     names = {"tvm-ffi": "apache-tvm-ffi"}

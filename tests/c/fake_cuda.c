@@ -229,7 +229,7 @@ static int enter(const char* name) {
     while (holding && wait_a_while(&end)) continue;
     if (holding) {
       misuses++;
-      complain("nobody let %s go: others wait for who called it; ", name);
+      complain("%s was not let go: other threads wait for its caller; ", name);
     }
     holding = 0;
   }
@@ -936,7 +936,7 @@ static int free_block(uint64_t address, int s) {
   block* b = find_block((void*)(uintptr_t)address);
   if (b == NULL || !b->alive || (uint64_t)(uintptr_t)b->low != address) {
     misuses++;
-    complain("what was freed is no block; ");
+    complain("the freed address is not a block; ");
     return 1;
   }
   if (s) use_memory(s, b->low, (size_t)(b->high - b->low), 1);

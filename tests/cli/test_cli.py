@@ -228,7 +228,7 @@ def test_wide_characters_keep_columns_aligned(tmp_path):
     assert [line.index("float32") for line in lines] == [2 + 2, 2 + 3 + 2, 4 + 2]
 
 
-# ---- where it writes to ----------------------------------------------------------------------------------------------
+# ---- output and errors -----------------------------------------------------------------------------------------------
 
 WRITING = (["dtypes"], ["dtypes", "--json"], ["inspect", "float32[2]", "--to", "none"], ["--help"], ["--version"])
 

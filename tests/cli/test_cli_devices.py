@@ -44,7 +44,7 @@ def test_devices_without_a_driver(monkeypatch):
 
 
 def test_devices_of_a_driver(monkeypatch, whole):
-    """The devices are those of `dlx.devices`, with sizes, abilities and peers; memory kinds have names."""
+    """The output lists the devices of `dlx.devices` with sizes, abilities and peers; memory kinds have names."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", whole)
     monkeypatch.setenv("FAKE_CUDA_PEERS", "1")
     found = document("devices", "--driver")["driver"]

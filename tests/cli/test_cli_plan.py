@@ -53,7 +53,7 @@ def test_abstract_tensors():
 
 
 def test_plans_agree_with_dlx_plan(file, torch):
-    """Outcomes and errors are those of `dlx.open`; see tests/files/test_plans_agree.py."""
+    """Outcomes and errors are the same as with `dlx.open`; see tests/files/test_plans_agree.py."""
     assert plans(file, "--to", "torch") == [("", "copied", "")]
     assert plans(file, "--to", "torch", "--copy", "never") == [("", "refused", "ReadOnlyError")]
     assert plans(file, "--to", "torch", "--readonly", "share") == [("", "shared", "")]
@@ -121,7 +121,7 @@ def test_several_targets(file, np):
 
 
 def test_fixes_are_options_of_the_command(file, torch):
-    """Fixes on the screen use options of the command; JSON has those of `dlx.plan`."""
+    """Fixes on the screen use options of the command; JSON has the options of `dlx.plan`."""
     words = ("plan", file, "--to", "torch", "--copy", "never")
     _, out = here(*words)
     assert "Drop --copy never, or pass --readonly share." in out and "copy=False" not in out

@@ -198,7 +198,7 @@ def test_all_are_collected():
 
 
 def test_what_is_no_array_says_what_to_do(tmp_path):
-    """For example paths of files."""
+    """Paths of files and similar objects have a fix."""
     for obj, words in (("model.npz", "dlx.open"), (tmp_path, "dlx.open")):
         with pytest.raises(errors.AdapterNotFoundError) as caught:
             dlx.convert(obj, to="dlx")
@@ -206,7 +206,7 @@ def test_what_is_no_array_says_what_to_do(tmp_path):
         assert dlx.convert([obj], to="dlx") == [obj]
 
 
-# ---- what holds no array ---------------------------------------------------------------------------------------------
+# ---- objects without arrays ------------------------------------------------------------------------------------------
 
 
 class Bag(dict):
@@ -232,7 +232,7 @@ def test_a_root_that_may_hold_none(root):
 
 
 def test_a_plan_lists_what_passes_through():
-    """With path and type, once each."""
+    """The plan lists each object once, with path and type."""
     tensor, record = dlx.empty((2,), "float32"), Spec((3,), "f4")
     plan = dlx.plan({"a": [1, tensor, 2], "s": record, "again": record, "b": b"1"}, to="dlx")
     assert plan.passed == (

@@ -134,7 +134,7 @@ def test_a_model_of_the_first_pydantic():
 
 
 def test_a_struct_is_rebuilt_without_its_hook():
-    """Frozen structs, too; their hash is that of the new fields."""
+    """Frozen structs are rebuilt, too; their hash depends on the new fields."""
     frozen, kind = structs()
     source = kind(np.arange(2.0))
     source.note = "kept"

@@ -95,7 +95,7 @@ def test_an_open_npz_file_becomes_a_dict(np):
 
 
 def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_path(np):
-    """Object arrays are refused by numpy; the path is that of the file."""
+    """Object arrays are refused by numpy; the error has the file's path in the tree."""
     file = io.BytesIO()
     np.savez(file, a=np.array([object], dtype=object))
     file.seek(0)

@@ -39,7 +39,7 @@ def name_of(capsule):
 
 # ---- places ----------------------------------------------------------------------------------------------------------
 
-BAD = {  # what torch refuses under copy=False, and words of the sentence
+BAD = {  # arrays that torch refuses under copy=False, and words of the message
     "text": (lambda np, torch: np.array(["text"]), "torch", {}, errors.DTypeError, "<U4|str"),
     "objects": (lambda np, torch: np.array([object()]), "dlx", {}, errors.DTypeError, "object"),
     "negative strides": (
@@ -345,7 +345,7 @@ def test_a_plan_and_the_conversion_agree(np, torch):
 
 
 def test_a_plan_of_a_view_agrees_with_what_each_element_becomes(np, torch):
-    """With lazy=True and for views: the leaves, outcomes and errors of the elements."""
+    """Plans with lazy=True, and plans of views, have the leaves, outcomes and errors of the elements."""
     bad = np.array(["x"])
     tree = {"s": [np.ones(4), np.arange(4.0)[::-1]], "t": (torch.ones(2), np.broadcast_to(1.0, (2,))), "b": [bad]}
     view = dlx.convert(tree, to="torch", lazy=True)
@@ -493,7 +493,7 @@ def test_memory_that_runs_out_in_the_walk_is_a_memory_error(python):
 
 
 def test_a_plan_has_the_error_that_convert_would_raise_first(np, torch):
-    """Early refusals come before those of exports, in any order of leaves."""
+    """Early refusals come before refusals by exports, in any order of leaves."""
     locked = np.zeros(3)
     locked.flags.writeable = False
 

@@ -98,7 +98,7 @@ KINDS = {
     "record": lambda parts: Record(list(parts)),
     "frozen": lambda parts: Frozen(tuple(parts)),
 }
-PLAIN = ["list", "tuple", "dict"]  # what the walk in C takes by itself
+PLAIN = ["list", "tuple", "dict"]  # containers that the walk in C supports
 
 
 @st.composite

@@ -124,7 +124,7 @@ def _lanes(np):
 
 
 def test_views_of_them_convert_on_every_route(torch, made):
-    """Also by values() and items(), unlike tagged containers; each element is one object."""
+    """values() and items() convert, unlike in tagged containers; each element is one object."""
     x, y = torch.ones(2), torch.zeros(3)
     view = dlx.convert(made("Array", [x, [y], 3]), to="torch", lazy=True)
     assert isinstance(view, Sequence) and not isinstance(view, MutableSequence)

@@ -87,7 +87,7 @@ class Wrapper(collections.abc.MutableMapping):
         return self._items[key]
 
     def __setitem__(self, key, value):
-        raise AssertionError("nothing is assigned to a copy of what is not known")
+        raise AssertionError("dlx must not assign to a copy with unknown storage")
 
     __delitem__ = __setitem__
 
@@ -205,7 +205,7 @@ def with_attribute(obj):
     return obj
 
 
-# name: (container around an array, how to get the array out, attributes that stay)
+# name -> function that returns a container around an array
 CONTAINERS = {
     "list": lambda a: [a, 1],
     "tuple": lambda a: (a, 1),
@@ -443,7 +443,7 @@ def test_a_subclass_whose_constructor_takes_other_arguments_keeps_everything(bas
 
 
 def test_subclasses_of_sets_and_of_bounded_deques():
-    """Their constructors are not called either."""
+    """Copying does not call their constructors."""
 
     class Tags(set):
         def __init__(self, need, *members):
@@ -500,7 +500,7 @@ def test_sets():
     assert caught.value.fix == "Pass its elements in a list: such arrays cannot be hashed."
 
 
-# ---- what passes through ---------------------------------------------------------------------------------------------
+# ---- objects that pass through ---------------------------------------------------------------------------------------
 
 
 def test_whatever_is_no_array_passes_through(np):
@@ -516,7 +516,7 @@ def test_whatever_is_no_array_passes_through(np):
 
 
 def test_strict_refuses_what_it_does_not_know(np):
-    """strict=True accepts data and names the path of any other object."""
+    """strict=True accepts data; for any other object, the error has its path."""
     import datetime
     import decimal
     import enum
@@ -555,7 +555,7 @@ def test_at_the_root_whatever_can_be_a_source_is_one(np):
 
 @pytest.mark.parametrize("root", [1, None, "text", object(), len])
 def test_a_root_that_is_neither_array_nor_container(root):
-    """It is an AdapterNotFoundError, in `plan`, too."""
+    """`convert` raises an AdapterNotFoundError, and `plan` contains it."""
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(root, to="dlx")
     assert isinstance(dlx.plan(root, to="dlx").error, errors.AdapterNotFoundError)
@@ -764,7 +764,7 @@ DEEP = """
     def small_stack():
         for wrap in (lambda x: (x,), lambda x: {"k": x}, lambda x: Rows([x]), Node, lambda x: Pair(x, 1),
                      lambda x: collections.UserDict(k=x), lambda x: types.SimpleNamespace(x=x)):
-            walk(wrap, 10_000, {}, {"copy": True})  # in C where it can be, in Python
+            walk(wrap, 10_000, {}, {"copy": True})  # in C if possible, and in Python
 
     walk(lambda x: [x], 100_000, {}, {"copy": True})
     threading.stack_size(512 << 10)
@@ -780,9 +780,9 @@ DEEP = """
 
 @pytest.mark.slow
 def test_100_000_levels_convert_and_the_process_lives(python):
-    """Depth is no recursion: neither the walk, nor putting together, nor letting go.
+    """Nothing recurses: not the walk, nor the rebuilding, nor the deallocation.
 
-    The other containers have a tenth of the levels on a stack of a sixteenth: a recursion has fewer bytes a level.
+    The other containers have a tenth of the levels on a sixteenth of the stack: fewer bytes per level for a recursion.
     """
     assert python(DEEP, args=(), timeout=280).strip() == "alive"
 
@@ -967,7 +967,7 @@ class Picky(dict):
     """A dict that refuses new values."""
 
     def __setitem__(self, key, value):
-        raise TypeError("only what it was made of")
+        raise TypeError("accepts no new values")
 
 
 @pytest.mark.parametrize("kind", [dict, Picky])
@@ -994,7 +994,7 @@ def test_keys_that_raise_when_they_are_compared(np, collect, kind):
     assert error.where == "obj[0]" and isinstance(error.__cause__, OSError)
 
 
-# ---- containers by a rule, in C --------------------------------------------------------------------------------------
+# ---- containers that C converts by a rule ----------------------------------------------------------------------------
 
 
 def _ruled(array):
@@ -1017,7 +1017,7 @@ def _ruled(array):
 
 @pytest.mark.parametrize("i", range(10))
 def test_what_has_a_rule_is_converted_in_c_as_by_python(np, torch, monkeypatch, i):
-    """The same types, attributes, order and identity, at the root and inside."""
+    """Both paths keep types, attributes, order and identity, at the root and inside."""
     array = np.ones(2, "f4")
     source = _ruled(array)[i]
     for root in (source, [source, {"again": source}, array]):
@@ -1053,7 +1053,7 @@ def _shape_of(obj):
 
 
 def test_a_rule_that_fails_is_said_by_the_python_path(np, torch):
-    """With the path; cycles through records have the same result as in Python."""
+    """The error has the path; cycles through records have the same result as in Python."""
 
     class Refusing(collections.namedtuple("Refusing", "a b")):
         def __iter__(self):

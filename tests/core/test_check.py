@@ -223,7 +223,7 @@ def test_check_wants_a_tensor_and_an_address(arguments, error):
 
 
 def test_what_a_plain_copy_resolves_is_what_the_table_says():
-    """The incompatibilities that the fast path resolves by a copy are those of the table, except repacking."""
+    """The fast path resolves the table's incompatibilities by a copy, except repacking."""
     from dlx._engine.incompatibility import REPACKED, RULES
 
     cured = sum(rule.bit for rule in RULES if rule.copy_resolves)

@@ -72,7 +72,7 @@ def test_signals_come_to_the_threads_of_the_program(np):
 
 @pytest.mark.unsanitized("sanitizers report a fault, not faulthandler")
 def test_a_fault_while_copying_says_what_it_was(tmp_path):
-    """Also in dlx's own thread, which copies a part of a file that was truncated."""
+    """A fault is reported even in a thread of dlx that copies part of a truncated file."""
     program = """
 import faulthandler, mmap, os, sys
 import numpy as np

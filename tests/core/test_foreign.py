@@ -140,7 +140,7 @@ def test_an_exception_as_text(case):
 
 
 def test_interrupts_and_memory_errors_go_on():
-    """Also if the exception's message raises them."""
+    """They propagate even if the exception's message raises them."""
     for kind in (KeyboardInterrupt, MemoryError):
 
         class Interrupting(Exception):
@@ -299,7 +299,7 @@ FOREIGN = {"no module": NoModule, "unhashable": Unhashable, "unreadable class": 
 @pytest.mark.parametrize("to", ["dlx", "numpy"])
 @pytest.mark.parametrize("case", FOREIGN)
 def test_what_merely_stands_in_a_tree_passes_through(case, to, np):
-    """Objects of any class are passed through, also if errors are collected; the plan counts only arrays."""
+    """Objects of any class are passed through, even if errors are collected; the plan counts only arrays."""
     obj, array = FOREIGN[case](), dlx.empty((2,), "int8")
     assert dlx.convert([obj], to=to)[0] is obj
     assert dlx.convert({"a": array, "o": [obj]}, to=to)["o"][0] is obj

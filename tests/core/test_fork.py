@@ -110,7 +110,7 @@ def test_a_child_finds_the_registry_free(python):
 
 
 def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
-    """Also in a thread of the child, which may have the same id."""
+    """A thread of the child can load it, too, even if it has the same id."""
     out = python(
         FORKED
         + """

@@ -81,7 +81,7 @@ def test_strides_that_leave_the_memory(memory, shape, strides, offset):
 
 
 def test_strides_that_stay_inside(memory):
-    """To the first byte, and to the last."""
+    """Strides may reach the first and the last byte."""
     (back,) = within(memory, packed((4,), strides=[-1], offset=12))
     assert dlx.convert(back, to="dlx", copy=True).tobytes() == b"".join(memory[i : i + 4] for i in (12, 8, 4, 0))
     (wide,) = within(memory, packed((4,), strides=[5], offset=0))
@@ -108,7 +108,7 @@ def test_each_field_is_checked(memory, wrong):
 
 
 def test_a_size_below_0_is_refused(memory):
-    """Also a size that is smaller than the tensors."""
+    """A size that is smaller than the tensors is refused, too."""
     for size in (-1, 0, 7):
         with pytest.raises(REFUSED):
             within(memory, packed((2,)), size=size)

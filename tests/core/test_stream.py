@@ -138,7 +138,7 @@ def test_streams_are_equal_by_device_and_handle():
 
 
 def test_streams_have_names():
-    """For plans and errors."""
+    """Plans and errors use the names."""
     assert str(Stream(CUDA, 1)) == "the legacy stream of cuda:1"
     assert str(Stream(CUDA, 2)) == "the per-thread stream of cuda:1"
     assert str(Stream(ROCM, 1)) == "stream 0x1 of rocm:1"

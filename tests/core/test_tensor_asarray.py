@@ -58,7 +58,7 @@ def test_jax_asarray(np, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("readonly", [False, True])
 def test_numpy(np, dtype, readonly):
-    """By the buffer, by __array__ and by __array_interface__: the same memory, read-only if the tensor is."""
+    """The buffer, __array__ and __array_interface__ share the memory, read-only if the tensor is."""
 
     class Interface:
         def __init__(self, tensor):
@@ -145,7 +145,7 @@ def test_pandas(np):
 
 
 def test_a_tensor_is_an_array_from_the_first_on(python):
-    """Also before any conversion; __array__ accepts only its positions and keywords."""
+    """A tensor is an array before any conversion; __array__ accepts only its positions and keywords."""
     said = python(
         """
         import numpy as np

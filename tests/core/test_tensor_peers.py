@@ -19,12 +19,12 @@ def tensor(readonly=False):
 
 
 def numpy_(np, t):
-    """To numpy."""
+    """Convert to numpy by `from_dlpack`."""
     return np.from_dlpack(t)
 
 
 def asarray(np, t):
-    """To numpy by the buffer protocol."""
+    """Convert to numpy by the buffer protocol."""
     return np.asarray(t)
 
 

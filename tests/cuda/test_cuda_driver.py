@@ -89,7 +89,7 @@ def test_devices(cuda):
 
 
 def test_devices_without_a_driver():
-    """Only the host."""
+    """Without a driver, only the host is listed."""
     assert driver.devices() == {dlx.Device("cpu"): "host memory"}
 
 
@@ -195,7 +195,7 @@ def run(python, fake_driver, code, prelude=PRELUDE):
 
 
 def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
-    """Deleters in the child do not call it (it would complain on stderr), calls raise; the parent goes on."""
+    """Deleters in the child do not call it (it would complain on stderr), and calls raise; the parent continues."""
     code = """
         c = cuda.stream(); cuda.stall(c)
         tensor, memory = used(c)

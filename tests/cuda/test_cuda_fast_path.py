@@ -151,7 +151,7 @@ def test_one_order_for_many(cuda, lib_a, lib_b, warm, producer, consumer):
 @pytest.mark.parametrize("consumer", STREAMS[1:])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_from_dlx(cuda, lib_a, lib_b, warm, consumer, shape):
-    """A dlx.Tensor has its own event; those of one call share an event, which is waited for once."""
+    """A dlx.Tensor has its own event; the tensors of one call share an event, and one wait is enough."""
     _, c = handles(cuda, "own", consumer)
     seen = []
     with lib_a.on(cuda.stream()), lib_b.on(c):

@@ -110,7 +110,7 @@ def test_copies_during_a_capture_elsewhere(cuda, np, step):
 @pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
 @pytest.mark.parametrize("capturing", [False, True], ids=["no capture", "capture"])
 def test_host_memory_for_a_consumer_that_captures(cuda, monkeypatch, np, capturing, step):
-    """It is copied on dlx's own stream, because a graph cannot be waited for; otherwise on the consumer's."""
+    """During a capture it is copied on dlx's stream, since a graph cannot be waited for; else on the consumer's."""
     framework = gpulib.install(monkeypatch, "mine", cuda, gpulib.FreshAdapter)
     array = np.arange(gpulib.N, dtype="uint8").reshape(8, 8)[:, ::step]
     with framework.on(cuda.stream()) as stream:
@@ -143,7 +143,7 @@ def test_a_copy_that_is_waited_for_enters_no_graph(cuda, np):
 
 
 def test_what_is_too_scattered_for_the_driver_says_what_to_do(cuda, monkeypatch):
-    """Between devices, for memory of dlx and of the consumer."""
+    """Copies between devices raise, for memory of dlx and of the consumer."""
     gpulib.install(monkeypatch, "mine", cuda, gpulib.FreshAdapter)
     whole = on(CUDA0, (300, 300, 4, 3), dlx.DType("uint8"))
     view = native.tensor_new(whole.data_ptr, (300, 300, 2, 2), (3600, 12, 7, 1), whole.dtype, CUDA0, 0, whole)

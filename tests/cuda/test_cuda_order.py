@@ -43,7 +43,7 @@ def tensor_at(address, owner=None, device=CUDA0, n=N):
 
 
 def test_a_missing_wait_is_seen(cuda):
-    """Without ordering, a read on another stream races, also after a record without a wait; with both it does not."""
+    """Without ordering, a read on another stream races, even after a record without a wait; with both it does not."""
     p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
     assert not cuda.write(p, memory, N)
     assert cuda.read(c, memory, N)

@@ -247,7 +247,7 @@ def test_a_destroyed_context(cuda, api):
     after = [api.CtxPushCurrent_v2(made), api.CtxSetCurrent(made), api.CtxDestroy_v2(made)]
     assert found == [DESTROYED] and after == [INVALID_CONTEXT] * 3
     assert api.StreamSynchronize(stream) == INVALID_HANDLE and caught(cuda, "a destroyed stream was used")
-    assert api.MemFree_v2(memory) == INVALID and caught(cuda, "what was freed is no block")
+    assert api.MemFree_v2(memory) == INVALID and caught(cuda, "the freed address is not a block")
 
 
 def test_no_context(cuda, fake_driver):

@@ -61,7 +61,7 @@ MARK = "==== end of block ===="
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """Return an environment in which `python` and `dlx` are those of this checkout."""
+    """Return an environment whose `python` and `dlx` belong to this checkout."""
     folder = tmp_path_factory.mktemp("bin")
     for name, call in (("python", ""), ("dlx", "-m dlx")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
@@ -235,7 +235,7 @@ def test_names_and_powers_are_marked_as_code():
                     lines = lines[: lines.index("")]
                 text = "\n".join(line for line in lines if not line.startswith((" " * 8, ">>>", "...")))
                 where = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
-                assert len(bold_by_mistake(text)) < 2, where  # one alone is no pair
+                assert len(bold_by_mistake(text)) < 2, where  # one alone is not a pair
 
 
 def bold_by_mistake(text):

@@ -157,7 +157,7 @@ def test_slow_tests_are_left_out_by_make_test_alone(made, sessions):
 
 
 def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made, sessions):
-    """By the session `pythons`, and by the variable PYTHON of make."""
+    """The session `pythons` and make's variable PYTHON find it."""
     found = str(made.folder / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92")
     module, session = sessions
     module.pythons(session)
@@ -166,7 +166,7 @@ def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made, sessions):
 
 
 def test_arguments_reach_the_tests(made, sessions, monkeypatch):
-    """Those behind `--` of a session, or those of the variable ARGS, as `make nox-NAME ARGS=...` passes them on."""
+    """A session passes on the arguments behind `--`, or the variable ARGS of `make nox-NAME ARGS=...`."""
     module, _ = sessions
     session = Recorder("-k", "two words")
     module.bare(session)

@@ -41,7 +41,7 @@ def test_the_readmes_examples_print_what_it_shows(np, torch):
 
 
 def test_the_readme_counts_the_promises():
-    """The counts for a library and an adapter are those of `python -m dlx.testing --list`."""
+    """The counts for a library and an adapter agree with `python -m dlx.testing --list`."""
     kinds = [check.kind for check in CHECKS.values()]
     adapter = kinds.count("adapter")
     assert f"{len(kinds) - adapter} for any library and {adapter} more for an adapter" in README

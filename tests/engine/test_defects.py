@@ -1,7 +1,7 @@
 """Known defects of frameworks: each row of an adapter is reproduced, or shown to be fixed, on the installed version.
 
-A proof answers whether the fault is there. It must agree with the row's versions: when a framework mends a fault, the
-proof here fails, and the row wants its first good version.
+A proof returns whether the fault exists. It must agree with the row's versions: when a framework fixes a fault, the
+proof fails, and the row needs the first good version.
 """
 
 import sys
@@ -70,22 +70,22 @@ def memory(dtype="float32", *, readonly=False, count=4):
 
 
 def numpy_readonly(np):
-    """Of writable memory."""
+    """The array is read-only over writable memory."""
     return not np.from_dlpack(memory()).flags.writeable
 
 
 def numpy_legacy(np):
-    """By the keyword that it does not know."""
+    """With a keyword that it does not know."""
     return raises(TypeError, np.zeros(3).__dlpack__, max_version=(1, 0))
 
 
 def numpy_ndim(np):
-    """One more than it holds."""
+    """One dimension too many."""
     return raises(ValueError, np.zeros, (1,) * 33)
 
 
 def numpy_masks(np):
-    """The masked value gets out."""
+    """The masked value is exported."""
     return np.from_dlpack(np.ma.masked_array([1, 2], [False, True])).tolist() == [1, 2]
 
 
@@ -116,20 +116,20 @@ def torch_readonly(torch):
 
 
 def torch_shells(torch):
-    """By what a capsule says."""
+    """According to a capsule's metadata."""
     capsule = torch.empty(2, dtype=torch.uint8).view(torch.int4).__dlpack__()
     return dlx.describe(capsule).dtype == dlx.DType("int8")
 
 
 def torch_neg(torch):
-    """The number in memory is the other one."""
+    """The exported memory has the opposite sign."""
     negative = torch.tensor([1 + 2j]).conj().imag
     given = dlx.convert(negative.__dlpack__(), to="dlx")
     return negative.item() == -2 and memoryview(given)[0] == 2
 
 
 def torch_calls(torch):
-    """Counted by the producer."""
+    """The producer counts the calls."""
     source = Producer(error=TypeError("no"))
     assert raises(Exception, torch.from_dlpack, source)
     return len(source.calls) > 1
@@ -154,7 +154,7 @@ def torch_emptied(torch):
 
 
 def torch_narrow(torch):
-    """The same of every float8, and of float4."""
+    """The result is the same for every float8 and for float4."""
     names = [name for name in dir(torch) if name.startswith(("float8", "float4"))]
     arrays = [dlx.convert(torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name)), to="dlx") for name in names]
     (fault,) = {raises(BufferError, torch.from_dlpack, array) for array in arrays}
@@ -162,7 +162,7 @@ def torch_narrow(torch):
 
 
 def torch_table(torch):
-    """By a library that asks the table and nothing else."""
+    """With a library that uses only the table."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     return not raises(Exception, tvm_ffi.from_dlpack, torch.ones(2, requires_grad=True))
 
@@ -171,30 +171,30 @@ def torch_table(torch):
 
 
 def jax_narrows(jax):
-    """With x64 off, the default."""
+    """With x64 off, which is the default."""
     return str(jax.dlpack.from_dlpack(memory("float64")).dtype) == "float32"
 
 
 def jax_float4(jax):
-    """Its own export."""
+    """Importing its export raises."""
     source = jax.numpy.zeros(4, "float4_e2m1fn")
     return raises(Exception, jax.dlpack.from_dlpack, source)
 
 
 def jax_legacy(jax):
-    """By the keywords that it asks with."""
+    """Seen in the keywords that it passes."""
     source = Producer(memory())
     jax.dlpack.from_dlpack(source)
     return "max_version" not in source.calls[0]
 
 
 def jax_deleted(jax):
-    """is_ready() looks into an array that is no longer there."""
+    """is_ready() reads an array that was already deleted."""
     return dies("import jax; x = jax.numpy.ones(3); x.delete(); x.is_ready()")
 
 
 def jax_int4(jax):
-    """Its own export."""
+    """Its export raises."""
     return raises(Exception, jax.numpy.zeros(4, "int4").__dlpack__)
 
 
@@ -202,7 +202,7 @@ def jax_int4(jax):
 
 
 def tvm_readonly(tvm_ffi):
-    """By what its capsule says."""
+    """According to its capsule's metadata."""
     return not dlx.convert(tvm_ffi.from_dlpack(memory(readonly=True)).__dlpack__(max_version=(1, 0)), to="dlx").readonly
 
 
@@ -222,7 +222,7 @@ def tvm_handle(tvm_ffi):
 
 
 def pyarrow_nulls(pa):
-    """A capsule is given."""
+    """The export does not raise."""
     kind = pa.fixed_shape_tensor(pa.int64(), [2])
     storage = pa.array([[1, None]], pa.list_(pa.int64(), 2))
     array = pa.ExtensionArray.from_storage(kind, storage)
@@ -230,7 +230,7 @@ def pyarrow_nulls(pa):
 
 
 def pyarrow_tensor(pa):
-    """There is no capsule, no way in, or no flag."""
+    """It has no `__dlpack__`, no `from_dlpack`, or no read-only flag."""
     np = pytest.importorskip("numpy")
     array = np.zeros(3)
     array.flags.writeable = False

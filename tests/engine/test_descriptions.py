@@ -80,7 +80,7 @@ SOURCES["dlx"] = of_dlx
 
 
 def say(function, *args, **options):
-    """What a function returns, or the error that it raises, as text."""
+    """Return the result of a function, or its error, as text."""
     try:
         return function(*args, **options)
     except dlx.errors.DlxError as error:
@@ -104,7 +104,7 @@ def test_the_fast_path_describes_as_the_adapter_does(np, torch, source):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_plans_by_the_fast_path_are_those_of_the_complete_way(np, torch, monkeypatch, source):
-    """For every target and option; a second plan of the same layout equals the first."""
+    """They agree for every target and option; a second plan of the same layout equals the first."""
     found = SOURCES[source](np, torch)
     targets = [to for to in TARGETS if to in ("numpy", "torch", "dlx", "arrow") or _there(to)]
     calls = [{}, {"copy": True}, {"copy": False}, {"readonly": "share"}, {"readonly": "error"}, {"device": "cpu"}]
@@ -151,7 +151,7 @@ def test_nothing_is_made_unresizable_or_called_by_a_plan(np, torch):
 
 
 def test_a_kept_decision_copies_each_array_anew(np, torch):
-    """Conversions by the Python path run what a plan, or an earlier one of the same layout, has decided."""
+    """The Python path reuses the decision of a plan or of an earlier conversion of the same layout."""
     convert = dlx.convert.__wrapped__
     arrays = [np.full(5, n, "f4")[::-1] for n in range(3)]
     assert dlx.plan(arrays[0], to="torch").outcome == "copied"
@@ -165,7 +165,7 @@ def test_a_kept_decision_copies_each_array_anew(np, torch):
 
 
 def own_tree(np, monkeypatch):
-    """An array that says itself what it holds."""
+    """An array with `__dlx_tree__`."""
 
     class OfArray(np.ndarray):
         def __dlx_tree__(self):

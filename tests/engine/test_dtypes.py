@@ -1,4 +1,4 @@
-"""Dtypes beyond numpy's own: bit-exact in every direction, packed and padded told apart, or refused by name."""
+"""Dtypes beyond numpy's: exact bits in every direction, packed or padded, or refused by name."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from dlx._core.native import ffi
 from dlx._registry.registry import Registry, registry
 from dlx.adapter import Adapter, Capabilities, DTypes, Layout
 
-# Of ml_dtypes, one element in a byte or more, and the frameworks beside numpy that know them.
+# Dtypes of ml_dtypes of a byte or more, and the frameworks besides numpy that support them.
 WIDE = {
     "bfloat16": {"torch", "jax"},
     "complex32": {"torch"},
@@ -60,7 +60,7 @@ def bits(array):
 
 
 def test_describe_says_the_dtype(np, ml):
-    """Describe and DType agree on every dtype of ml_dtypes that DLPack can say."""
+    """`describe` and DType agree on every dtype of ml_dtypes that DLPack can represent."""
     for name in [*WIDE, *NARROW]:
         array = every_value(np, ml, name)
         assert dlx.describe(array).dtype == dlx.DType(name)
@@ -104,7 +104,7 @@ def test_frameworks_get_the_right_numbers(np, ml, name):
 
 
 def test_layouts_and_readonly_of_extension_dtypes(np, ml, torch):
-    """Strides, offsets and the read-only flag are kept, as for numpy's own dtypes."""
+    """Strides, offsets and the read-only flag are kept, like for numpy's dtypes."""
     array = np.arange(48, dtype=np.uint16).view(ml.bfloat16).reshape(6, 8)[1:, ::2].T
     tensor = dlx.convert(array, to="torch", copy=False)
     assert tensor.stride() == (2, 8) and tensor.data_ptr() == array.ctypes.data
@@ -150,7 +150,7 @@ def test_narrow_arrays_are_padded(np, ml, name):
 
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_arrays_are_packed_and_unpacked(np, ml, name):
-    """Through a framework that packs, every value survives; both ways are copies and say so."""
+    """Every value survives a framework that packs; both directions are reported copies."""
     pytest.importorskip("tvm_ffi")
     array = every_value(np, ml, name)
     for source in (array, array[::-1], np.stack([array] * 3)[:, 1:].T, array[:1].reshape(())):
@@ -228,7 +228,7 @@ def test_what_cannot_be_repacked():
     assert not any(room)
 
 
-# ---- ml_dtypes missing, numpy that can be told, consumers that know less --------------------------------------------
+# ---- missing ml_dtypes, registration in numpy, consumers with fewer dtypes ------------------------------------------
 
 
 def test_without_ml_dtypes(python, np):
@@ -260,12 +260,12 @@ def test_numpy_is_told_where_it_can_be(np, ml, monkeypatch):
     assert dlx.plan(tensor, to="numpy").steps == ()
     assert dlx.convert(tensor, to="numpy").dtype == ml.bfloat16
     assert np.from_dlpack(tensor).dtype == ml.bfloat16
-    assert "int4" in registry.target("numpy").adapter.dtypes.storage  # a byte each, which numpy cannot be told
+    assert "int4" in registry.target("numpy").adapter.dtypes.storage  # one byte each, which numpy cannot register
 
 
 @pytest.mark.parametrize("name", WIDE)
 def test_dtypes_of_ml_dtypes_take_the_fast_path(np, ml, name):
-    """With and without a registration in numpy; both paths agree."""
+    """Both paths agree, with and without a registration in numpy."""
     if not hasattr(ml, name):
         pytest.skip(f"this ml_dtypes has no {name}")
     tensor = dlx.convert(every_value(np, ml, name), to="dlx")
@@ -341,7 +341,7 @@ def test_bool_towards_a_consumer_of_bytes(onlybytes):
 
 
 def test_a_consumer_that_wants_an_address(onlybytes, monkeypatch):
-    """Where there is no element and no address, one is given; that is no copy."""
+    """An array without elements and address gets an address, without a copy."""
     monkeypatch.setattr(OnlyBytes, "fields", {"empty_extents": "addressed"})
     source = dlx.from_pointer(0, (0, 3), "bool")
     plan = dlx.plan(source, to="onlybytes", copy=False)
@@ -378,7 +378,7 @@ def test_the_core_needs_no_ml_dtypes():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-# ---- what a second look found ---------------------------------------------------------------------------------------
+# ---- special cases --------------------------------------------------------------------------------------------------
 
 
 def test_a_subclass_that_lies_about_itself(np, ml, torch):
@@ -396,7 +396,7 @@ def test_a_subclass_that_lies_about_itself(np, ml, torch):
 
 @pytest.mark.parametrize("make", ["np.zeros((0, 3), ml.int4)", "np.zeros(0, '>f4')", "np.zeros((0, 2), 'i1,f4')['f1']"])
 def test_where_there_is_no_element_there_is_no_copy(np, ml, make):
-    """copy=False takes what has no element, whatever would have to be copied if it had."""
+    """copy=False accepts an array without elements, even if its layout would need a copy."""
     source = eval(make)
     for target in ("dlx", "tvm_ffi"):
         if target == "tvm_ffi":
@@ -422,7 +422,7 @@ def test_what_load_raises_leaves_the_capsule_whole(onlybytes, monkeypatch, error
 
 
 def test_a_dtype_that_only_ml_dtypes_has(python, np):
-    """to_native names what is missing, as a conversion does."""
+    """to_native names the missing package, like a conversion."""
     python("""
         import sys
         sys.modules["ml_dtypes"] = None

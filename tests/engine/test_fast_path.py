@@ -1,4 +1,4 @@
-"""The fast path of `convert` never gives what the slow path, `convert.__wrapped__`, would refuse or give otherwise."""
+"""The fast path of `convert` has the same results and errors as the slow path, `convert.__wrapped__`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 TARGETS = ["numpy", "torch", "dlx"]
-OTHERS = ("tvm_ffi", "pyarrow")  # pyarrow has no exchange table: its adapter is given a dlx.Tensor
+OTHERS = ("tvm_ffi", "pyarrow")  # pyarrow has no exchange table: its adapter gets a dlx.Tensor
 
 
 # ---- generated sources -----------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_devices_of_a_tensor(np, torch, target, device):
     assert told(dlx.convert) == told(dlx.convert) == told(slow)
 
 
-# ---- torch's tensors that are no plain memory ------------------------------------------------------------------------
+# ---- torch tensors without plain memory ------------------------------------------------------------------------------
 
 
 def warm(torch):
@@ -230,7 +230,7 @@ SHAPED = pytest.mark.parametrize("shape", [(3,), (2, 3), (), (0,), (2, 0)], ids=
 
 @SHAPED
 def test_functionalize(np, torch, shape):
-    """A tensor inside functionalize() has no data, also where it has no elements; both paths refuse it."""
+    """A tensor inside functionalize() has no data, even if it has no elements; both paths refuse it."""
     warm(torch)
     torch.func.functionalize(lambda t: (refused(lambda: t), t + 1)[1])(torch.ones(shape))
 
@@ -322,7 +322,7 @@ def test_cut_storage_after_a_view_was_converted(np, torch):
 
 
 def test_part_of_a_cut_storage(np, torch):
-    """What lies inside the bytes that are left is shared by both paths."""
+    """Both paths share tensors inside the remaining bytes."""
     warm(torch)
     for target in ("numpy", "dlx"):
         assert agree(lambda: emptied(torch, 400, False)[:100], target)[5]
@@ -385,7 +385,7 @@ def test_quantized(np, torch):
 @SHAPED
 @pytest.mark.parametrize("name", ["int1", "int4", "int7", "uint1", "uint4", "uint7"])
 def test_shells(np, torch, name, shape):
-    """Tensors that call themselves narrower than a byte are refused by both paths, never given out as bytes."""
+    """Both paths refuse tensors with dtypes below a byte; they never export them as bytes."""
     warm(torch)
     refused(lambda: torch.empty(shape, dtype=getattr(torch, name)), errors.DTypeError)
 
@@ -429,7 +429,7 @@ def test_no_grad_does_not_hide_gradients(np, torch):
 
 
 def test_default_device(np, torch):
-    """A default device of torch does not change what a conversion gives."""
+    """A default device of torch does not change the result of a conversion."""
     warm(torch)
     tensor = torch.ones(3)
     with torch.device("meta"):
@@ -443,7 +443,7 @@ def test_a_parameter_without_gradient_is_shared(np, torch):
 
 
 def test_writes_through_the_fast_path_show(np, torch):
-    """By the fast path memory is shared, both ways."""
+    """The fast path shares memory in both directions."""
     tensor = torch.zeros(3)
     dlx.convert(tensor, to="numpy")[0] = 5
     dlx.convert(tensor, to="numpy")[1] = 6

@@ -1,4 +1,4 @@
-"""Tables that speak Arrow: the fast path takes their columns apart in C, and asks for them once."""
+"""Arrow tables: the fast path reads their columns in C, and exports each table once."""
 
 import gc
 
@@ -56,7 +56,7 @@ LEFT = {
 
 @pytest.fixture
 def released():
-    """How often each kind of struct was released; all that is taken is released exactly once."""
+    """Count the releases by kind of struct; check that each struct is released exactly once."""
     made.alive.clear()
     made.released.clear()
     yield made.released
@@ -64,7 +64,7 @@ def released():
 
 
 def outcome(convert, table, to, options):
-    """What a conversion gives, column by column, or its error."""
+    """Return the result of a conversion, column by column, or its error."""
     try:
         result = convert(table, to=to, **options)
     except errors.DlxError as error:
@@ -79,7 +79,7 @@ def outcome(convert, table, to, options):
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "jax", "pyarrow", "arrow"])
 @pytest.mark.parametrize("name", [*TAKEN, *JOINED, *LEFT])
 def test_both_paths_agree(name, to):
-    """Whatever the options; the fast path takes tables of numbers, and makes no copy where the call says `copy`."""
+    """With all options. The fast path converts tables of numbers, but leaves joins under `copy=` to Python."""
     pa = pytest.importorskip("pyarrow")
     if to not in ("dlx", "arrow"):
         pytest.importorskip(to)
@@ -125,7 +125,7 @@ def test_it_is_asked_once(np, kind, released):
 
 
 def test_a_column_is_asked_once_by_a_type_that_gives_tables(np, released):
-    """The Python path makes the array from the export of the fast path."""
+    """The Python path creates the array from the fast path's export."""
     dlx.convert(table("a"), to="numpy")
     one = made.column(1, 2)
     assert dlx.convert(one, to="numpy").tolist() == [1, 2] and one.asked == 1
@@ -155,7 +155,7 @@ def test_what_a_method_raises_is_raised_once():
 
 
 def test_memory_goes_with_the_last_column(np, released):
-    """A result keeps the table's memory, whatever became of the others."""
+    """A result keeps the table's memory alive, even if the others are released."""
     result = dlx.convert(table("a", "b"), to="numpy", copy=False)
     del result["a"]
     assert not released and result["b"].tolist() == [1, 2, 3] and not result["b"].flags.writeable
@@ -164,7 +164,7 @@ def test_memory_goes_with_the_last_column(np, released):
 
 
 def test_nothing_is_copied_beside_what_is_refused(python):
-    """A column is joined once all others were found right: here that would read what is no memory."""
+    """A column is joined only after all others were accepted; here, joining would read an invalid address."""
     python(
         """
         import sys
@@ -186,7 +186,7 @@ def test_nothing_is_copied_beside_what_is_refused(python):
 
 
 def test_one_array_is_wanted():
-    """`from_dlpack` takes no container, whether `convert` has met its type or not."""
+    """`from_dlpack` refuses containers, whether or not `convert` knows their type."""
     pa = pytest.importorskip("pyarrow")
     source = pa.table({"x": [1.5]})
     for _ in range(2):
@@ -206,9 +206,9 @@ def test_a_trace_sees_every_column():
 
 
 def test_nothing_leaks():
-    """Neither for accepted nor for refused columns."""
+    """Neither accepted nor refused columns leak."""
     pa = pytest.importorskip("pyarrow")
-    gc.collect()  # what other tests left
+    gc.collect()  # garbage of other tests
     before = pa.total_allocated_bytes()
     for make in (*TAKEN.values(), *JOINED.values(), *LEFT.values()):
         for options in OPTIONS:

@@ -28,7 +28,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def there(to):
-    """Skip where a target is not installed."""
+    """Skip the test if a target is not installed."""
     if to != "dlx":
         pytest.importorskip(to)
 
@@ -68,7 +68,7 @@ def test_buffers(to):
     @given(buffers(), OPTIONS)
     @example(lambda: bytearray(), {})
     def check(make, options):
-        source = make()  # one: jax shares what happens to be aligned
+        source = make()  # only one: jax shares aligned memory
         agree(lambda: source, to, **options)
 
     check()
@@ -112,7 +112,7 @@ JAX = ("float32", "bfloat16", "float8_e4m3fn", "int8", "bool", "complex64", "uin
 @pytest.mark.parametrize("dtype", JAX)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
 def test_jax_arrays(to, dtype, shape):
-    """Arrays of jax fare alike on both paths, whether buffers can say their dtype or not."""
+    """Both paths agree on jax arrays, whether or not buffers can represent their dtype."""
     jnp = pytest.importorskip("jax.numpy")
     there(to)
     make = lambda: jnp.ones(shape, dtype)  # noqa: E731
@@ -124,7 +124,7 @@ def test_jax_arrays(to, dtype, shape):
 
 
 def test_jax_arrays_stay_read_only():
-    """A capsule of jax may claim to be writable; what dlx makes of it is not."""
+    """A capsule of jax may claim to be writable; dlx's result is read-only."""
     jnp, numpy = pytest.importorskip("jax.numpy"), pytest.importorskip("numpy")
     for dtype in ("float32", "bfloat16"):
         source = jnp.ones(3, dtype)
@@ -135,7 +135,7 @@ def test_jax_arrays_stay_read_only():
 
 
 def test_jax_takes_what_its_switches_say(np):
-    """A route to jax is found again after x64 was switched."""
+    """A route to jax is looked up again after x64 was switched."""
     jax = pytest.importorskip("jax")
     source = np.ones(3)
     before = jax.config.jax_enable_x64
@@ -194,7 +194,7 @@ def test_a_moved_handle_takes_no_memory_away(np, torch):
 @pytest.mark.parametrize("to", ["numpy", "dlx", "tvm_ffi"])
 @pytest.mark.parametrize("detach", [False, True])
 def test_graphs(np, torch, to, detach):
-    """detach=True takes gradients away on both paths; without it both refuse."""
+    """Both paths remove gradients with detach=True, and refuse without it."""
     there(to)
     for make in (
         lambda: torch.ones(3, requires_grad=True),
@@ -231,7 +231,7 @@ def test_dtypes_that_are_viewed(np, torch, name):
 def test_a_consumer_that_cannot_view_is_named(np, monkeypatch):
     """An adapter whose `viewed` fails is an error with both names, and nothing leaks."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    source = dlx.convert(np.ones(3, ml_dtypes.int4), to="dlx")  # which no numpy can be told, so it is viewed
+    source = dlx.convert(np.ones(3, ml_dtypes.int4), to="dlx")  # numpy cannot register it, so it is viewed
     adapter = dlx.adapters()["numpy"]
 
     def fails(array, dtype):
@@ -307,7 +307,7 @@ def test_an_attribute_that_says_what_elements_mean(np, torch, name, to):
         for value in (None, "m", "", 0, np.zeros((2, 2), bool)):
             agree(lambda view=view, value=value: noted(view, value), to)
             taken = dlx.convert._borrow(noted(view, value), to) is not None
-            assert taken == (value is None or to == "numpy")  # where it is already, it stays
+            assert taken == (value is None or to == "numpy")  # an array that is already there stays
         if to != "numpy":
             with pytest.raises(dlx.errors.ConversionError):
                 dlx.convert([noted(view, None), noted(view, "")], to=to)
@@ -317,7 +317,7 @@ def test_an_attribute_that_says_what_elements_mean(np, torch, name, to):
 
 
 def test_a_table_without_an_adapter(np, torch):
-    """A type that carries a table is exported by its managed slot, also where it has no `__dlpack__`."""
+    """A type with a table is exported by its managed slot, even without `__dlpack__`."""
     table = dlx.Tensor.__dlpack_c_exchange_api__
 
     class Managed:
@@ -437,7 +437,7 @@ def test_shared_memory_is_found_alike(data):
 
 
 def test_a_type_that_nobody_claims_is_looked_up_once(np, monkeypatch):
-    """Unless a module was imported or registered since; a protocol added later is found."""
+    """The look-up is repeated after imports and registrations; a protocol added later is found."""
     from abc import ABC
 
     from dlx._registry.registry import registry
@@ -478,7 +478,7 @@ def test_a_type_that_nobody_claims_is_looked_up_once(np, monkeypatch):
 
 
 def test_containers_of_others(np, torch):
-    """What tvm_ffi's containers hold comes out in lists and dicts, one result for one tensor, on both paths."""
+    """Both paths convert tvm_ffi's containers to lists and dicts, with one result per tensor."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     one, other = (tvm_ffi.from_dlpack(np.arange(float(n))) for n in (3, 4))
     sources = [

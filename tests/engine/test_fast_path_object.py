@@ -50,7 +50,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_arguments_reach_python_as_they_are(call):
-    """Whatever the fast path does not run is called in Python with the same arguments, in the same order."""
+    """Calls that the fast path leaves to Python have the same arguments in the same order."""
     args, keywords = CALLS[call]
     found = spy()(*args, **keywords)
     assert found == (args, keywords) and list(found[1]) == list(keywords)
@@ -58,7 +58,7 @@ def test_arguments_reach_python_as_they_are(call):
 
 @pytest.mark.parametrize("call", ["nothing", "to only", "three positional", "to twice", "another keyword"])
 def test_wrong_calls_have_pythons_error(call):
-    """A call that the function does not take raises the function's own TypeError."""
+    """A call with wrong arguments raises the Python function's TypeError."""
     args, keywords = CALLS[call]
     texts = []
     for convert in (dlx.convert, slow):
@@ -97,14 +97,14 @@ def test_odd_targets_have_pythons_error(to):
 
 
 def test_by_position_and_by_keyword(np):
-    """The fast path takes its target by place as well as by keyword."""
+    """The fast path accepts its target by position and by keyword."""
     array = np.arange(3)
     for _ in range(2):
         assert dlx.convert(array, "dlx").data_ptr == dlx.convert(array, to="dlx").data_ptr == array.ctypes.data
 
 
 def test_like_and_options_after_a_warm_fast_path(np, torch):
-    """Options are honoured where the pair has a route: like=, copy=, readonly=, detach=."""
+    """like=, copy=, readonly= and detach= work if the pair has a route."""
     array = np.arange(3.0)
     for _ in range(2):
         dlx.convert(array, to="torch")
@@ -113,7 +113,7 @@ def test_like_and_options_after_a_warm_fast_path(np, torch):
     assert dlx.convert(torch.ones(2, requires_grad=True), to="numpy", detach=True).tolist() == [1, 1]
 
 
-# ---- what it looks like ----------------------------------------------------------------------------------------------
+# ---- name, repr and signature ----------------------------------------------------------------------------------------
 
 
 def test_signature():
@@ -123,7 +123,7 @@ def test_signature():
 
 
 def test_what_wraps_it_is_called_itself():
-    """functools.wraps copies the attributes: none of them is what calls the object."""
+    """functools.wraps copies the attributes; calls do not depend on any of them."""
 
     @functools.wraps(dlx.convert)
     def wrapper(*args, **options):
@@ -143,7 +143,7 @@ def test_names_and_doc():
 
 
 def test_help():
-    """help(dlx.convert) shows signature and documentation, as for a function."""
+    """help(dlx.convert) shows signature and documentation, like for a function."""
     text = pydoc.render_doc(dlx.convert, renderer=pydoc.plaintext)
     assert "Convert an array, or every array in a container" in text
     assert re.search("readonly: '?Readonly'? = 'copy'", text)  # in quotes before Python 3.14
@@ -151,7 +151,7 @@ def test_help():
 
 
 def test_a_repr_whose_names_go_meanwhile(python):
-    """It holds what it shows: the text of one name runs Python, which may drop the other."""
+    """`repr` keeps both names alive: the text of one runs Python, which may delete the other."""
     python("""
         import dlx
         from dlx._core import native
@@ -181,12 +181,12 @@ def test_pickled_by_name(protocol):
 
 
 def test_copies_are_itself():
-    """Copy and deepcopy give the object itself, as for functions."""
+    """`copy` and `deepcopy` return the object itself, like for functions."""
     assert copy.copy(dlx.convert) is dlx.convert and copy.deepcopy([dlx.convert])[0] is dlx.convert
 
 
 def test_as_a_class_attribute_it_binds_as_a_function():
-    """As a class attribute it binds like a function or an lru_cache: first argument is the instance."""
+    """As a class attribute it binds like a function or an lru_cache: the first argument is the instance."""
     cached = functools.lru_cache(lambda *args, **keywords: args)
     fast_path = spy()
 
@@ -219,7 +219,7 @@ def test_partial_and_map(np):
 
 
 def test_weak_references():
-    """It can be weakly referenced, and the callback runs when it goes."""
+    """It can be weakly referenced, and the callback runs when it is deleted."""
     fast_path, gone = spy(), []
     reference = weakref.ref(fast_path, gone.append)
     assert reference() is fast_path
@@ -245,7 +245,7 @@ def test_a_cycle_is_collected():
 
 
 def test_parts_are_released():
-    """A fast path that goes releases its three parts, no more and no less."""
+    """A deleted fast path releases each of its three parts once."""
     parts = [lambda: 1, lambda: 2, lambda: 3]
     before = [sys.getrefcount(part) for part in parts]
     for _ in range(100):
@@ -256,7 +256,7 @@ def test_parts_are_released():
 
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2), (1, 2, 3, 4)])
 def test_a_fast_path_needs_its_parts(arguments):
-    """Without its three parts there is no fast path."""
+    """The constructor requires all three parts."""
     with pytest.raises(TypeError):
         native.FastPathFunction(*arguments)
 
@@ -268,7 +268,7 @@ PAIRS = ["numpy dlx", "numpy torch", "torch dlx", "torch numpy", "dlx numpy", "d
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_calls_leave_nothing_behind(np, torch, pair):
-    """Over 10 000 calls no reference stays behind, nor any block but those of free lists."""
+    """10,000 calls leak no reference, and no memory block except free lists."""
     source, target = map(sys.intern, pair.split())
     array = dlx.convert(np.ones(3), to=source)
     convert = dlx.convert
@@ -319,7 +319,7 @@ assert called - idle <= sys.getsizeof(results[0]) + 16, (called, idle)
 def test_a_keyword_call_allocates_its_result_only(np, python):
     """A warm call with to= allocates one Python object, the result: no tuple, dict or frame.
 
-    In a fresh process: free lists that other tests have filled or emptied change what is counted.
+    It runs in a new process, since free lists that other tests have filled or emptied would change the count.
     """
     python(ALLOCATIONS, args=())
 
@@ -364,7 +364,7 @@ ACTIONS = {
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What became of every action of test_storage where the conversion is by the fast path, or fails."""
+    """Return the outcome of each action of test_storage if the fast path converts, or the error."""
     import textwrap
 
     pytest.importorskip("numpy")
@@ -378,7 +378,7 @@ def outcomes():
 @pytest.mark.torch("2.10")  # older ones have no exchange table
 @pytest.mark.parametrize("action", ACTIONS)
 def test_results_of_the_fast_path_survive(torch, outcomes, action):
-    """After the action on its source a result of the fast path has its values, shape and strides."""
+    """After the action on its source, a result of the fast path still has its values, shape and strides."""
     assert f"== {action}: 0\n" in outcomes, outcomes
 
 

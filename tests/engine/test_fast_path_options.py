@@ -16,7 +16,7 @@ in_c = native.FastPathFunction(lambda *args, **options: NotImplemented, fast_pat
 
 
 def check(make, to, taken=True, **options):
-    """Compare both paths, and say whether the second call of the fast path needs Python."""
+    """Compare both paths; return whether the second call of the fast path needs Python."""
     agree(make, to, **options)
     assert (in_c(make(), to=to, **options) is not NotImplemented) == taken
 
@@ -51,7 +51,7 @@ def test_memory_of_jax_and_arrow_that_is_shared(torch):
 
 
 def test_a_read_only_producer_is_shared(np, torch, locked):
-    """Its capsule says read-only."""
+    """Its capsule is marked read-only."""
 
     class Producer:
         def __dlpack__(self, **options):
@@ -65,7 +65,7 @@ def test_a_read_only_producer_is_shared(np, torch, locked):
 
 
 def test_an_array_that_stays_in_its_framework(np, torch):
-    """Without Python, where nothing is to be done about it."""
+    """The fast path returns or detaches it; Python moves it and resolves conjugation."""
     grad, conj = torch.ones(3, requires_grad=True), torch.ones(3, dtype=torch.complex64).conj()
     for make in (lambda: torch.ones(3), lambda: torch.ones(2, 3).T, lambda: torch.nn.Parameter(torch.ones(3))):
         check(make, "torch", device="cpu")
@@ -80,7 +80,7 @@ def test_an_array_that_stays_in_its_framework(np, torch):
 
 
 def test_an_array_that_is_copied_in_its_framework(np, torch):
-    """By its framework, without Python but the adapter's; what blocks an export takes the Python path."""
+    """Its framework copies it, and only the adapter runs Python; arrays with blockers take the Python path."""
     for make in (lambda: np.ones((2, 3)), lambda: np.ones(3)[::-1], lambda: np.array(1.0), lambda: np.ones(3).T):
         check(make, "numpy", copy=True)
     locked = np.ones(3)
@@ -100,7 +100,7 @@ def test_an_array_that_is_copied_in_its_framework(np, torch):
 
 
 def test_a_tensor_of_dlx_that_is_copied():
-    """By the core: the order of its dimensions is kept, and the copy may be written to."""
+    """The core copies it: the order of dimensions is kept, and the copy is writable."""
     base = dlx.empty((6,), "int16")
     permuted = dlx.from_pointer(base.data_ptr, (2, 3), "int16", strides=(1, 2), owner=base)
     for source in (dlx.empty((2, 3), "float32"), permuted, dlx.convert(b"abc", to="dlx"), dlx.empty((0, 3), "int8")):
@@ -191,14 +191,14 @@ def test_an_array_of_numpy_that_stays_there(np):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
 def test_forward_mode_has_a_graph(torch):
-    """Python detaches what may have a tangent."""
+    """Python detaches arrays that may have a tangent."""
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
         check(lambda: dual, "torch", taken=False, detach=True)
 
 
 def test_objects_that_stand_for_the_host(np, torch):
-    """They are known from the first call on; whatever else says where, Python reads."""
+    """They are known from the first call on; Python reads all other descriptions of a device."""
     array = np.ones(3)
     for device in (torch.device("cpu"), torch.ones(1).device, dlx.Device("cpu")):
         check(lambda: array, "torch", device=device)
@@ -211,7 +211,7 @@ def test_objects_that_stand_for_the_host(np, torch):
     "options", [{"device": "cpu"}, {"copy": True}, {"copy": False}, {"detach": True}, {"readonly": "share"}]
 )
 def test_trees_with_options(np, torch, options):
-    """What an array takes, a tree of them takes."""
+    """Trees accept the same options as arrays."""
     array, grad = np.ones(3), torch.ones(2, requires_grad=True)
     tree = {"a": [array, array], "b": (torch.ones(2), 3)}
     for convert in (dlx.convert, dlx.convert.__wrapped__):
@@ -238,7 +238,7 @@ def test_a_list_that_was_given_as_one_array(np):
 
 
 def test_read_only_arrays_in_trees(locked, torch):
-    """Shared, copied or refused, as the call says."""
+    """Memory is shared, copied or refused, according to the options."""
     shared = in_c([locked], to="torch", readonly="share")[0]
     assert dlx.shares_memory(shared, locked)
     assert not dlx.shares_memory(in_c([locked], to="torch")[0], locked)
@@ -329,7 +329,7 @@ def test_a_column_of_polars(monkeypatch, to):
     ],
 )
 def test_a_subclass_that_answers_for_itself(python, torch, body, to):
-    """What C asks of torch's own tensors is not asked of it in C: the answer may be anything."""
+    """C calls no method that a subclass of torch.Tensor may override."""
     python(
         f"""
         import contextlib, numpy as np, torch, dlx

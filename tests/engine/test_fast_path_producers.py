@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 def there(to):
-    """Skip where a target is not installed."""
+    """Skip the test if a target is not installed."""
     if to != "dlx":
         pytest.importorskip(to)
 
@@ -67,7 +67,7 @@ def arrays(np):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("to", TARGETS)
 def test_both_paths_agree(np, to, options):
-    """Whatever a producer holds, both paths give the same, and call it once."""
+    """Both paths have the same result for every producer, and call it once."""
     there(to)
     for array in arrays(np):
         made = []
@@ -110,7 +110,7 @@ ANSWERS = {
 @pytest.mark.parametrize("in_list", [False, True], ids=["alone", "in a list"])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_answers_that_are_no_capsules(np, answer, in_list):
-    """What a producer raised or gave instead of a capsule is judged by the Python path, without a second call."""
+    """The Python path handles a producer's errors and invalid results, without a second call."""
 
     class Odd(Producer):
         def __dlpack__(self, **options):
@@ -153,7 +153,7 @@ class Kind(enum.IntEnum):
 
 
 class Unequal:
-    """What does not let itself be compared, as an array of numpy."""
+    """An object that cannot be compared, like a numpy array."""
 
     __hash__ = None
 
@@ -170,7 +170,7 @@ DEVICES += [(Kind.HOST, 0), (1, 0.0), (Unequal(), 0), (1, Unequal()), ()]
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_devices_that_producers_name(np, device):
-    """What a producer says of its device is read as the Python path reads it."""
+    """Both paths read a producer's device in the same way."""
 
     class Placed(Producer):
         def __dlpack_device__(self):
@@ -183,7 +183,7 @@ def test_devices_that_producers_name(np, device):
 
 
 def test_elements_that_are_no_numbers(np):
-    """A dtype that is no number's is refused before the producer is called, also after one that is."""
+    """A non-numeric dtype is refused before the producer is called, even after a numeric one."""
 
     class Kind:
         def __init__(self, name):
@@ -202,7 +202,7 @@ def test_elements_that_are_no_numbers(np):
 
 
 def test_a_tree_calls_each_producer_once(np, torch):
-    """Also where the fast path gives up after some were called, and where two producers give one capsule."""
+    """Even if the fast path gives up after some calls, or if two producers return the same capsule."""
 
     class Shared(Producer):
         capsule = None
@@ -301,7 +301,7 @@ class Other:
 
 
 def test_a_type_may_go(np):
-    """The fast path keeps no class alive, and takes none for another that comes to lie at its address."""
+    """The fast path keeps no class alive, and does not confuse it with a later class at the same address."""
     gone = []
     for n in range(300):
 
@@ -373,7 +373,7 @@ def test_threads(np):
 
 
 def test_nothing_is_lost(np, counting):
-    """Every capsule is released once: taken, refused, given back, or left to the Python path that failed."""
+    """Every capsule is released once, whether consumed, refused, restored, or left to a failing Python path."""
 
     class Counted(Producer):
         def __dlpack__(self, **options):
@@ -470,7 +470,7 @@ def test_a_release_that_converts_takes_no_answer_of_another_call():
 
 def test_routes_that_go_before_the_arrays_are_loaded(np, torch, mylib):
     """A producer may load a plugin, which drops all routes; earlier exports are loaded by Python."""
-    pytest.importorskip("ml_dtypes")  # numpy takes a storage dtype, or is told of bfloat16 by Python
+    pytest.importorskip("ml_dtypes")  # numpy uses a storage dtype, or Python registers bfloat16
 
     class Clears(Producer):
         def __dlpack__(self, **options):

@@ -32,7 +32,7 @@ SILENT = ("fails silently", "silent after", "null result", "null after")
 
 
 def test_a_good_consumer_takes_by_its_table(mylib, hostile):
-    """Without a failure the table gives the result, Python is not asked, and the result keeps the memory."""
+    """If nothing fails, the table creates the result without Python, and the result keeps the memory alive."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     owner = Owner(64)
     dlx.convert(tensor(owner), to="mylib")
@@ -82,7 +82,7 @@ def test_a_failing_consumer_is_final(mylib, hostile, mode):
 @pytest.mark.parametrize("thread", [0, 1])
 @pytest.mark.parametrize("mode", FAILING)
 def test_a_failing_consumer_leaks_nothing_and_frees_nothing_twice(mylib, hostile, mode, thread):
-    """After its failure the owner has the references that it had, and has them still when a late deleter has run."""
+    """A failure does not change the owner's reference count, and neither does a late deleter."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     owner = Owner(64)
     source = tensor(owner)
@@ -197,7 +197,7 @@ def test_a_consumer_that_checks_by_itself_is_asked(mylib):
 @pytest.mark.parametrize("error", [RuntimeError, errors.LayoutError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
-    """The error is that of the slow path, and nothing is kept."""
+    """The slow path raises the same error, and nothing is kept alive."""
 
     def load(tensor):
         raise error("hostile")
@@ -222,7 +222,7 @@ def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
 def test_what_is_no_refusal_goes_through(mylib, hostile, error):
-    """MemoryError, KeyboardInterrupt and SystemExit of a consumer stay what they are, as on the slow path."""
+    """MemoryError, KeyboardInterrupt and SystemExit of a consumer propagate unchanged, like on the slow path."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     hostile.set("raises", error)
     owner = Owner(64)
@@ -235,7 +235,7 @@ def test_what_is_no_refusal_goes_through(mylib, hostile, error):
 
 @pytest.mark.parametrize("error", [RuntimeError, BufferError, TypeError, StopIteration, OSError])
 def test_any_refusal_has_its_cause(mylib, hostile, error):
-    """Whatever a consumer raises is the cause of the ConversionError."""
+    """Any exception of a consumer is the cause of the ConversionError."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     hostile.set("raises", error)
     with pytest.raises(errors.ConversionError, match=f"{error.__name__}: hostile") as caught:
@@ -270,7 +270,7 @@ BAD_LOANS = {
 @pytest.mark.parametrize("target", ["numpy", "dlx"])
 @pytest.mark.parametrize("loan", BAD_LOANS)
 def test_a_bad_loan_falls_back_to_one_dlpack_call(np, mylib, hostile, loan, target):
-    """What a borrow slot refuses or garbles is exported by `__dlpack__`, asked once; nothing leaks."""
+    """If a borrow slot fails or returns garbage, `__dlpack__` exports the array in one call; nothing leaks."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     hostile.lend(**{"address": native.buffer_address(memoryview(hostile.memory)), **BAD_LOANS[loan]})
     source = mylib.Array()
@@ -298,14 +298,14 @@ def test_a_good_loan_needs_no_python(np, mylib, hostile):
 
 @pytest.mark.parametrize("zero", [(0,), (0, 3), (2, 0)])
 def test_a_loan_without_elements_needs_no_address(np, mylib, hostile, zero):
-    """NULL data is fine where there is no element."""
+    """NULL data is valid for an array without elements."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     hostile.lend(0, zero)
     assert dlx.convert(mylib.Array(), to="dlx").shape == zero
     assert dlx.convert(mylib.Array(), to="numpy").shape == zero
 
 
-# ---- what counts as a table ------------------------------------------------------------------------------------------
+# ---- valid and invalid tables ----------------------------------------------------------------------------------------
 
 TABLES = {
     "capsule": (NAME, lambda hostile: hostile.capsule(), True),
@@ -342,7 +342,7 @@ def test_what_is_a_table(mylib, hostile, given):
 
 
 def test_a_broken_new_name_leaves_the_old_one(mylib, hostile):
-    """Where the new attribute is no table, the old one is looked at."""
+    """If the new attribute is not a table, the old one is used."""
     mylib.Array.__dlpack_c_exchange_api__ = "no table"
     mylib.Array.__c_dlpack_exchange_api__ = hostile.table()
     source = mylib.Array()
@@ -402,7 +402,7 @@ def test_an_attribute_on_the_instance_is_no_table(mylib, hostile):
 
 
 def test_subclasses_take_the_python_path(mylib, hostile):
-    """A subclass inherits the table, and is not asked by it: only listed types are."""
+    """A subclass inherits the table, but dlx calls it for listed types only."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = type("Special", (mylib.Array,), {"__module__": "mylib"})()
     dlx.convert(source, to="dlx")
@@ -414,7 +414,7 @@ def test_subclasses_take_the_python_path(mylib, hostile):
 
 @pytest.mark.parametrize("on", ["Array", "Base"])
 def test_a_table_that_comes_later_is_seen(mylib, hostile, on):
-    """That a type had no table is not remembered once it has one, its own or a base's."""
+    """A table that is added later, to a type or its base, is found."""
     source = mylib.Array()
     dlx.convert(source, to="dlx")
     dlx.convert(source, to="dlx")
@@ -502,7 +502,7 @@ def test_routes_are_remembered_by_type_and_target(monkeypatch, mylib, hostile):
 
 
 def test_a_type_that_nobody_has_looked_at_has_a_route_at_once(python):
-    """The first call gives a route, also for a type that CPython has given no version yet."""
+    """The first call creates a route, even for a type to which CPython has not assigned a version."""
     out = python(
         """
         import dlx
@@ -570,7 +570,7 @@ def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
 
 @pytest.mark.parametrize("answer", [True, 1, "yes", [0], None, 0, "", False])
 def test_guards(mylib, hostile, answer):
-    """A guard lets pass what is false, and sends the rest to Python."""
+    """A guard accepts false values, and leaves all others to Python."""
     guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = answer
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()

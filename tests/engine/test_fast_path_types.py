@@ -115,7 +115,7 @@ def same(one, other, np):
 
 
 def agree(make, to, np, **options):
-    """Compare both paths; the fast path is called twice, so that it has learned what it meets."""
+    """Compare both paths; the first of two fast-path calls learns the types."""
     results = [convert(make(), to=to, **options) for convert in (dlx.convert, dlx.convert, slow)]
     assert same(results[0], results[2], np) and same(results[1], results[2], np), results
 
@@ -155,7 +155,7 @@ def test_a_thousand_types_are_learned_once(np, torch, learns):
 
 
 def test_types_that_come_and_go_leave_nothing_behind(np, torch):
-    """The types of the past take no room, and none is kept alive."""
+    """Deleted types take no memory, and none is kept alive."""
     gone = []
     for i in range(700):
         kind = type(f"Kind{i}", (np.ndarray,), {})
@@ -225,7 +225,7 @@ def test_a_producer_whose_class_is_written_between_calls(np, learns):
 
 
 def test_the_class_of_the_target_that_is_written_between_calls(np, torch, learns, monkeypatch):
-    """The target takes what it took."""
+    """The target accepts the same arrays as before."""
     for n in range(50):
         monkeypatch.setattr(torch.Tensor, "_written_by_a_test", n, raising=False)
         assert type(learns.convert(np.ones(2), to="torch")) is torch.Tensor
@@ -251,7 +251,7 @@ def test_an_attribute_that_matters_is_seen(np, torch, learns):
 
 
 def test_bases_that_change(np, torch, learns):
-    """A class that becomes a subclass of another one is looked at again."""
+    """A class that becomes a subclass of another one is looked up again."""
 
     class Before:
         pass
@@ -380,7 +380,7 @@ OBJECTS = tuple(sorted(plain_objects()))
 @settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.sampled_from(OBJECTS), max_size=6), st.sampled_from(["torch", "numpy", "dlx"]), st.booleans())
 def test_trees_with_objects_agree(names, to, copy):
-    """The fast path gives what the Python path gives, whatever stands among the arrays."""
+    """Both paths have the same result for any objects among the arrays."""
     np = pytest.importorskip("numpy")
     pytest.importorskip(to)
     objects = plain_objects()

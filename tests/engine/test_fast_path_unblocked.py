@@ -18,7 +18,7 @@ def taken(source, to, **options):
 
 
 def check(make, to, are_taken=True):
-    """Compare both paths with every option; those that say `copy` are Python's."""
+    """Compare both paths with every option; Python handles `copy`."""
     for options in (*OPTIONS, {"device": "cpu"}):
         agree(make, to, **options)
         assert taken(make(), to, **options) == (are_taken and "copy" not in options), options
@@ -146,7 +146,7 @@ def test_trees(np, torch, to):
         return [(type(each), dlx.convert(each, to="numpy").tolist(), dlx.describe(each).readonly) for each in made]
 
     for options in OPTIONS:
-        inside = to == "torch" and "detach" in options  # Python detaches what is there already, and has bits
+        inside = to == "torch" and "detach" in options  # Python detaches arrays of the target that have bits
         assert taken(tree(), to, **options) == ("copy" not in options and not inside), options
         if options.get("copy") is False:
             assert outcome(dlx.convert, tree(), to, options) == outcome(slow, tree(), to, options)
@@ -158,7 +158,7 @@ def test_trees(np, torch, to):
 
 
 def test_nothing_is_copied_beside_what_the_consumer_refuses(np, monkeypatch):
-    """Copies are made when every array that can be exported was found right."""
+    """Arrays are copied only after every exportable array was accepted."""
     pytest.importorskip("torch")
     import dlx_numpy
 
@@ -189,7 +189,7 @@ def test_a_trace_counts_the_copy(np):
 
 
 def test_a_resolution_that_fails(np, monkeypatch):
-    """Without memory the call ends; any other failure is the Python path's to say."""
+    """A MemoryError ends the call; the Python path reports any other failure."""
     pytest.importorskip("torch")
     import dlx_numpy
 
@@ -267,7 +267,7 @@ for source in (array, [array]):
 
 
 def test_an_empty_array_of_an_extension_stays_read_only(np):
-    """It has no elements to copy: its strides and its mark are those of the source."""
+    """It has no elements to copy, so it keeps the source's strides and read-only flag."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     source = np.zeros((2, 0), ml_dtypes.float8_e5m2)
     source.flags.writeable = False

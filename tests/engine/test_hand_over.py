@@ -44,7 +44,7 @@ SHAPES = {
 @pytest.mark.parametrize("form", SHAPES)
 @pytest.mark.parametrize("source", ["np.arange(4.0)", "dlx.convert(np.arange(4.0), 'dlx')"])
 def test_no_memory_for_the_result(np, torch, python, form, source):
-    """A consumer releases what it cannot wrap: nothing is freed twice, or kept, whichever allocation fails."""
+    """A consumer releases tensors that it cannot wrap: whichever allocation fails, nothing is freed twice or leaked."""
     out = python(
         FAILING
         + f"""
@@ -98,7 +98,7 @@ print("alive")
 
 
 def test_what_somebody_else_holds_is_handed_over_as_well(np, torch):
-    """A buffer of the tensor that is handed over keeps its memory, and so does the result, whichever goes first."""
+    """A buffer of the consumed tensor and the result both keep the memory alive, whichever is deleted first."""
     array = np.arange(4.0)
     dlx.convert(array, to="torch")
     before, live = sys.getrefcount(array), native.live()
@@ -161,7 +161,7 @@ def test_extents_that_do_not_fit(np, torch, python, target):
 
 @pytest.mark.parametrize(("source", "target"), [("torch", "numpy"), ("numpy", "torch")])
 def test_empty_arrays_of_frameworks(np, torch, source, target):
-    """What one framework makes and the other cannot hold is refused by the plan as by the conversion."""
+    """Plan and conversion refuse empty arrays that the target cannot represent."""
     if source == "numpy":  # whatever numpy holds torch holds
         for shape in ((0, 2**59), (2**30, 2**29, 0)):
             assert dlx.convert(np.zeros(shape), to="torch").shape == shape
@@ -195,7 +195,7 @@ def test_what_extents_must_keep_to_is_checked():
 
 
 def test_no_memory_for_a_storage_dtype(np, python):
-    """Memory runs out before any consumer has seen the tensor: who else holds it keeps what it reads."""
+    """Memory runs out before any consumer has seen the tensor: other holders keep their data."""
     pytest.importorskip("ml_dtypes")
     out = python(
         """

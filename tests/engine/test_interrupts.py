@@ -67,7 +67,7 @@ def test_while_a_route_is_learnt(mylib, monkeypatch, error, shape):
 
 @GO_ON
 def test_while_an_adapter_says_how_its_arrays_are_made(mylib, monkeypatch, error):
-    """An adapter that fails there goes without a fast path; one that was interrupted does not."""
+    """An adapter that fails there has no fast path; one that was interrupted keeps it."""
     monkeypatch.setattr(
         "dlx._engine.fast_path._target_fields", Once(error, sys.modules["dlx._engine.fast_path"]._target_fields)
     )
@@ -307,7 +307,7 @@ class Looked(metaclass=Meta):
 
 @pytest.mark.parametrize("shape", ["root", "list", "dict in a tuple", "lazily", "strictly", "plan"])
 def test_memory_that_runs_out_while_a_type_is_looked_at(shape):
-    """What raises when it is looked at is nothing that dlx knows, but for want of memory."""
+    """An object that raises on inspection is unknown to dlx; a MemoryError propagates."""
     calls = {
         "lazily": lambda: dlx.convert([Looked()], to="dlx", lazy=True)[0],
         "strictly": lambda: dlx.convert([Looked()], to="dlx", strict=True),
@@ -364,7 +364,7 @@ def test_memory_that_runs_out_in_somebody_elses_attribute():
 
 
 def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
-    """In every call of an adapter: a MemoryError neither disables a framework nor becomes another error."""
+    """In any call of an adapter, a MemoryError neither disables the framework nor becomes another error."""
 
     def fail(*args, **options):
         raise MemoryError("now")
@@ -424,7 +424,7 @@ def test_an_interrupt_before_a_plugin_is_loaded(mylib):
 
 
 def test_memory_that_runs_out_while_an_argument_is_written_back(np, torch, monkeypatch):
-    """It is no word about the argument."""
+    """The MemoryError propagates; the argument is not blamed."""
     function = dlx.using("torch", writes="x")(lambda x: x.add_(1))
     monkeypatch.setattr("dlx._using.write_back._copy_into", Once(MemoryError))
     with pytest.raises(MemoryError, match="now"):
@@ -432,7 +432,7 @@ def test_memory_that_runs_out_while_an_argument_is_written_back(np, torch, monke
 
 
 def test_memory_that_runs_out_while_streams_are_named(cuda, monkeypatch):
-    """A framework asked for its stream, and one that might keep a consumer's stream."""
+    """A MemoryError propagates from a framework's current stream, and from one that may keep a consumer's stream."""
 
     class Streams(Adapter):
         name = package = "sys"

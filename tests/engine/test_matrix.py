@@ -67,7 +67,7 @@ def test_the_page_is_whole(measured):
 
 
 def test_cells_of_further_frameworks_are_as_the_page_says():
-    """In the environment of each, which has its cells on the page."""
+    """Each framework is measured in its environment, which has its cells on the page."""
     wanted, written = read_page((ROOT / "docs" / "matrix.md").read_text())
     here = {name: version for name, version in read_versions(FURTHER).items() if written.get(name) == version}
     if not here:

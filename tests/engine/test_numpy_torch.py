@@ -15,7 +15,7 @@ EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (1, 0, 1)]
 
 
 def test_the_list_of_dtypes_is_complete(np, torch):
-    """The dtypes tested here are all that both frameworks know by themselves; test_dtypes.py has those of ml_dtypes."""
+    """The dtypes here are all that both frameworks know; test_dtypes.py tests the dtypes of ml_dtypes."""
     own, others = (registry.target(name).adapter.dtypes for name in ("numpy", "torch"))
     assert own.known() & others.known() - set(own.names) <= set(own.table_storage)
     assert set(own.names) & others.known() == set(DTYPES)
@@ -81,14 +81,14 @@ def test_empty_slices_with_negative_strides(np, torch, step):
 
 @pytest.mark.parametrize("code", "?bhilqpBHILQPefdFD")
 def test_every_typecode_of_numpy(np, torch, code):
-    """Types of C that have the same width as another one (long, long long) are no generic producers."""
+    """C types with the same width (long, long long) are not generic producers."""
     array = fill(np, code, (3,))
     tensor = dlx.convert(array, to="torch", copy=False)
     assert tensor.numpy().tobytes() == array.tobytes()
 
 
 def test_writes_show_on_both_sides(np, torch):
-    """Shared means shared: what one side writes the other reads."""
+    """Writes through one array are visible through the other."""
     array = np.zeros(3)
     tensor = dlx.convert(array, to="torch")
     array[0], tensor[1] = 1, 2
@@ -189,7 +189,7 @@ def test_parameters_stay_on_the_host(torch):
 
 
 def test_copy_inside_numpy_keeps_the_class(np):
-    """copy=True inside numpy is numpy's own copy: class, dtype, order and mask are kept."""
+    """copy=True inside numpy calls numpy's copy: class, dtype, order and mask are kept."""
     for array in numpy_arrays(np):
         copy = dlx.convert(array, to="numpy", copy=True)
         assert type(copy) is type(array) and copy.dtype == array.dtype and copy.tobytes() == array.tobytes()
@@ -199,7 +199,7 @@ def test_copy_inside_numpy_keeps_the_class(np):
 
 
 def test_copy_inside_torch_keeps_class_and_graph(torch):
-    """copy=True inside torch is torch's own copy: the class is kept and gradients flow through it."""
+    """copy=True inside torch calls torch's copy: the class is kept and gradients flow through it."""
 
     class Mine(torch.Tensor):
         pass
@@ -213,7 +213,7 @@ def test_copy_inside_torch_keeps_class_and_graph(torch):
 
 
 def test_detach_inside_torch(torch):
-    """detach=True gives a graph-free tensor over the same memory, and the tensor itself where there is no graph."""
+    """detach=True returns a tensor without a graph over the same memory, or the tensor itself if it has no graph."""
 
     class Mine(torch.Tensor):
         pass
@@ -256,7 +256,7 @@ def test_names_of_dlx():
 
 
 def test_like(np, torch):
-    """like= takes the framework of an example, not its class, dtype or shape."""
+    """like= uses the framework of an example, not its class, dtype or shape."""
     array = np.ones(2)
     assert type(dlx.convert(array, like=torch.zeros(3, dtype=torch.int8))) is torch.Tensor
     assert type(dlx.convert(array, like=torch.nn.Parameter(torch.ones(1)))) is torch.Tensor
@@ -267,7 +267,7 @@ def test_like(np, torch):
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", (1, 0), dlx.Device("cpu")])
 def test_device_cpu(np, torch, device):
-    """The host may be given in every spelling, without an effect."""
+    """All spellings of the host are accepted, and have no effect."""
     array = np.ones(2)
     assert dlx.convert(array, to="torch", device=device, copy=False).data_ptr() == address(array)
 
@@ -277,7 +277,7 @@ def test_device_cpu(np, torch, device):
 
 @st.composite
 def arrays(draw):
-    """A recipe of a numpy array: what to make, and how to look at it."""
+    """A recipe for a numpy array: its data and the view of it."""
     ndim = draw(st.integers(0, 4))
     shape = tuple(draw(st.lists(st.integers(0, 5), min_size=ndim, max_size=ndim)))
     steps = st.builds(slice, st.none() | st.integers(-5, 5), st.none() | st.integers(-5, 5), st.sampled_from([1, 2, 3]))
@@ -308,7 +308,7 @@ def build(np, recipe):
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(arrays())
 def test_any_array_crosses_exactly(recipe):
-    """Whatever numpy array: torch, dlx and numpy again see its bits; the plan tells sharing from copying by address."""
+    """Any numpy array keeps its bits through torch, dlx and numpy; addresses agree with the plan's outcome."""
     np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     array, copy = build(np, recipe), recipe["copy"]
     before = array.tobytes()

@@ -1,4 +1,4 @@
-"""`dlx.plan` says what `dlx.convert` does, and does nothing itself; `dlx.describe` looks without touching."""
+"""`dlx.plan` predicts `dlx.convert` without converting; `dlx.describe` inspects without a change."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def device_of(kind, device):
 
 
 def failing(error):
-    """A generic producer that raises when asked."""
+    """A generic producer whose `__dlpack__` raises."""
 
     class Failing:
         def __dlpack__(self, **options):
@@ -70,7 +70,7 @@ def failing(error):
 
 
 def odd_field(np):
-    """A field whose byte stride is no multiple of its size."""
+    """A field whose byte stride is not a multiple of its size."""
     return np.zeros(3, [("tag", "u1"), ("value", "f4")])["value"]
 
 
@@ -239,7 +239,7 @@ def name_of(case):
 
 
 def address(obj):
-    """Where an array of any kind begins; 0 if there is no telling."""
+    """Return the address of an array of any kind; 0 if unknown."""
     return obj.address if isinstance(obj, Stranger) else dlx.describe(obj).address
 
 
@@ -285,7 +285,7 @@ def test_planning_changes_nothing(np, torch, counting, source):
 
 
 def test_planning_frees_capsules_once(counting):
-    """A capsule that was only planned with is freed by its owner, and the generic producer's by its own destructor."""
+    """A planned capsule is freed by its owner, and a generic producer's capsule by its destructor."""
     before = counting.deleted
     capsule = counting.capsule((3,))
     dlx.plan(capsule, "dlx")
@@ -379,7 +379,7 @@ def test_without_probe_known_refusals_are_still_said():
 
 @pytest.mark.parametrize("source", ["array", "tensor", "leaf", "conj", "swapped"])
 def test_arrays_with_an_adapter_are_never_exported_by_a_plan(np, torch, monkeypatch, source):
-    """For arrays with an adapter a plan needs no capsule at all."""
+    """A plan needs no capsule for arrays with an adapter."""
     obj = SOURCES[source](np, torch, None)
     monkeypatch.setattr(lookup.adapter_of(obj), "export", pytest.fail)
     assert dlx.plan(obj, "dlx", detach=True).outcome in ("shared", "copied")
@@ -413,7 +413,7 @@ def test_wrong_calls(verb, why):
 
 @pytest.mark.parametrize("like", [[1], None, 3, "text"], ids=repr)
 def test_examples_that_are_no_target(like):
-    """An example that is no array of a target is refused by its type; None counts as not given."""
+    """An example that is not an array of a target is refused by its type; None counts as omitted."""
     if like is None:
         with pytest.raises(TypeError, match="neither"):
             dlx.plan(b"abc", like=None)
@@ -582,14 +582,14 @@ def test_describe_holds_nothing():
 
 
 def test_equal_plans_are_equal_and_pickle(np, torch):
-    """What a step runs is no part of its value."""
+    """The function of a step is not part of its value."""
     for obj, options in ((np.zeros(3, ">f8"), {}), (torch.zeros(3, requires_grad=True), {"detach": True})):
         plan = dlx.plan(obj, to="dlx", **options)
         assert plan.steps and plan == dlx.plan(obj, to="dlx", **options) == pickle.loads(pickle.dumps(plan))
 
 
 def test_a_subclass_with_an_export_of_its_own_is_planned_as_it_is_converted(np, torch):
-    """Only its export can tell: the array numpy sees is not asked in its place."""
+    """Only its export is used, not the array that numpy sees."""
 
     class Own(np.ndarray):
         def __dlpack__(self, **keywords):
@@ -654,7 +654,7 @@ def test_a_kept_decision_names_the_alignment_of_each_array(np, torch):
     """Arrays of one layout differ in their address only, and all of one alignment share a decision."""
     block = np.zeros(3 * 4096, "u1")
     start = -block.ctypes.data % 4096
-    dlx.plan(block, to="torch")  # whatever that loads drops what was kept
+    dlx.plan(block, to="torch")  # loading adapters clears the caches
     decisions = registry.target("torch").decisions
     decisions.clear()
     for offset, alignment in ((1, 1), (2, 2), (4097, 1), (3, 1), (6, 2)):
@@ -694,7 +694,7 @@ def test_a_copy_of_unknown_size_by_the_framework_itself(monkeypatch):
 @pytest.mark.parametrize("source", ["array", "list"])
 @pytest.mark.parametrize("name", ["readonly", "errors"])
 def test_an_array_is_no_word(np, name, source, call):
-    """It is not asked whether it equals one, which numpy refuses to answer."""
+    """It is not compared with words, which raises for numpy arrays."""
     array = np.zeros(2)
     with pytest.raises(ValueError, match=rf"^{name} must be 'copy', 'error'|^{name} must be 'raise' or") as caught:
         call([array] if source == "list" else array, to="dlx", **{name: array})

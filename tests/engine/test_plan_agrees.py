@@ -66,7 +66,7 @@ OPTIONS = st.fixed_dictionaries({
 
 
 def told(error):
-    """Return what is known of an error, or of each in a group."""
+    """Return the properties of an error, or of each error in a group."""
     if isinstance(error, ExceptionGroup):
         return [*map(told, error.exceptions)]
     return type(error), error.reason, error.fix, error.path
@@ -92,7 +92,7 @@ def paths(obj, path=()):
 @settings(max_examples=examples(1200), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from([*installed_targets(), "arrow"]), OPTIONS)
 def test_plan_says_what_convert_does(data, to, options):
-    """Of a tree, eagerly and lazily, and of each element by itself."""
+    """Plans agree with conversions of trees, eager and lazy, and of each element."""
     root = tree(data.draw)
     plan = dlx.plan(root, to, **options)
     error = None
@@ -116,7 +116,7 @@ def check(plan, source, result):
     try:
         shares = dlx.shares_memory(source, result)
         nbytes = dlx.describe(result).nbytes
-    except DlxError:  # its own framework takes what no other one does
+    except DlxError:  # its own framework accepts arrays that no other does
         return
     if nbytes and plan.outcome != "same":
         assert shares == (plan.outcome == "shared") and (plan.outcome == "copied") == (plan.nbytes > 0)

@@ -43,7 +43,7 @@ def raw(np, obj):
 
 
 def address(np, array):
-    """Where an array begins."""
+    """Return the address of an array."""
     return np.asarray(array).__array_interface__["data"][0]
 
 
@@ -94,7 +94,7 @@ def test_copy_true_is_never_refused(np, torch, make):
 
 @pytest.mark.parametrize("copy", [None, False])
 def test_readonly_share_aliases(np, torch, copy):
-    """readonly="share" gives the memory out writable, because you said so, and the plan says it."""
+    """readonly="share" exports the memory as writable, at your request, and the plan shows it."""
     array = np.arange(4.0)
     source = locked(np, array[:])
     tensor = dlx.convert(source, to="torch", readonly="share", copy=copy)
@@ -117,7 +117,7 @@ def test_readonly_share_still_copies_what_must_be_copied(np, torch):
 @pytest.mark.parametrize("readonly", ["copy", "error", "share"])
 @pytest.mark.parametrize("copy", [None, False])
 def test_numpy_results_are_never_made_writable(np, make, readonly, copy):
-    """A shared numpy result says read-only, whatever readonly= says."""
+    """A shared numpy result is marked read-only with every readonly=."""
     source = make()
     result = dlx.convert(dlx.convert(source, to="dlx"), to="numpy", readonly=readonly, copy=copy)
     assert not result.flags.writeable
@@ -126,7 +126,7 @@ def test_numpy_results_are_never_made_writable(np, make, readonly, copy):
 
 
 def test_dlx_tensor_keeps_the_bit(np, make):
-    """Through numpy -> dlx -> numpy memory stays shared and read-only."""
+    """Memory stays shared and read-only from numpy to dlx and back."""
     source = make()
     tensor = dlx.convert(source, to="dlx", copy=False)
     assert tensor.readonly and tensor.flags & 1
@@ -142,7 +142,7 @@ def test_a_copy_is_writable(np, make):
 
 
 def test_legacy_capsules_are_refused():
-    """A capsule from before DLPack 1.0 cannot say read-only, so it is not given out; a copy is."""
+    """A legacy capsule (before DLPack 1.0) has no read-only flag, so it is refused, and a copy is exported."""
     tensor = dlx.convert(b"1234", to="dlx")
     for options in ({}, {"max_version": None}, {"max_version": (0, 8)}):
         with pytest.raises(errors.ReadOnlyError, match="legacy"):
@@ -172,7 +172,7 @@ def test_readonly_does_not_act_inside_a_framework(np):
 
 
 def test_readonly_does_not_act_where_it_can_be_said(np):
-    """readonly="error" is about consumers that cannot say read-only; dlx.Tensor and numpy can."""
+    """readonly="error" affects only consumers without read-only arrays; dlx.Tensor and numpy have them."""
     assert dlx.convert(b"1234", to="dlx", readonly="error", copy=False).readonly
     assert not dlx.convert(b"1234", to="numpy", readonly="error", copy=False).flags.writeable
 

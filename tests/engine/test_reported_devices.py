@@ -1,4 +1,4 @@
-"""A framework that takes host memory only and has arrays on a GPU as well: they are where they say that they are."""
+"""Frameworks that import host memory only but also have GPU arrays: each array reports its device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ slow = dlx.convert.__wrapped__
 
 
 class HostAdapter(Adapter):
-    """It knows nothing of its arrays before they are exported, as that of tensorflow."""
+    """It knows nothing about its arrays before they are exported, like tensorflow's adapter."""
 
     def __init__(self, framework):
         self.framework = framework
@@ -34,7 +34,7 @@ class HostAdapter(Adapter):
 
 
 class CopyingAdapter(HostAdapter):
-    """It copies within the framework, as that of paddle."""
+    """It copies within the framework, like paddle's adapter."""
 
     def copy(self, obj, device=None):
         self.framework.copied = device
@@ -67,7 +67,7 @@ def test_memory_on_a_gpu_is_not_the_host_s(lib, convert):
 
 
 def test_what_it_does_not_move_itself_dlx_moves(monkeypatch, cuda):
-    """By way of an export, which has the blockers of one, as gradients in paddle; the plan says so."""
+    """It is exported and moved; blockers of exports apply, such as gradients in paddle; the plan shows this."""
 
     class Moved(CopyingAdapter):
         def __init__(self, *args):
@@ -104,7 +104,7 @@ def test_what_it_cannot_hold_is_refused(lib):
 
 
 def test_its_export_is_told_the_consumers_stream(lib, monkeypatch, cuda):
-    """Where an array is is known before its export: the stream of the consumer is passed."""
+    """An array's device is known before its export, so dlx passes the consumer's stream."""
     consumer = gpulib.install(monkeypatch, "libgpu", cuda)
     with consumer.on(cuda.stream(), 0) as stream:
         result = dlx.convert(lib.made(0), to="libgpu")
@@ -126,7 +126,7 @@ def test_results_of_functions_come_back_on_the_host(lib):
 
 
 def test_a_broken_answer_is_an_error_of_dlx(lib, monkeypatch):
-    """What an array says of its device is checked."""
+    """The device that an array reports is checked."""
     monkeypatch.setattr(lib.Array, "__dlpack_device__", lambda self: "gpu")
     with pytest.raises(errors.DlxError, match="__dlpack_device__"):
         dlx.convert(lib.made(0), to="libhost", device="cpu")

@@ -11,7 +11,7 @@ from support.stress.storage_actions import ACTIONS, FORKS, PRELUDE
 import dlx
 from dlx import errors
 
-# ---- 40 MB in a process of its own, since a broken promise is a crash -----------------------------------------------
+# ---- 40 MB in a separate process, since a broken promise is a crash --------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def test_these_tests_can_fail(np, torch):
         storage = StorageWeakRef(tensor.untyped_storage())
         result = convert(tensor)
         tensor.set_()
-        return storage.expired(), result  # nobody reads the result
+        return storage.expired(), result  # the result is not read
 
     assert lost(np.from_dlpack)[0]
     for target in ("numpy", "dlx"):
         assert not lost(lambda tensor: dlx.convert(tensor, to=target))[0]  # noqa: B023
 
 
-# ---- what pinning costs ----------------------------------------------------------------------------------------------
+# ---- the cost of pinning ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["numpy", "dlx"])
@@ -93,7 +93,7 @@ def test_looking_pins_nothing(np, torch, target):
 
 
 def test_metadata_is_a_snapshot(np, torch):
-    """Shape and strides of a dlx.Tensor are its own: in-place changes of the source's metadata do not show."""
+    """A dlx.Tensor copies shape and strides: in-place changes of the source's metadata have no effect."""
     tensor = torch.arange(6.0).reshape(2, 1, 3)
     result = dlx.convert(tensor, to="dlx")
     tensor.squeeze_().transpose_(0, 1)

@@ -48,7 +48,7 @@ STREAMS = ["own", "legacy", "per-thread"]
 @pytest.mark.parametrize("consumer", STREAMS)
 @pytest.mark.parametrize("producer", STREAMS)
 def test_the_consumers_stream_waits(cuda, lib_a, lib_b, producer, consumer):
-    """Whatever the two current streams are, the consumer's next kernel reads finished data, in the same memory."""
+    """For any two current streams, the consumer's next kernel reads finished data in the same memory."""
     p, c = pick(cuda, producer), pick(cuda, consumer)
     with lib_a.on(p), lib_b.on(c):
         array = lib_a.made()
@@ -74,7 +74,7 @@ def test_the_same_stream_calls_nothing(cuda, lib_a, lib_b):
     """No event, no wait, no query: not one call but those that make the device current."""
     with lib_a.on(cuda.stream()) as p, lib_b.on(p.ptr):
         array = lib_a.made()
-        with driver.at(array.device):  # the first time has calls of its own
+        with driver.at(array.device):  # the first time has additional calls
             pass
         cuda.forget()
         result = dlx.convert(array, to="libb")
@@ -97,7 +97,7 @@ def test_a_stream_that_is_said(cuda, lib_a, lib_b, as_object):
     ("stream", "message"), [(0, "Pass 1"), ("x", "is not a stream"), (gpulib.Stream(5, 1), "device 1")]
 )
 def test_what_is_no_stream_is_refused_before_the_producer_is_asked(cuda, lib_a, lib_b, stream, message):
-    """And nothing is ordered."""
+    """Invalid streams are refused, and nothing is ordered."""
     array = lib_a.made()
     with pytest.raises(StreamError, match=message):
         dlx.convert(array, to="libb", stream=stream)
@@ -114,7 +114,7 @@ def test_a_producer_with_a_current_stream_orders_nothing_itself(cuda, lib_a, lib
 
 @pytest.mark.parametrize(("consumer", "told"), [("own", "it"), ("legacy", "it"), ("per-thread", "ours")])
 def test_a_producer_without_a_current_stream_gets_the_consumers(cuda, lib_e, lib_b, consumer, told):
-    """It makes that stream wait itself; 2, which many refuse, is waited for by dlx's own stream."""
+    """It makes that stream wait. Many producers refuse 2, so dlx passes its work stream, for which stream 2 waits."""
     p, c = cuda.stream(), pick(cuda, consumer)
     with lib_e.on(p), lib_b.on(c):
         result = dlx.convert(lib_e.made(), to="libb")
@@ -123,7 +123,7 @@ def test_a_producer_without_a_current_stream_gets_the_consumers(cuda, lib_e, lib
 
 
 def test_a_consumer_of_a_copy_elsewhere_is_not_bothered(cuda, lib_e, lib_b):
-    """Its stream on the source's device reads nothing: dlx's own waits, on which the copy is made."""
+    """The consumer's stream on the source's device does not wait, since dlx copies on its own stream there."""
     with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
         result = dlx.convert(lib_e.made(), to="libb", device="cuda:1")
         assert lib_e.heard == [driver.work_stream(dlx.Device("cuda")).handle]
@@ -131,7 +131,7 @@ def test_a_consumer_of_a_copy_elsewhere_is_not_bothered(cuda, lib_e, lib_b):
 
 
 class Silent:
-    """An object that says only with its capsule where it is; without a stream it makes the legacy stream wait."""
+    """An object whose device is known only from its capsule; without a stream it makes the legacy stream wait."""
 
     def __init__(self, cuda, tensor, on):
         self.tensor, self.on = tensor, on
@@ -324,7 +324,7 @@ def test_memory_of_arrays_with_streams_of_their_own_is_not_reused_either(cuda, l
 
 
 def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
-    """A consumer's own from_dlpack names its current stream by number: dlx finds the object, and waits for it."""
+    """A consumer's from_dlpack passes its current stream as a number: dlx finds the stream object, and waits for it."""
     with lib_a.on(cuda.stream()):
         tensor = dlx.convert(lib_a.made(), to="dlx")
     with lib_b.on(cuda.stream()) as c:
@@ -342,7 +342,7 @@ def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
 
 
 def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monkeypatch):
-    """One that is imported and does not work, a build for another driver say, hides no other's stream."""
+    """A framework that is imported but broken (built for another driver) hides no other framework's stream."""
     broken, lib_b = (gpulib.install(monkeypatch, name, cuda) for name in ("broken", "libb"))
     monkeypatch.setattr(broken.adapter, "streams", StreamSupport(current=lambda device: 1 / 0))
     tensor = dlx.convert(lib_a.made(), to="dlx")
@@ -451,7 +451,7 @@ def test_after_a_fork(python, fake_driver):
 @pytest.mark.parametrize("side", ["producer", "consumer"])
 @pytest.mark.parametrize("to", ["libb", "libe", "numpy"])
 def test_a_capture_is_not_broken(cuda, lib_a, lib_b, lib_e, side, to, np):
-    """A conversion that would break a capture is refused, and the capture goes on."""
+    """A conversion that would break a capture is refused, and the capture continues."""
     p, c = cuda.stream(), cuda.stream()
     with lib_a.on(p), lib_b.on(c), lib_e.on(c):
         array = lib_a.made()
@@ -486,7 +486,7 @@ def test_one_stream_in_a_capture(cuda, lib_a, lib_b):
 
 
 def fill(array, values):
-    """Put values where the array is, behind the driver's back."""
+    """Write values to the array's memory without the driver."""
     array.framework.cuda.poke(array.ptr, bytes(values))
 
 
@@ -496,7 +496,7 @@ def content(array):
 
 
 def test_device_to_host(cuda, np, lib_a):
-    """Numpy gets a copy, made after the producer's kernels, said in the plan with its bytes."""
+    """The result is a copy, made after the producer's kernels; the plan shows its bytes."""
     with lib_a.on(cuda.stream()):
         array = lib_a.made()
         fill(array, range(N))
@@ -526,7 +526,7 @@ def test_host_to_device(cuda, np, lib_b, device):
 
 
 def test_device_to_device(cuda, lib_a, lib_b):
-    """From cuda:1 to cuda:0: one copy, waited for by the consumer; the source stays until it is made."""
+    """From cuda:1 to cuda:0: one copy, for which the consumer waits; the source stays alive until it is done."""
     with lib_a.on(cuda.stream(1), 1), lib_b.on(cuda.stream()):
         array = lib_a.made(1)
         fill(array, range(N))
@@ -549,7 +549,7 @@ def test_dlx_tensors_move_and_are_copied(cuda, lib_a):
         array = lib_a.made(1)
         fill(array, range(N))
         there = dlx.convert(array, to="dlx")
-    c = cuda.stream(blocking=True)  # nobody keeps it, so that the legacy stream is asked when it is done
+    c = cuda.stream(blocking=True)  # not kept alive, so dlx queries the legacy stream for its completion
     for tensor, place in (
         (dlx.convert(there, to="dlx", device="cuda:0"), (2, 0)),
         (dlx.convert(there, to="dlx", copy=True), (2, 1)),
@@ -580,7 +580,7 @@ def test_gaps_are_closed_before_a_move(cuda, lib_b):
         cuda.forget()
         result = dlx.convert(tensor, to="libb", device="cuda:0")
         assert cuda.count("cuMemcpy2DAsync", "cuMemcpyAsync") < 10 and cuda.count("cuMemcpyPeerAsync") == 1
-        assert cuda.syncs == 1  # for the source, whose writers nobody knows; the compact copy has none
+        assert cuda.syncs == 1  # for the source, whose writers are unknown; the compact copy has no other writers
     assert not cuda.read(c, result.ptr, 2 * n)
     assert cuda.peek(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
 
@@ -655,7 +655,7 @@ def test_while_another_device_is_current(cuda, lib_a, lib_b):
 
 
 def test_a_copy_on_the_device(cuda, lib_a, lib_b):
-    """copy=True stays on the device; each stream waits where it must."""
+    """copy=True stays on the device; streams wait only if necessary."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
         array = lib_a.made()
         fill(array, range(N))
@@ -678,7 +678,7 @@ def test_many_copies(cuda, lib_a, lib_b, to):
 
 
 def test_read_only_on_a_device(cuda, lib_a, lib_b):
-    """A consumer that cannot say read-only gets a copy, or an error."""
+    """A consumer without read-only arrays gets a copy, or an error."""
     with lib_b.on(cuda.stream()):
         array = lib_a.made(readonly=True)
         result = dlx.convert(array, to="libb")
@@ -712,7 +712,7 @@ def test_managed_memory_is_read_by_the_host_as_it_is(cuda, np, lib_a):
 
 
 def test_managed_memory_for_a_consumer_of_device_memory(cuda, lib_a, lib_b):
-    """It is called what the consumer knows; dlx keeps its true name."""
+    """The consumer gets it as device memory; dlx keeps its real device type."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
         array = lib_a.made(1, kind=MANAGED)
         with lib_a.on(cuda.stream(1), 1):
@@ -753,7 +753,7 @@ def test_a_failing_driver_is_named(cuda, lib_a, lib_b, call):
             dlx.convert(array, to="libb")
 
 
-# ---- what plans say --------------------------------------------------------------------------------------------------
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
 
 def over(cuda, kind, dtype="uint8"):
@@ -783,7 +783,7 @@ def over(cuda, kind, dtype="uint8"):
     ],
 )
 def test_a_plan_says_what_happens(cuda, np, lib_b, kind, to, copy, outcome, place):
-    """Where the result is, and whether it is a copy; bytes are those that are copied."""
+    """The plan has the result's device, whether it is a copy, and the copied bytes."""
     tensor = over(cuda, kind)
     plan = dlx.plan(tensor, to, copy=copy)
     assert (plan.outcome, str(plan.device), plan.nbytes) == (outcome, place, N * (outcome == "copied"))
@@ -817,7 +817,7 @@ def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a,
 
 @pytest.mark.parametrize("device", [None, "cuda:1"])
 def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
-    """Dlx does that on the host only: said beforehand, with the way round it."""
+    """Only the host unpacks; the plan refuses, with a workaround."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
     lib_b.adapter.capabilities = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")

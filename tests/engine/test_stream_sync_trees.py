@@ -33,7 +33,7 @@ def flat(tree):
 @pytest.mark.parametrize("consumer", ["own", "legacy", "per-thread"])
 @pytest.mark.parametrize("producer", ["own", "legacy", "per-thread"])
 def test_any_number_costs_two_calls(cuda, lib_a, lib_b, producer, consumer, shape):
-    """For every pair of streams and every shape of container; none at all where they are one stream."""
+    """For every pair of streams and every container; no calls if both are the same stream."""
     handles = {"own": cuda.stream, "legacy": lambda: LEGACY, "per-thread": lambda: PER_THREAD}
     p, c = handles[producer](), handles[consumer]()
     with lib_a.on(p), lib_b.on(c):
@@ -56,7 +56,7 @@ def test_without_order_all_would_race(cuda, lib_a, lib_b, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("side", ["producer", "consumer"])
 def test_a_capture_is_not_broken(cuda, lib_a, lib_b, side, shape):
-    """Refused before anything is handed over; the capture goes on."""
+    """The tree is refused before anything is handed over; the capture continues."""
     p, c = cuda.stream(), cuda.stream()
     handed = []
     lib_b.adapter.load = lambda tensor: handed.append(tensor)
@@ -123,7 +123,7 @@ def test_fresh_tensors_of_dlx(cuda, lib_b):
 
 
 def test_all_of_it_waits_for_the_consumer(cuda, lib_a, lib_b):
-    """Nothing of a dropped tree goes back to the producer's allocator while the consumer's stream is busy."""
+    """No memory of a dropped tree returns to the producer's allocator while the consumer's stream is busy."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
         result = dlx.convert(SHAPES["many"](lib_a.made), to="libb")
         cuda.stall(c.ptr)
@@ -200,7 +200,7 @@ def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
 @pytest.mark.parametrize("consumer", ["own", "legacy", "per-thread"])
 @pytest.mark.parametrize("producer", ["own", "legacy", "per-thread"])
 def test_an_element_is_ordered_when_it_is_asked_for(cuda, lib_a, lib_b, producer, consumer, said):
-    """Not when the view is made; once each; a second look costs nothing."""
+    """Elements are ordered on first access, once each, not when the view is created."""
     handles = {"own": cuda.stream, "legacy": lambda: LEGACY, "per-thread": lambda: PER_THREAD}
     p, c = handles[producer](), handles[consumer]()
     with lib_a.on(p), lib_b.on(c):

@@ -1,4 +1,4 @@
-"""`dlx.convert` in functions that torch.compile traces: in the graph where a tensor stays one, else a graph break."""
+"""`dlx.convert` under torch.compile: part of the graph if a tensor stays a tensor, otherwise a graph break."""
 
 # ruff: noqa: B008, D103, RUF015
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the code
 
 @pytest.fixture(autouse=True)
 def forget():
-    """Compiled code keeps what it was guarded by."""
+    """Reset torch.compile: compiled code keeps the objects in its guards alive."""
     yield
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"]._dynamo.reset()
@@ -60,7 +60,7 @@ async def doubling_each(a):
 
 
 def step(coroutine):
-    """Run a coroutine that waits for nothing, in a frame that is no coroutine."""
+    """Run a coroutine that never waits, in a frame of a plain function."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -196,7 +196,7 @@ def borrowing(x):
 
 @pytest.mark.parametrize("kind", READ)
 def test_other_functions_and_views_end_the_graph(np, torch, kind):
-    """With right values; with ``fullgraph=True`` they raise."""
+    """They return correct values; with ``fullgraph=True`` they raise."""
     function, x = READ[kind](np.full(3, 3, np.float32)), torch.arange(3.0)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: function(x + 1) - 1, backend="eager")
@@ -225,7 +225,7 @@ def test_a_tensor_stays_in_the_graph(torch):
 
 @pytest.mark.parametrize("kind", [*OUT_OF_A_GRAPH, *ANOTHER_FUNCTION])
 def test_what_leaves_the_graph_says_so(np, torch, kind):
-    """With ``fullgraph=True``, in a sentence of dlx."""
+    """With ``fullgraph=True``, dlx raises an error with a reason."""
     function, x = (OUT_OF_A_GRAPH | ANOTHER_FUNCTION)[kind], torch.arange(3.0)
     torch._dynamo.reset()
     said = r"cannot trace dlx\.convert: torch\.compile supports it only from torch to torch"

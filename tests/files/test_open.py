@@ -285,7 +285,7 @@ def test_the_device_is_that_of_convert(checkpoint, cuda):
     assert str(dlx.open(checkpoint, device="cpu")["b"].device) == "cpu"
 
 
-# ---- files that are not what they say --------------------------------------------------------------------------------
+# ---- truncated, damaged and mislabelled files ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SMALL)

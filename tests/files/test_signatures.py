@@ -158,7 +158,7 @@ def test_files_of_other_libraries(tmp_path, np, torch):
 
 
 def test_what_dlx_reads_is_not_hidden(tmp_path, np):
-    """A .safetensors header length may begin with any two bytes, also those of gzip."""
+    """A .safetensors header length may begin with any two bytes, even the signature of gzip."""
     for length in (0x8B1F, 0x4D42, 0x2020, 0x3C3C):
         raw = json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode().ljust(length)
         (tmp_path / "x").write_bytes(len(raw).to_bytes(8, "little") + raw + b"ab")

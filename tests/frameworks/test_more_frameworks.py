@@ -274,7 +274,7 @@ def test_memory_on_a_gpu_is_where_the_array_says(framework, monkeypatch):
         with pytest.raises(errors.CopyRequiredError, match="cuda:1"):
             dlx.convert.__wrapped__(x, framework.name, device="cpu", copy=False)
         assert type(dlx.convert.__wrapped__(x, framework.name, device="cpu")) is type(x)
-    else:  # dlx moves it, and there is no driver
+    else:  # dlx would move it, but has no driver
         assert isinstance(plan.error, errors.DeviceError)
         assert "cuda:1" in str(plan.error)
 

@@ -24,7 +24,7 @@ def array():
 
 
 def test_a_target_that_xarray_cannot_hold_gives_the_array_alone(array):
-    """In place."""
+    """The target's array is returned without the DataArray."""
     result = dlx.convert(array, to="dlx", copy=False)
     assert isinstance(result, dlx.Tensor) and result.data_ptr == array.data.ctypes.data
     assert isinstance(dlx.convert(xr.Variable("x", np.ones(3)), to="dlx"), dlx.Tensor)

@@ -84,7 +84,7 @@ def test_numbers_are_shared_and_read_only(text, released):
 
 
 def test_a_column_is_planned_and_described_as_an_array(np):
-    """A column's plan and description are those of an array of its type."""
+    """A column has the same plan and description as an array of its type."""
     plan = dlx.plan(column(1, 2), to="numpy")
     assert (plan.outcome, plan.leaves) == ("shared", ()) and plan.source.shape == (2,)
     info = dlx.describe(column(1, 2))
@@ -676,7 +676,7 @@ def test_an_event_is_waited_for(cuda):
         library.cuEventDestroy_v2(event)
 
 
-# ---- given out -------------------------------------------------------------------------------------------------------
+# ---- exports ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 16, 64, 65])

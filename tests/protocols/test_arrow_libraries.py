@@ -115,7 +115,7 @@ CHUNKED = {
 
 @pytest.mark.parametrize("kind", CHUNKED)
 def test_chunks_are_joined_and_never_in_silence(np, kind):
-    """Joined chunks are a reported copy, also if the library's ``__arrow_c_array__`` would join them."""
+    """Joined chunks are a reported copy, even if the library's ``__arrow_c_array__`` would join them."""
     column = CHUNKED[kind]()
     for _ in range(2):  # the second time through the fast path
         with pytest.raises(errors.CopyRequiredError, match="2 chunks"):

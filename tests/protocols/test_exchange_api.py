@@ -141,7 +141,7 @@ def test_guards_are_asked(torch, table):
 
 @pytest.mark.parametrize("source", [3, None, object(), [b"abc"], {"a": b"abc"}], ids=lambda obj: type(obj).__name__)
 def test_what_is_no_array_is_refused(table, source):
-    """The errors are those of dlx.from_dlpack."""
+    """The errors are the same as from dlx.from_dlpack."""
     with pytest.raises(errors.AdapterNotFoundError, match=r"it is not an array|not one array"):
         table.export(source)
 

@@ -506,7 +506,7 @@ VIEWED = {
 @pytest.mark.parametrize("how", CONSUMERS)
 @pytest.mark.parametrize("viewed", VIEWED)
 def test_a_viewed_capsule_is_given_back(counting, failing, how, viewed):
-    """The capsule is restored, also if the consumer received a view of it."""
+    """The capsule is restored, even if the consumer received a view of it."""
     what, options, target = VIEWED[viewed]
     if target != "dlx":
         pytest.importorskip(target)
@@ -529,7 +529,7 @@ def test_a_viewed_capsule_is_given_back(counting, failing, how, viewed):
 
 @both
 def test_a_capsule_is_given_back_where_it_cannot_even_be_described(counting, failing, monkeypatch, legacy):
-    """The capsule is restored, also if the error message runs out of memory."""
+    """The capsule is restored, even if the error message runs out of memory."""
 
     def no_memory(*args):
         raise MemoryError

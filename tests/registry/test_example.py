@@ -1,6 +1,6 @@
 """The example distribution, built and installed like a third party's, without changes to dlx.
 
-What numpy's arrays get (the fast path, policies, plans, trees, the command) its arrays get by the same means.
+Its arrays have the same features as numpy's: the fast path, policies, plans, trees, the command.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     python = tmp_path / "env" / "bin" / "python"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"  # 3.14t without the GIL
     packages = tmp_path / "env" / "lib" / version / "site-packages"
-    # dlx and what it needs, as an installed dlx would bring them.
+    # dlx and its requirements, like in an installation.
     there = [ROOT, ROOT / "adapters", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     (packages / "dlx_and_its_needs.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(map(str, there))))
     install(tmp_path, "--python", python, "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index")
     assert (packages / "dlx_example.py").exists()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of this environment
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins of this environment
     done = subprocess.run(
         [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests"],
         capture_output=True, text=True, env=env, cwd=tmp_path / "source", timeout=240, check=False,
@@ -180,7 +180,7 @@ def test_options_take_the_fast_path_as_they_do_for_numpy(ea, fast_path, np, opti
 
 
 def test_its_own_dtypes_take_the_fast_path(ea, fast_path):
-    """Among them bfloat16 under its own name, and a dtype without a standard DLPack code."""
+    """They include bfloat16 under its own name, and a dtype without a standard DLPack code."""
     convert, slow = fast_path
     for dtype, values in ((ea.brain16, [1.5, -2.0]), (ea.posit16, [0x4000, 0xC000])):
         tensor = convert(ea.array(values, dtype), to="dlx")
@@ -236,7 +236,7 @@ def test_nothing_leaks_by_the_fast_path(ea, np):
     assert gone() is None
 
 
-# ---- policies, beside numpy's ----------------------------------------------------------------------------------------
+# ---- policies, compared with numpy's ---------------------------------------------------------------------------------
 
 
 def pair(ea, np, what):
@@ -364,7 +364,7 @@ def test_its_containers_are_trees(ea, np):
     assert type(result) is ea.Bundle and result.label == "weights" and list(result) == ["a", "b", "c"]
     assert result["a"] is result["b"][0] and result["b"][1] == "text" and bundle["a"] is array
     plan = dlx.plan(bundle, to="numpy")
-    assert [leaf.path for leaf in plan.leaves] == ["obj['a']"]  # the same array again is no further leaf
+    assert [leaf.path for leaf in plan.leaves] == ["obj['a']"]  # a repeated array is not another leaf
     with pytest.raises(ConversionError, match=r"at obj\['x'\]\['y'\]"):
         dlx.convert({"x": ea.Bundle("", {"y": array.negated()})}, to="numpy", copy=False)
 

@@ -194,7 +194,7 @@ def test_threads_that_need_a_plugin_at_a_time(site):
 
 # ---- broken ----------------------------------------------------------------------------------------------------------
 
-BROKEN = {  # a plugin's code -> what the sentence says
+BROKEN = {  # a plugin's code -> part of the message
     "import error": ("import nothing_of_this_name", "is broken: ModuleNotFoundError: No module named 'nothing_of_this"),
     "import raises": ("raise OSError('libx.so')", "is broken: OSError: libx.so. Repair or uninstall dlx-lib."),
     "import exits": ("raise SystemExit(3)", "is broken: SystemExit: 3"),
@@ -316,7 +316,7 @@ def test_a_broken_plugin_breaks_no_other(side_by_side):
 
 
 def test_a_stale_entry_point(site):
-    """For metadata without a module, the message names both, and listings still work."""
+    """If metadata have no module, the message names both, and listings still work."""
     site.distribution("dlx-gone", {"gone": "dlx_gone", "lost": "lib:nothing"})
     out = site.error("dlx.convert(b'abc', to='gone')")
     assert out == (
@@ -749,7 +749,7 @@ def test_an_entry_point_named_after_another_package(site):
 
 
 def test_a_framework_without_a_version_is_served(site):
-    """The version is that of its distribution or unknown; known issues apply to unknown versions."""
+    """The version comes from its distribution or is unknown; known issues apply to unknown versions."""
     site.module("lib", FRAMEWORK.replace('__version__ = "1.0"', ""))
     site.plugin("dlx-lib", "lib", adapter())
     code = "import lib; print(type(dlx.convert(b'a', to=lib)).__name__, repr(dlx.adapters()))"

@@ -52,7 +52,7 @@ def test_producer_is_found_by_type(registry):
 
 
 def test_the_nearest_listed_type_wins(monkeypatch, mylib):
-    """The adapter of a subclass has precedence over that of its base."""
+    """The adapter of a subclass has precedence over the adapter of its base."""
 
     class Other(MyLib):
         name = "other"
@@ -455,7 +455,7 @@ def test_dtypes_map_both_ways(np):
 
 
 def test_torch_dtypes_map_both_ways(torch):
-    """As for numpy; dtypes without a DLPack equivalent are in neither direction."""
+    """They map like numpy's; dtypes without a DLPack equivalent are in neither direction."""
     dtypes = Registry().target("torch").adapter.dtypes
     assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= dtypes.known()
     for name in dtypes.known():

@@ -80,7 +80,7 @@ def test_a_planted_fault_is_found(objects, tmp_path, fault):
 
 
 def test_without_clang_fuzzing_says_so():
-    """It says what is missing, and how it is had."""
+    """The message names the missing tool and how to install it."""
     command = program("stress.fuzz_core")
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no clang here (Debian: apt install clang)" in done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""Interrupts wherever Python looks for signals in dlx's code, some of those of `nox -s interrupts`."""
+"""Interrupts at points where Python checks for signals in dlx's code; a sample of `nox -s interrupts`."""
 
 from __future__ import annotations
 

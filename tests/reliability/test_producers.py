@@ -16,7 +16,7 @@ from dlx import errors
 
 
 def fuzz(*arguments, path=None):
-    """Run the program; return (exit status, what it printed)."""
+    """Run the program; return (exit status, output)."""
     env = {**os.environ, "PYTHONPATH": str(path or "")}
     command = program("producers.fuzz", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=250, check=False)
@@ -25,7 +25,7 @@ def fuzz(*arguments, path=None):
 
 @pytest.mark.slow
 def test_generated_producers():
-    """The short form of `nox -s fuzz-producers`: a seed of its own each day would find more, and fail at random."""
+    """A short `nox -s fuzz-producers` with a fixed seed: random seeds would find more, but fail at random."""
     status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")
     assert status == 0, out
     assert "2500 cases, 0 faults" in out

@@ -1,4 +1,4 @@
-"""Many calls of every kind, a few of what `nox -s soak` makes: each gives what it gave first, and nothing is left."""
+"""A short `nox -s soak`, many calls of every kind: each has the same result as the first, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_container_that_changes_meanwhile():
 
 @pytest.mark.slow
 def test_everything_at_once():
-    """Every public call in four threads that change what they share, in a process of its own."""
+    """Every public call in four threads that change shared objects, in a separate process."""
     command = program("stress.threads", "--threads", 4, "--seconds", 3, "--seed", 1, options=("-X", "faulthandler"))
     done = subprocess.run([*command, "--frameworks", "numpy"], capture_output=True, text=True, timeout=250, check=False)
     if "numpy is not installed" in done.stdout:

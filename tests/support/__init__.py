@@ -1,1 +1,1 @@
-"""What several tests need: objects to convert, programs that run in their own process, and tools."""
+"""Helpers of several tests: objects to convert, programs that run in a separate process, and tools."""

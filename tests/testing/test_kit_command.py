@@ -64,7 +64,7 @@ def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
 
 
 def test_a_broken_promise_is_status_1_with_its_reproduction():
-    """What was seen, and how to see it again."""
+    """The output has the observation and a reproduction."""
     done = command("support.kit.libraries:subject_copy-true", *only("copy-true"))
     assert done.returncode == 1
     assert "breaks   producer copy-true" in done.stdout and "copy=True shares" in done.stdout
@@ -91,7 +91,7 @@ def test_what_cannot_be_graded_is_status_2(args, words):
 
 
 def test_json_holds_everything():
-    """For programs: promise, kind, severity, status, what was seen, the reproduction."""
+    """JSON has promise, kind, severity, status, observation and reproduction."""
     done = command("support.kit.libraries:subject_copy-true", "--json", *only("copy-true", "copy-false"))
     found = json.loads(done.stdout)
     assert found["schema"] == 1
@@ -103,7 +103,7 @@ def test_json_holds_everything():
 
 
 def test_an_exception_is_declared_with_a_reason():
-    """It is shown with its reason, and is no failure."""
+    """It is shown with its reason, and does not fail."""
     done = command(
         "support.kit.libraries:subject_copy-true", *only("copy-true"), "--except", "copy-true=it never copies"
     )
@@ -317,7 +317,7 @@ def test_what_nobody_reads_is_no_error():
 
 
 def test_the_page_is_written(tmp_path):
-    """Of grades that the command printed, by the tool of the documentation; a kit that failed is status 2."""
+    """The documentation's tool writes the page from printed grades; a failed kit is status 2."""
     done = command("support.kit.libraries:subject_good", "--json", *only("copy-true"))
     (tmp_path / "grades.json").write_text(done.stdout)
     failed = json.loads(done.stdout)

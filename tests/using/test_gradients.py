@@ -278,7 +278,7 @@ def test_methods_keep_their_object():
 
 
 def test_a_result_used_twice_and_backward_run_twice():
-    """As for functions of torch: gradients add up, and a freed graph raises."""
+    """Gradients add up, and a freed graph raises, like for functions of torch."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = dlx.using("jax", grad=True)(lambda x: x * x)(x)
     (y + 3 * y).sum().backward(retain_graph=True)
@@ -350,7 +350,7 @@ def test_results_and_gradients_can_be_written_to_by_themselves():
 
 
 def test_what_was_written_to_meanwhile_is_noticed():
-    """Torch detects it, as for its own functions."""
+    """Torch detects it, like for its own functions."""
     x = torch.ones(4, requires_grad=True)
     shifted = x + 1
     y = dlx.using("jax", grad=True)(jnp.exp)(shifted)
@@ -494,7 +494,7 @@ def test_what_cannot_cross_is_refused_by_its_place():
         dlx.using("jax", grad=True)(lambda x: x)(torch.ones(2, dtype=torch.float64, requires_grad=True))
 
 
-# ---- torch calls what jax has compiled -------------------------------------------------------------------------------
+# ---- torch calls functions compiled by jax ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_writes_before_an_error_are_written_back_as_well(np, torch):
     assert base.tolist() == [1, 1, 1]
 
 
-# ---- what is decorated -----------------------------------------------------------------------------------------------
+# ---- decorated functions ---------------------------------------------------------------------------------------------
 
 
 def test_name_signature_and_documentation_survive(torch):
@@ -580,7 +580,7 @@ def test_a_refused_write_back_is_not_swallowed_when_a_generator_is_closed(np, to
 
 
 def test_arrays_that_a_parameter_makes_anew_are_declared_as_well(np, torch):
-    """It refers to the arrays of this call, not to those of an earlier flattening."""
+    """It refers to the arrays of this call, not of an earlier flattening."""
 
     class Pair:
         def __init__(self, base):
@@ -650,7 +650,7 @@ class Computed:
 
 
 def test_an_argument_that_cannot_be_read_is_refused(np, torch):
-    """The error is that of `convert`, with the parameter's name, in every call."""
+    """Every call raises the error of `convert`, with the parameter's name."""
     function = dlx.using("numpy")(lambda x, m=None: x)
     for call in (lambda: function(torch.ones(2), Computed()), lambda: function(torch.ones(2), m=[Computed()])):
         for _ in range(2):

@@ -122,7 +122,7 @@ def below(args):
 
 
 def check(result, wanted, callers, *, lazy):
-    """Check that a result is that of the undecorated function for the caller's objects."""
+    """Check that a result equals the undecorated function's result for the caller's objects."""
     if parts(wanted) is None or any(wanted is each for each in callers):
         if not lazy or not isinstance(result, View):
             assert result is wanted
@@ -176,7 +176,7 @@ def test_a_view_of_an_argument_is_not_the_argument(lazy):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_another_framework_of_results_is_asked_for_of_arguments_too(lazy):
-    """Only those of other frameworks are converted."""
+    """Only arguments of other frameworks are converted."""
     a, t = np.ones(3, "f4"), torch.ones(3)
     for name, own, other in (("numpy", a, t), ("torch", t, a)):
         same_ = dlx.using("torch", returns=name, lazy=lazy)(lambda x: x)

@@ -125,7 +125,7 @@ def test_the_host_first_and_the_device_last(cuda, np, caller, callee):
 
 
 def test_two_devices(cuda, caller, callee):
-    """Each device has its stream, in any order; managed memory uses that of its device."""
+    """Each device has its stream, in any order; managed memory uses the stream of its device."""
 
     @dlx.using("libb", returns="libb")
     def work(*x):
@@ -545,7 +545,7 @@ def test_a_coroutine_that_is_closed(cuda, caller, callee):
 
 
 def test_generators_are_on_the_stream_while_they_run(cuda, caller, callee):
-    """Sent and yielded values are ordered; the stream is that of the first step."""
+    """Sent and yielded values are ordered; the stream of the first step is used."""
     seen = []
 
     @dlx.using("libb")

@@ -79,7 +79,7 @@ def test_one_element_is_one_result_on_every_route(np, torch, kind):
     """By positive and negative index, iteration and slices, and for the same memory at two places."""
     a, b = np.ones(2), np.zeros(3)
     source = kind(a, b, a)
-    for _ in range(2):  # the second view of a type is made by what is known of it
+    for _ in range(2):  # the second view of a type uses cached facts
         view = dlx.convert(source, to="torch", lazy=True)
         results = list(view)
         assert [type(each) for each in results] == [torch.Tensor] * 3 and results[0].data_ptr() == a.ctypes.data

@@ -119,7 +119,7 @@ def test_containers_of_such_classes_are_viewed(np, name, base):
 @kinds
 @pytest.mark.parametrize("lazy", [False, True])
 def test_they_pass_through_using(np, name, lazy):
-    """As arguments, in containers, as results, yielded and sent."""
+    """They pass through as arguments, in containers, as results, yielded and sent."""
     foreign, array = kind(name)(), np.ones(1)
     using = dlx.using("dlx", lazy=lazy)
     assert using(lambda x, y: y)(array, foreign) is foreign

@@ -85,7 +85,7 @@ def test_two_views_have_one_structure(np, library):
 
 @LIBRARIES
 def test_paths_are_those_of_plain_containers(np, library):
-    """Paths are equal to those of the source."""
+    """The paths are the same as in the source."""
     _, _, _, paths = library()
     pair = Pair({"b": np.ones(1), "a": [np.ones(1), np.ones(1)]}, np.ones(1))
     assert sorted(paths(dlx.convert(pair, to="numpy", lazy=True))) == sorted(paths(pair))

@@ -877,7 +877,7 @@ def test_an_hdf5_file_is_read_dataset_by_dataset(np, torch, tmp_path):
 
 
 def test_a_safetensors_file_is_read_tensor_by_tensor(np, torch, tmp_path):
-    """For each framework it was opened with."""
+    """Only the accessed tensor is read, for each framework."""
     safetensors = pytest.importorskip("safetensors")
     from safetensors.numpy import save_file
 
@@ -964,7 +964,7 @@ def test_generic_producers_are_called_once(np):
 
 
 def test_a_view_that_is_converted_stands_for_its_source(np, torch, arrays):
-    """Also inside another tree and as a slice; error paths are the source's."""
+    """The source is converted, even in another tree and as a slice; error paths are the source's."""
     source = {"x": arrays[3], "a": [arrays[0], arrays[1]], "t": (arrays[2],)}
     view = lazy(source)
     result = dlx.convert([view, view["a"][:1], view["t"]], to="dlx")

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _names(adapters: Iterable[Adapter]) -> list[str]:
-    """Return the names of all dtypes, with those of plugins last."""
+    """Return the names of all dtypes; dtypes of plugins are last."""
     listed = [dtype.name for dtype in DType.all()]
     return [*listed, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*listed})]
 
@@ -66,7 +66,7 @@ def _head(name: str) -> list[Cell]:
 
 
 def _mark(word: str, name: str) -> Cell:
-    """Return the mark for a framework's name of a dtype: dlx's, that of ml_dtypes, another, or none."""
+    """Return the mark for a framework's name of a dtype: dlx's name, ml_dtypes' name, another, or none."""
     if not word:
         return ("·", "quiet")
     return ("✓", "good") if word == name else ("m", "good") if word == f"ml_dtypes.{name}" else "*"

@@ -534,7 +534,7 @@ GROUPS = {
 }
 
 
-# ---- what must hold after each failure -------------------------------------------------------------------------------
+# ---- checks after each failure ---------------------------------------------------------------------------------------
 
 
 def words(error):
@@ -555,7 +555,7 @@ def is_said(name, code, error):
 
 
 def complaints(w, name):
-    """Return what a driver's calls left behind."""
+    """Return the complaints about leftovers of a driver's calls."""
     found = {"depth": w.cuda.depth, "mode": w.cuda.mode}
     return {key: value for key, value in found.items() if value and key not in UNDONE.get(name, ())}
 

@@ -4,8 +4,8 @@
 #     debian.sh FOLDER PYTHON...     as in: debian.sh ~/.cache/dlx/debian python3.14 python3.15
 #
 # FOLDER becomes a Debian with a C compiler and these Pythons (minutes, network, about 1 GB) and is kept for the next time.
-# A clean copy of this checkout is built and tested there without torch; ARGS are pytest's arguments, as for `make test`.
-# What cannot be done here is said in one sentence, with status 0. Failing tests give another status.
+# A clean copy of this checkout is built and tested there without torch; ARGS are pytest's arguments, like for `make test`.
+# If this machine cannot run it, one sentence explains why, with status 0. Failing tests have another status.
 set -eu
 cd "$(dirname "$0")/../../.."
 folder=$1

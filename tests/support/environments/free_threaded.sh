@@ -4,8 +4,8 @@
 #     free_threaded.sh FOLDER [KIND]     KIND: nogil (default), gil (the same source with its GIL), or tsan (ThreadSanitizer, clang);
 #                                        nogil-optimized, gil-optimized: with --enable-optimizations, as packages are built
 #
-# FOLDER keeps what was built (about ten minutes on two cores, 600 MB). What cannot be done here is said in one sentence on
-# stderr, with nothing on stdout and status 0.
+# FOLDER keeps the build (about ten minutes on two cores, 600 MB). If this machine cannot build it, one sentence on stderr
+# explains why, with nothing on stdout and status 0.
 set -eu
 unset MAKEFLAGS MFLAGS MAKELEVEL  # of the make that calls this: CPython's own is another
 folder=$1

@@ -41,7 +41,7 @@ class Hostile:
     def lend(
         self, address, shape=(2, 3), strides=None, *, ndim=None, dtype=FLOAT32, device=1, offset=0, rc=0, error=False
     ):
-        """Set what the producer lends."""
+        """Set the tensor that the producer lends."""
         numbers = [None if values is None else (ctypes.c_int64 * 64)(*values) for values in (shape, strides)]
         counts = [-1 if values is None else len(values) for values in (shape, strides)]
         self.free.hostile_lend(

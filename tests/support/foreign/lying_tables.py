@@ -39,7 +39,7 @@ class Lying:
         return type("Lies", (), {"__dlpack_c_exchange_api__": capsule, **methods})
 
     def choose(self, slot, lie, *, is_cuda=False):
-        """Set what a slot does from now on; the others are valid."""
+        """Set the behaviour of one slot; the others are valid."""
         self.set(SLOTS.index(slot), LIES.index(lie), is_cuda)
 
 

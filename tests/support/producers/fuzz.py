@@ -125,7 +125,7 @@ def settle(world, before):
 
 
 def weighted(**weights):
-    """Return names as often as their weights say."""
+    """Return the names, each repeated by its weight."""
     return [name for name, weight in weights.items() for _ in range(weight)]
 
 
@@ -282,7 +282,7 @@ class Attempt:
             shape = tuple(tensor.shape[0 : tensor.ndim])
             if self.case.expected is not None and not self.is_tree:
                 check((dtype, shape) == self.case.expected[:2], "another dtype or shape was lent", dtype, shape)
-        check(tensor.ndim == 0 and not tensor.data, "what was borrowed is still there")
+        check(tensor.ndim == 0 and not tensor.data, "borrowed memory is still there")
 
     def lazy(self):
         options = {name: value for name, value in self.options.items() if name != "errors"}
@@ -382,7 +382,7 @@ class Attempt:
         plain = not self.options or set(self.options) <= {"detach", "strict", "errors"}
         asked = {"convert": plain, "from_dlpack": True, "describe": True}.get(self.verb, False)
         if asked and (self.to == "dlx" or self.verb == "describe" or (self.to == "numpy" and common)):
-            raise Fault(f"what is honest was refused: {self.error!r}")
+            raise Fault(f"a valid object was refused: {self.error!r}")
 
     def right(self):
         """Compare a result with its source, with the result's framework if possible."""

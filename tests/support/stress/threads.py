@@ -2,7 +2,7 @@
 
     python tests/support stress.threads --threads 8 --seconds 60 --seed 1
 
-The calls are those of `soak.py`, and one of each public name (`verbs`), including device memory of the recording
+The calls come from `soak.py`, plus one of each public name (`verbs`), including device memory of the recording
 driver. Each must give the same class of result or error as alone. At the same time run: calls on containers that
 threads change, shared views and iterators, capsules that several threads claim and one must get, device tensors that
 threads take through the exchange table, and a thread that changes types, imports frameworks whose plugins dlx then

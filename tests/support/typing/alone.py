@@ -9,4 +9,4 @@ print(tensor.anything)
 array = dlx.convert({"a": tensor}, to="numpy")
 print(array["a"].anything, dlx.stack([b"abc"], "jax").anything)
 assert_type(dlx.convert(b"abc", to="dlx"), dlx.Tensor)
-dlx.convert(3, to="torch")  # error: still no array
+dlx.convert(3, to="torch")  # error: still not an array

@@ -1,4 +1,4 @@
-"""What type checkers say of containers: the shape stays, one level deep, if the elements surely are arrays."""
+"""Types of containers: the container's type is kept, one level deep, if the elements are certainly arrays."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class Batch:
-    """Fields that say numpy."""
+    """Fields annotated as numpy arrays."""
 
     x: NDArray[Any]
 
@@ -82,7 +82,7 @@ class Attributes(dict[str, NDArray[Any]]):
 dlx.convert(Attributes(a=samples), to="torch")["a"]
 assert_type(dlx.convert(SimpleNamespace(a=samples), to="torch"), Any)
 
-# lazily: a view that can do what the container can
+# lazily: a view with the container's methods
 lazy = dlx.convert([samples, samples], to="torch", lazy=True)
 assert_type(lazy, MutableSequenceView[Any])
 assert_type(lazy[:1], SequenceView[Any])
@@ -101,7 +101,7 @@ assert_type(dlx.convert({"w": tensor}, like=samples, lazy=True), MutableMappingV
 
 
 def either(x: NDArray[np.float32] | list[NDArray[np.float32]], later: bool) -> None:
-    """A union goes in, a union comes out; a flag that is known at run time only claims nothing."""
+    """A union gives a union; a flag that is known only at run time claims nothing."""
     assert_type(dlx.convert(x, to="torch"), torch.Tensor | list[torch.Tensor])
     assert_type(dlx.convert([samples], to="torch", lazy=later), Any)
     assert_type(dlx.convert(samples, to="torch", lazy=later), torch.Tensor)
@@ -110,7 +110,7 @@ def either(x: NDArray[np.float32] | list[NDArray[np.float32]], later: bool) -> N
 # the decorator keeps a function's parameters and its result
 @dlx.using("torch")
 def norm(x: dlx.SupportsDLPack, order: int = 2, *, axis: int | None = None) -> float:
-    """Any array goes in."""
+    """Any array is accepted."""
     return 0.0
 
 

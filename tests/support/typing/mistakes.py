@@ -1,4 +1,4 @@
-"""What type checkers refuse: one error on each line that says so, and on no other."""
+"""Type errors: one on each line marked as an error, and none on other lines."""
 
 from typing import Any, Literal
 
@@ -35,13 +35,13 @@ dlx.stack([samples], to="torch", copy=True)  # error: no such option
 dlx.convrt(samples, to="torch")  # error: no such name
 dlx.typing.Optins  # error: no such name
 
-# what is no array
+# objects that are not arrays
 dlx.convert(3, to="torch")  # error: a number
 dlx.convert(None, to="torch")  # error: nothing
 dlx.convert("text", to="torch")  # error: a text
-dlx.convert(object(), to="torch")  # error: nobody knows
+dlx.convert(object(), to="torch")  # error: unknown object
 dlx.convert((each for each in [samples]), to="torch")  # error: a generator
-dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module holds arrays, and is none
+dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module holds arrays, but is not one
 number: dlx.SupportsDLPack = 3  # error: a number
 numbers: dlx.SupportsDLPack = [1, 2]  # error: a list
 
@@ -57,13 +57,13 @@ dlx.convert(samples, to="torch").flags  # error: a tensor has none
 dlx.convert([samples], to="torch")[0].flags  # error: a tensor has none
 dlx.convert((samples,), to="torch", lazy=True).append(tensor)  # error: a tuple cannot grow
 dlx.plan(samples, to="torch").outcom  # error: no such attribute
-outcome: Literal["shard", "copied"] = dlx.plan(samples, to="torch").outcome  # error: there is no such outcome
+outcome: Literal["shard", "copied"] = dlx.plan(samples, to="torch").outcome  # error: unknown outcome
 dlx.describe(samples).shape[0]  # error: the shape may be unknown
 
 
 @dlx.using("torch")
 def norm(x: dlx.SupportsDLPack, order: int = 2) -> float:
-    """Any array goes in."""
+    """Any array is accepted."""
     return 0.0
 
 
@@ -73,7 +73,7 @@ answer: str = norm(samples)  # error: a number
 
 
 def unknown(anything: Any, numbers: NDArray[Any]) -> None:
-    """Where nothing is known, nothing is wrong."""
+    """Unknown types cause no errors."""
     dlx.convert(anything, to="torch").flags
     dlx.convert(numbers, to="mylib").flags
     dlx.convert([numbers, 3], to="torch")[0].flags

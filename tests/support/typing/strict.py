@@ -1,5 +1,5 @@
 # pyright: strict
-"""Where some frameworks are not installed, strict checkers have nothing to say about calls that do not name them."""
+"""If some frameworks are not installed, strict checkers report no errors for calls that do not name them."""
 
 from functools import partial
 from typing import assert_type
@@ -17,7 +17,7 @@ print(dlx.plan(tensor, to="numpy").outcome, dlx.describe(tensor).shape, to_dlx)
 
 @dlx.using("numpy")
 def total(x: dlx.SupportsDLPack, factor: float = 1) -> float:
-    """Any array goes in."""
+    """Any array is accepted."""
     return factor
 
 

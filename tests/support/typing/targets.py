@@ -1,4 +1,4 @@
-"""What type checkers say of `dlx.convert` with every kind of target."""
+"""Types of `dlx.convert` with every kind of target."""
 
 import pathlib
 from types import ModuleType
@@ -38,7 +38,7 @@ assert_type(dlx.convert(dlx.to_capsule(b"abc"), to="torch"), Any)  # a capsule i
 
 
 class Producer:
-    """A class of one's own."""
+    """A class of the user."""
 
     def __dlpack__(self, stream: int | None = None) -> object:
         """Give a capsule."""
@@ -87,7 +87,7 @@ assert_type(dlx.convert(samples, to="torch", lazy=True), torch.Tensor)  # of no 
 
 
 def choose(name: str, module: ModuleType, anything: Any) -> None:
-    """Where the target is not known before run time, nothing is claimed."""
+    """If the target is known only at run time, nothing is claimed."""
     assert_type(dlx.convert(samples, to=name), Any)
     assert_type(dlx.convert(samples, to="mylib"), Any)
     assert_type(dlx.convert(samples, to=module), Any)
@@ -107,13 +107,13 @@ def tensor_of(x: dlx.SupportsDLPack, **options: Unpack[dlx.typing.Options]) -> t
 
 
 def placed(x: list[torch.Tensor], where: dlx.typing.DeviceLike | None, stream: Any) -> list[NDArray[Any]]:
-    """Neither do a device and a stream that are known at run time only."""
+    """A device and a stream that are known only at run time claim nothing."""
     return dlx.convert(x, to="numpy", device=where, stream=stream)
 
 
 tensor_of(samples, copy=True, readonly="share", stream=7)
 
-# what can be handed over by DLPack
+# objects that support DLPack
 producers: list[dlx.SupportsDLPack] = [samples, tensor, jnp.ones(3), dlx.empty(3, "int8"), Producer()]
 wrapper(samples)
 
