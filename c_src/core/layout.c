@@ -270,8 +270,7 @@ const char* dlx_status_text(int status) {
       [-DLX_E_FORKED] = "the CUDA driver cannot be used in a forked child",
       [-DLX_E_DRIVER] = "a CUDA driver call failed",
       [-DLX_E_CAPTURE] =
-          "a stream is capturing a graph, and a dependency on the other stream would break the "
-          "capture",
+          "a stream is capturing a graph, and work of another stream would break the capture",
       [-DLX_E_SCATTERED] = "its elements are too scattered for the copies of the CUDA driver",
       [-DLX_E_ARROW] = "its Arrow data is inconsistent",
   };
