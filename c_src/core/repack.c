@@ -43,7 +43,7 @@ static void repack_each(packed dense, const DLTensor* loose, int packs) {
     axes[d] = (dlx_axis){loose->shape[d], 0, loose->shape[d] == 1 ? 0 : stride};
   }
   char* at = (char*)first_byte(loose);
-  const char* unused = NULL;
+  const char* unused = at; /* NULL + 0 is undefined in C */
   do {
     if (packs) {
       write_bits(dense, i++, (uint8_t)*at);

@@ -317,7 +317,9 @@ static DLTensor snapshot(const DLTensor* like) {
   size_t bytes = (size_t)t.ndim * sizeof *t.shape;
   t.shape = bytes ? memcpy(fresh(bytes), like->shape, bytes) : fresh(0);
   t.strides = fresh(bytes);
-  if (like->strides && (dlx_size(like) > 0 || !dlx_has_odd_strides(like))) {
+  if (like->strides && dlx_size(like) == 0 && !dlx_has_odd_strides(like)) {
+    if (bytes) memcpy(t.strides, like->strides, bytes);
+  } else if (like->strides && dlx_size(like) > 0) {
     wide bits_each = t.dtype.bits * t.dtype.lanes, next = 1;
     for (int32_t i = t.ndim - 1; i >= 0; i--) {
       t.strides[i] = like->strides[i];
