@@ -163,6 +163,7 @@ def _passed(name, function, source, depth):
 
 HINTS = {"_Hint": (3, 1), "Refusal": (1, 2)}  # indices of reason and fix
 KINDS = [name for name in errors.__all__ if name.endswith("Error")]
+BUILTIN = ("TypeError", "ValueError")  # of invalid calls: the reason states the accepted values, then maybe a fix
 
 
 def calls():
@@ -182,6 +183,10 @@ def calls():
                 fix = call.args[1] if len(call.args) > 1 else keywords.get("fix", ast.Constant(""))
                 has_step = "resolution" in keywords or len(call.args) > 3
                 yield file, kind, texts(call.args[0], source), ["(option)"] if has_step else texts(fix, source)
+            elif kind in BUILTIN and call.args:
+                for text in texts(call.args[0], source):
+                    reason, _, fix = text.partition(". ")
+                    yield file, kind, [reason], [fix] * bool(fix)
             elif (kind in KINDS or kind in FOREIGN) and call.args:
                 fixes = texts(keywords["fix"], source) if "fix" in keywords else []
                 yield file, kind, texts(call.args[0], source), fixes + ["(option)"] * ("option" in keywords)
@@ -268,7 +273,7 @@ def test_every_error_has_a_fix(file):
     """The fix is the error's, its class's or an option; a foreign error explains itself."""
     for name, kind, reasons, fixes in ENTRIES:
         if name == file and reasons and kind not in FOREIGN:
-            assert fixes or kind == "by status" or getattr(errors, kind).usual_fix, reasons
+            assert fixes or kind in ("by status", *BUILTIN) or getattr(errors, kind).usual_fix, reasons
 
 
 @every_file

@@ -139,7 +139,7 @@ def check_calls(text):
 
 VERBS = re.compile(
     r"((If|With) .+?, |\{(call|take)\} )?(Do not|Allocate|Allow|Call|Check|Cast|Choose|Compute|Convert|Copy|"
-    r"Correct|Create|Decorate|Detach|Download|Draw|Drop|Enable|Encode|Export|Extract|Fetch|Fill|Give|Import|Install|Join|Keep|Leave|"
+    r"Correct|Create|Decorate|Dereference|Detach|Download|Draw|Drop|Enable|Encode|Export|Extract|Fetch|Fill|Give|Import|Install|Join|Keep|Leave|"
     r"List|Make|Mark|Materialise|Merge|Move|Name|Open|Override|Pass|Plan|Put|Read|Remove|Rename|Repair|Report|Reset|"
     r"Reshape|Return|Run|Save|Send|Set|Share|Split|Start|Swap|Switch|Take|Try|Uninstall|Update|Use|View|Wait|Write|"
     r"(?<=, )(?:call|convert|open)|(?<=\} )[{\w])"
