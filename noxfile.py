@@ -216,7 +216,12 @@ def bare(session: nox.Session) -> None:
 def versions(session: nox.Session) -> None:
     """Run the tests with each version in tests/versions.toml (VERSIONS="numpy torch==2.9" picks some; gigabytes)."""
     only = os.environ.get("VERSIONS", "").split()
-    words = ["--only", *only, "--args", shlex.join(["-n", "auto", "--dist", "loadfile", *arguments_of(session)])]
+    words = [
+        "--only",
+        *only,
+        "--args",
+        shlex.join(["-n", os.environ.get("JOBS", "auto"), "--dist", "loadfile", *arguments_of(session)]),
+    ]
     run_versions(session, *words)
 
 
@@ -348,7 +353,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def exits(session: nox.Session) -> None:
-    """End processes in 200 ways while results are alive."""
+    """End processes in 41 ways while results are alive, with six sets of frameworks."""
     program(session, "stress.exits")
 
 
@@ -406,7 +411,7 @@ def tsan(session: nox.Session) -> None:
     session.run(*around, python, "-W", "ignore", *build, env=env)
     paths = f"{ROOT / 'build' / 'tsan' / 'lib'}:{packages}"
     env = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "TSAN_OPTIONS": "history_size=4"}
-    words = arguments_of(session) or ["--seconds", "10", "--frameworks", "numpy,tvm_ffi"]
+    words = ["--seconds", "10", "--frameworks", "numpy,tvm_ffi", *arguments_of(session)]
     session.run(*around, python, *STRESS, *words, env=env)
 
 

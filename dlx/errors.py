@@ -264,8 +264,7 @@ class DlxError(Exception):
 
     def advice(self, write: Callable[[str, Any], str] = format_option) -> str:
         """Return `fix` with its options formatted by ``write(name, value)``; without a value, it gets the name."""
-        fix = sentences(option_text(self.option, write, self.via), self._fix)
-        return fix or ("" if self.brief.endswith(".") else self.usual_fix)  # texts of C may contain the fix
+        return sentences(option_text(self.option, write, self.via), self._fix) or self.usual_fix
 
     def __str__(self) -> str:
         action = ""
@@ -340,7 +339,7 @@ class StreamError(ConversionError, ValueError):
 class ProtocolError(ConversionError, ValueError):
     """The producer violates the DLPack protocol, or uses another major version."""
 
-    usual_fix = "Report it to its producer, which violates DLPack."
+    usual_fix = "Report it to the library that created the object."
 
 
 class ConsumedError(ProtocolError):
@@ -353,7 +352,7 @@ class FileError(DlxError, ValueError):
     """The file has an unsupported format, is damaged or truncated, or is closed."""
 
     action = "read"
-    usual_fix = "Write it or fetch it again."
+    usual_fix = "Save or download it again."
 
 
 class HandleError(DlxError, ValueError):

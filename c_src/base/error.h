@@ -10,7 +10,8 @@
 #include "dlx_cuda.h"
 
 /* Raise the exception class that native.py registered for a status, with a PyErr_Format text (NULL:
- * the text of the status). Errors: always returns NULL with an exception. */
+ * the text of the status); a last sentence that ends with a full stop is the fix. Errors: always
+ * returns NULL with an exception. */
 PyObject* py_raise(int status, const char* format, ...);
 
 /* Raise the exception of a status. Errors: -1; 0 for DLX_OK. */

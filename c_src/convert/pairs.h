@@ -28,7 +28,7 @@ typedef struct {
  * py_maps_end, and owes py_pair_release. Errors: 0 = fallback, and nothing is held. */
 int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out);
 
-/* Find a pair, or learn it. Owns, GIL, Errors: as py_pair_find. */
+/* Find a pair, or learn it. Owns, Errors: as py_pair_find. */
 int py_pair_learn(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out);
 
 /* A pending exception is kept. */
@@ -38,7 +38,7 @@ static inline void py_pair_release(const py_pair* pair) {
 }
 
 /* Find the source of a type with a known `like`, or learn it. Owns: as py_pair_find, with
- * py_map_release. GIL, Errors: as py_pair_learn. */
+ * py_map_release. Errors: as py_pair_learn. */
 py_source* py_example_learn(const FastPathObject* function, PyTypeObject* type);
 
 /* Whether a source is still valid for an exact type. Errors: 0; an exception that ends the call may
@@ -58,8 +58,7 @@ PyObject* py_convert(py_call* call, PyObject* obj);
 /* Return the target for an example on the host, and add the example's options to the call. */
 PyObject* py_target_like(py_call* call, PyObject* like);
 
-/* ---- convert/exchange_any.c
- * --------------------------------------------------------------------------- */
+/* ---- convert/exchange_any.c ------------------------------------------------------------------ */
 
 /* Return a capsule with the exchange table for any array. `function` is the fast path;
  * python_path(obj) returns a dlx.Tensor. Owns: new reference; keeps its arguments. Errors: NULL
@@ -86,7 +85,7 @@ int py_has_interface(PyObject* obj);
  * fallback, and nothing was handed over. */
 PyObject* py_convert_tree(py_call* call, PyObject* root, PyObject* rule);
 
-/* Convert another container by its pair. GIL, Errors: as py_convert_tree. */
+/* Convert another container by its pair. Errors: as py_convert_tree. */
 PyObject* py_convert_container(py_call* call, const py_pair* pair, PyObject* obj);
 
 #endif

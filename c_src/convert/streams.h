@@ -41,11 +41,11 @@ int py_streams_order(py_stream_pairs* all, py_source* source, py_target* target,
                      const DLManagedTensorVersioned* made, PyObject* obj);
 
 /* Hand over an array after py_streams_order; its release waits for the consumer's stream. Owns,
- * GIL, Errors: as py_hand_over. */
+ * Errors: as py_hand_over. */
 PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const py_source* source,
                                py_target* target, DLManagedTensorVersioned* made, PyObject* obj);
 
-/* Order and hand over one array. Owns, GIL: as py_hand_over. */
+/* Order and hand over one array. Owns: as py_hand_over. */
 PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
                              DLManagedTensorVersioned* made, PyObject* obj);
 

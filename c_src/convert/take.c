@@ -38,7 +38,7 @@ static void take_detached(py_source* s, py_target* t, PyObject* obj, unsigned op
     return;
   }
   s->take(s, t, detached, options & ~(unsigned)DLX_DETACHES, out);
-  Py_DECREF(detached);
+  py_drop(detached);
 }
 
 /* ---- dlx.Tensor ------------------------------------------------------------------------------ */
@@ -219,7 +219,7 @@ void py_take_unblocked(py_source* s, py_target* t, PyObject* obj, unsigned optio
   PyObject* copy = PyObject_CallOneArg(s->unblocked, obj);
   if (copy && Py_IS_TYPE(copy, Py_TYPE(obj))) {
     s->take(s, t, copy, options, out);
-    Py_DECREF(copy);
+    py_drop(copy);
     return;
   }
   DLManagedTensorVersioned* made = share_exported(copy);

@@ -215,7 +215,8 @@ void cuda_forget_streams(void);
 int cuda_relax(void);
 void cuda_unrelax(int before);
 
-/* dlx_cuda_push and cuda_relax; undo both. After a failure there is nothing to undo. */
+/* dlx_cuda_push and cuda_relax; undo both. After a failure there is nothing to undo. Errors: as
+ * dlx_cuda_load. */
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
 

@@ -114,7 +114,7 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   return status;
 }
 
-/* Open memory by a handle, or allocate it without one. Owns, Errors: as dlx_ipc_open. */
+/* Open memory, or allocate it if the kind is DLX_IPC_NONE. Owns, Errors: as dlx_ipc_open. */
 static int new_memory(memory like, const unsigned char* handle, int fd, void** owner,
                       uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
@@ -122,7 +122,7 @@ static int new_memory(memory like, const unsigned char* handle, int fd, void** o
   *self = like;
   int before, status = enter(like.device, &before);
   if (status == DLX_OK) {
-    status = handle ? open_memory(self, handle, fd) : allocate(self);
+    status = like.kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
     cuda_leave(before);
   }
   *address = (uintptr_t)self->address;
@@ -173,9 +173,11 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
   if (status == DLX_OK && legacy[0])
     status = cuda_get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
-  *base = (uintptr_t)start;
-  *size = (int64_t)length;
-  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
+  if (status == DLX_OK) {
+    *base = (uintptr_t)start;
+    *size = (int64_t)length;
+    *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
+  }
   if (status == DLX_OK && !by_handle && handles & CU_DESCRIPTOR)
     status = find_descriptor(start, kind);
   cuda_leave(before);

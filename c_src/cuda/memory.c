@@ -298,7 +298,7 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   if (wait) status = cuda_can_wait(stream);
   if (status == DLX_OK) status = start_copy(&t);
   if (status == DLX_E_SCATTERED && (up || down)) {
-    status = cuda_can_wait(stream);
+    status = wait ? DLX_OK : cuda_can_wait(stream); /* the host takes part in this one */
     if (status == DLX_OK) status = up ? send_packed(t) : fetch_whole(&t);
   } else if (status == DLX_OK && wait) {
     status = CUDA(StreamSynchronize, t.stream);

@@ -65,6 +65,7 @@ int cuda_can_wait(uint64_t stream) {
   return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
 }
 
+/* 0 = unknown. */
 static uint64_t get_capture(uint64_t stream) {
   int state = CU_CAPTURE_NONE;
   uint64_t id = 0;

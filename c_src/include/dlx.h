@@ -240,8 +240,8 @@ int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, ui
 enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 
 /* Map the first `size` bytes of a file: read-only, shared for writing, or private. A large mapping
- * starts at a multiple of the huge page size. Owns: the caller calls dlx_unmap. Errors: NULL with
- * errno. */
+ * starts at a multiple of the huge page size if possible. Owns: the caller calls dlx_unmap. Errors:
+ * NULL with errno. */
 void* dlx_map(int fd, int64_t size, int mode);
 void dlx_unmap(void* address, int64_t size);
 

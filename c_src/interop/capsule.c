@@ -57,7 +57,9 @@ static int check_fresh(PyObject* obj, int* legacy) {
     py_raise(DLX_E_CONSUMED, NULL);
   } else if (PyCapsule_CheckExact(obj)) {
     const char* name = PyCapsule_GetName(obj);
-    py_raise(DLX_E_CAPSULE, "a capsule named '%s' is not a DLPack capsule", name ? name : "NULL");
+    py_raise(DLX_E_CAPSULE,
+             "a capsule named '%s' is not a DLPack capsule. Pass an object with __dlpack__.",
+             name ? name : "NULL");
   } else {
     py_raise(DLX_E_CAPSULE, "%.200s is not a DLPack capsule", Py_TYPE(obj)->tp_name);
   }
@@ -73,8 +75,9 @@ static int wrap_content(PyObject* capsule, int legacy, DLManagedTensorVersioned*
 static PyObject* raise_refused(int status, PyObject* capsule, int legacy) {
   if (status == DLX_E_VERSION && !legacy) {
     const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, fresh_name[VERSIONED]);
-    return py_raise(status, "the capsule has DLPack %u.%u, dlx reads 1.x", m->version.major,
-                    m->version.minor);
+    return py_raise(
+        status, "the capsule has DLPack %u.%u, dlx reads 1.x. Update dlx, or export with DLPack 1.",
+        m->version.major, m->version.minor);
   }
   return py_raise(status, NULL);
 }

@@ -72,7 +72,8 @@ def _namespace(array: Any) -> Any:
         except ModuleNotFoundError:  # the parent package
             continue
         except Exception as error:
-            raise PluginError(f"its namespace {name} cannot be imported: {exception_text(error, 200)}") from error
+            reason = f"its namespace {name} cannot be imported: {exception_text(error, 200)}"
+            raise PluginError(reason, fix=f"Repair the installation of {name.partition('.')[0]}.") from error
     ask = getattr(type(array), "__array_namespace__", None)
     if ask is not None:
         try:

@@ -87,7 +87,7 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     if (obj is None) == (like is None):
         raise TypeError("share takes either an array, or a container of arrays, or like=. Pass one of them.")
     if like is not None:  # no value is read, so no graph is lost
-        return sharing.share_tree(like, request_of("dlx", detach=True), is_copied=False)
+        return sharing.share_tree(like, request_of("dlx", detach=True), with_values=False)
     return sharing.share_tree(obj, request_of("dlx", detach=detach))
 
 

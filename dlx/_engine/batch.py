@@ -208,7 +208,7 @@ class Batch:
         transfer = self._transfers.get(i)
         return transfer is not None and "copied" in (transfer.resolution.outcome, transfer.decision.outcome)
 
-    def is_on_host(self, i: int) -> bool:
+    def took_fast_path(self, i: int) -> bool:
         """Return whether array number `i` took the fast path, which supports host memory only."""
         return i not in self._transfers
 

@@ -224,10 +224,10 @@ class _Decider:
         self.copies: list[Step] = []  # a copy or move, after a step that makes the array compact
         self.copy_device = HOST
         # An array that is not committed to a device must be in row-major order (see `Placement`).
-        self.is_row_major = self.target.adapter.placement is not None and not (
+        self.needs_row_major = self.target.adapter.placement is not None and not (
             request.device is not None and request.committed
         )
-        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.is_row_major
+        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED) and not self.needs_row_major
         self.repack = False
 
     def decision(self) -> Decision:
@@ -248,7 +248,7 @@ class _Decider:
         if not copied and not tensor.readonly and target.adapter.arrays.immutable:
             why = f"{target.arrays} are constant: do not write to the source while the result exists"
             after.append(Step("share", why))
-        if self.is_row_major and not self.copies and not contiguous(tensor.shape, tensor.strides):
+        if self.needs_row_major and not self.copies and not contiguous(tensor.shape, tensor.strides):
             after.append(Step("place", f"{target.name} keeps it on its device because it is not in row-major order"))
         device = self.copy_device if self.copies else self.relabel or tensor.device
         self._require_driver(device)

@@ -12,7 +12,7 @@ import struct
 from typing import Any
 
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_names, check_order
+from dlx._files.header import AGAIN, MAX_BYTES, SPLIT, Contents, File, Stored, check_names, check_order
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -54,7 +54,7 @@ class _Reader:
         if count > len(self.data) - start:
             if self.whole:
                 raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
-            raise FileError(f"its header is larger than {amount(MAX_HEADER)}, dlx's limit")
+            raise FileError(f"its header is larger than {amount(MAX_HEADER)}, dlx's limit", fix=SPLIT)
         self.at += count
         return start
 
@@ -96,10 +96,11 @@ def _read_header(file: File, reader: _Reader) -> Contents:
     if version not in (2, 3):
         swapped = version and version & 0xFFFF == 0
         found = "it is big-endian" if swapped else f"it has format version {version}"
-        raise FileError(f"{found}; dlx reads versions 2 and 3 in little-endian order")
+        reason = f"{found}; dlx reads versions 2 and 3 in little-endian order"
+        raise FileError(reason, fix="Convert it with llama.cpp's tools first.")
     tensors, values = reader.read_number("Q"), reader.read_number("Q")
     if tensors > MAX_TENSORS:
-        raise FileError(f"its header lists {tensors:,} tensors; dlx reads at most {MAX_TENSORS:,}")
+        raise FileError(f"its header lists {tensors:,} tensors; dlx reads at most {MAX_TENSORS:,}", fix=SPLIT)
     metadata: dict[str, Any] = {}
     for _ in range(values):
         key = reader.read_text()

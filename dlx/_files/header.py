@@ -22,7 +22,7 @@ from dlx.adapter.base import over_memory
 from dlx.errors import FileError, FrameworkNotInstalledError
 
 __all__ = [
-    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "Contents", "File", "Memory", "Stored"),
+    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Stored"),
     *("allocate", "check_names", "check_order", "import_reader", "read_next", "reader_error"),
 ]
 
@@ -30,6 +30,7 @@ MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
 MAX_BYTES = 1 << 63  # of an array; extents stay below
 AGAIN = "Save or download it again."
+SPLIT = "Split it into smaller files first."
 SAFE = "Save the arrays as .npz or .safetensors."
 
 
@@ -47,7 +48,7 @@ class File:
             reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"
             raise FileError(reason, source=str(path), fix=fix) from None
         if not stat.S_ISREG(mode):  # before opening: to open a pipe would wait for its writer
-            raise FileError("it is not a regular file", source=str(path))
+            raise FileError("it is not a regular file", source=str(path), fix="Pass the path of a regular file.")
         self.path = path
         self.handle: BinaryIO = path.open("rb")
         self.size = os.fstat(self.handle.fileno()).st_size

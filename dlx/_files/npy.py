@@ -22,7 +22,19 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, allocate, check_names, read_next
+from dlx._files.header import (
+    AGAIN,
+    MAX_BYTES,
+    MAX_NDIM,
+    SAFE,
+    SPLIT,
+    Contents,
+    File,
+    Stored,
+    allocate,
+    check_names,
+    read_next,
+)
 from dlx._files.signatures import identify_zip
 from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
@@ -80,11 +92,12 @@ def _read_header(file: BinaryIO | Any, start: bytes, size: int, name: str) -> St
     """Read the rest of a header; `size` is the size of the file, or the size that a zip lists for it."""
     major = start[6]
     if major not in (1, 2, 3):
-        raise FileError(f"it has version {major} of the .npy format; dlx reads versions 1 to 3")
+        reason = f"it has version {major} of the .npy format; dlx reads versions 1 to 3"
+        raise FileError(reason, fix="Save it again with numpy.save.")
     width = 2 if major == 1 else 4
     length = int.from_bytes(read_next(file, width), "little")
     if length > MAX_NPY:
-        raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_NPY)}")
+        raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_NPY)}", fix=SPLIT)
     raw = read_next(file, length)
     try:
         header = _parse_literal(raw.decode("utf-8" if major == 3 else "latin-1"))
@@ -181,7 +194,7 @@ class _BoundedReader(io.BufferedReader):
         everything = size is None or size < 0
         data = super().read(MAX_DIRECTORY + 1 if everything else min(size or 0, MAX_DIRECTORY + 1))
         if len(data) > MAX_DIRECTORY:
-            raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, dlx's limit")
+            raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, dlx's limit", fix=SPLIT)
         return data
 
 
@@ -193,7 +206,7 @@ def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
         with _BoundedReader(raw) as bounded, zipfile.ZipFile(bounded) as archive:
             members = archive.infolist()
             if len(members) > MAX_MEMBERS:
-                raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}")
+                raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}", fix=SPLIT)
             check_names([each.filename for each in members])
             first = min((int(each.header_offset) for each in members), default=0)
             if first and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":

@@ -70,7 +70,8 @@ def detect_kind(file: File) -> str:
         raise other
     if suffix in _KINDS:  # the reader reports the error
         return _KINDS[suffix]
-    raise FileError("unknown file format (supported: .npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet, HDF5)")
+    reason = "unknown file format (supported: .npy, .npz, .safetensors, .gguf, .pt, .arrow, HDF5)"
+    raise FileError(reason, fix="Convert it to one of these formats first.")
 
 
 def _has_user_block(file: File) -> bool:

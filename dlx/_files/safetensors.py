@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_names, check_order, read_next
+from dlx._files.header import (
+    AGAIN,
+    MAX_BYTES,
+    MAX_NDIM,
+    SPLIT,
+    Contents,
+    File,
+    Stored,
+    check_names,
+    check_order,
+    read_next,
+)
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -43,7 +54,7 @@ def read_safetensors(file: File) -> Contents:
         claims = f"its header claims {amount(length)}, the file has {amount(size)}"
         raise FileError(f"it is truncated, or not a .safetensors file: {claims}")
     if length > MAX_HEADER:
-        raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_HEADER)}")
+        raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
     header = _parse_json(read_next(file.handle, length), "header")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
@@ -123,7 +134,7 @@ def find_index(folder: Path) -> Path:
 def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
     """Read an index; return its contents, and the names of the tensors in each file."""
     if file.size > MAX_HEADER:
-        raise FileError(f"it has {amount(file.size)}; dlx reads at most {amount(MAX_HEADER)}")
+        raise FileError(f"it has {amount(file.size)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
     index = _parse_json(read_next(file.handle, file.size), "text")
     places, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):

@@ -56,7 +56,8 @@ class Loader:
                     why = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} excludes {plugin.distribution}"
                     self.excluded |= {root: f"{why}, which provides {root!r}" for root in plugin.names}
             for name in sorted(unknown):
-                error = PluginError(f"DLX_LOAD_PLUGINS names {name!r}, but no such distribution has adapters")
+                reason = f"DLX_LOAD_PLUGINS names {name!r}, but no such distribution has adapters"
+                error = PluginError(reason, fix="Correct DLX_LOAD_PLUGINS, or install it.")
                 found[f"({name})"] = Plugin("none", object, name, broken=error)
             self.plugins.update(found)
             self._scanned = True

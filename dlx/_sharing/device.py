@@ -22,7 +22,7 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx._sharing.segment import Descriptor, Segment, check_descriptor_limit
+from dlx._sharing.segment import OPEN_DESCRIPTOR, Descriptor, Segment, check_descriptor_limit
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
@@ -224,7 +224,8 @@ def open_memory(pid: int, values: Any, received: int | None) -> Memory:
     try:
         cuda.check(lib.dlx_ipc_open(device.id, kind, handle, number, length, owner, address))
     except DeviceError as error:
-        raise HandleError(f"its memory of {amount(size)} on {device} cannot be opened: {error.reason}") from error
+        reason = f"its memory of {amount(size)} on {device} cannot be opened: {error.reason}"
+        raise HandleError(reason, fix=error.fix) from error
     memory = Memory(device, address[0], length[0], kind, key, ffi.gc(owner[0], lib.dlx_ipc_release))
     memory.descriptor = descriptor
     _open_memories[key] = memory
@@ -237,7 +238,7 @@ def _take_descriptor(pid: int, fd: int, received: int | None) -> Descriptor:
         try:
             return Descriptor(fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3))
         except (OSError, ValueError, OverflowError) as error:
-            raise HandleError(f"fd={received!r} is not an open descriptor: {error}") from error
+            raise HandleError(f"fd={received!r} is not an open descriptor: {error}", fix=OPEN_DESCRIPTOR) from error
     taken = ffi.new("int *", -1)
     if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31) or lib.dlx_ipc_take(pid, fd, taken) != lib.DLX_OK:
         name = errno.errorcode.get(ffi.errno, "no such process or descriptor")
@@ -257,7 +258,7 @@ def wait_events(values: Any) -> dict[Device, Any]:
         try:
             cuda.check(lib.dlx_ipc_event_wait(device.id, handle))
         except DeviceError as error:
-            raise HandleError(f"its event on {device} cannot be opened: {error.reason}") from error
+            raise HandleError(f"its event on {device} cannot be opened: {error.reason}", fix=error.fix) from error
         points[device] = cuda.ready(cuda.work_stream(device))
     return points
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dlx._sharing.segment import Segment, open_segment
+from dlx._sharing.segment import SAME_VERSION, Segment, open_segment
 from dlx._support.reflect import safe_repr
 from dlx.errors import HandleError
 
@@ -86,7 +86,7 @@ def find_segment(handle: Any, received: int | None, access: int) -> Segment:
         raise TypeError(f"handle must be a handle of dlx.share, or an equal dict; found {safe_repr(handle)}")
     version = handle.get("dlx")
     if type(version) is int and version != VERSION:
-        raise HandleError(f"it has version {version}; this dlx reads version {VERSION}")
+        raise HandleError(f"it has version {version}; this dlx reads version {VERSION}", fix=SAME_VERSION)
     if handle.keys() != _FIELDS.keys() or any(type(handle[name]) is not kind for name, kind in _FIELDS.items()):
         raise HandleError(f"it is not a handle of dlx.share with {', '.join(_FIELDS)}; found {safe_repr(handle)}")
     return open_segment(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], received, access)

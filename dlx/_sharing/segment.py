@@ -28,6 +28,8 @@ __all__ = ["HEADER", "Descriptor", "Mapping", "Segment", "locate", "new_segment"
 
 HEADER = 256  # bytes; also the alignment of the data
 VERSION = 2
+SAME_VERSION = "Install the same version of dlx in both processes."
+OPEN_DESCRIPTOR = "Pass an open descriptor of the memory."
 _MAGIC = b"dlx seg\n"
 _HEAD = struct.Struct("=8sI4x16sQQQQ")  # magic, version, token, size, bytes of numbers, of text, of names
 # Linux constants, which Python's fcntl lacks if the C library does.
@@ -242,9 +244,11 @@ def open_segment(
         try:
             own = fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3)
         except OSError as error:
-            _raise_handle_error(error, f"fd={received} is not an open descriptor: {error.strerror}")
+            _raise_handle_error(error, f"fd={received} is not an open descriptor: {error.strerror}", OPEN_DESCRIPTOR)
         except (ValueError, OverflowError) as error:  # out of range
-            raise HandleError(f"fd={safe_repr(received)} is not an open descriptor: {error}") from error
+            raise HandleError(
+                f"fd={safe_repr(received)} is not an open descriptor: {error}", fix=OPEN_DESCRIPTOR
+            ) from error
     else:
         own = _reopen(pid, fd, access, inode)
     try:
@@ -288,7 +292,8 @@ def _check_segment(fd: int, token: str, size: int) -> Segment:
     if not stat.S_ISREG(found.st_mode) or seals & _SEALS != _SEALS:
         raise HandleError("its file is not a segment: it is not sealed, so its size could change")
     if found.st_uid != os.geteuid():
-        raise HandleError(f"its segment belongs to user {found.st_uid}, and this process to user {os.geteuid()}")
+        reason = f"its segment belongs to user {found.st_uid}, and this process to user {os.geteuid()}"
+        raise HandleError(reason, fix="Run both processes as one user.")
     if os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
         raise HandleError("its segment uses huge pages; a reader would end with SIGBUS if the system has too few")
     if found.st_size != size:
@@ -303,7 +308,7 @@ def _check_segment(fd: int, token: str, size: int) -> Segment:
     if magic != _MAGIC:
         raise HandleError("its file is not a segment of dlx")
     if version != VERSION:
-        raise HandleError(f"its segment has version {version}; this dlx reads version {VERSION}")
+        raise HandleError(f"its segment has version {version}; this dlx reads version {VERSION}", fix=SAME_VERSION)
     if found_token.hex() != token:
         raise HandleError("its memory was freed, and its descriptor is another segment")
     if stated != size or parts[0] % 8 or _data_start(sum(parts)) > size:
@@ -322,10 +327,10 @@ def check_descriptor_limit(error: OSError) -> None:
         raise OSError(error.errno, f"{reason} {fix}") from error
 
 
-def _raise_handle_error(error: OSError, reason: str) -> NoReturn:
+def _raise_handle_error(error: OSError, reason: str, fix: str = "") -> NoReturn:
     """Raise `HandleError` for a system error, but `MemoryError` or `OSError` for a lack of memory or descriptors."""
     try:
         check_descriptor_limit(error)
-        raise (MemoryError if error.errno == errno.ENOMEM else HandleError)(reason) from error
+        raise (MemoryError(reason) if error.errno == errno.ENOMEM else HandleError(reason, fix=fix)) from error
     finally:
         del error  # this frame is in its traceback, which would form a cycle

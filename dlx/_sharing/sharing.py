@@ -77,8 +77,8 @@ _Fail = Callable[[DlxError, _Item], None]
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
-    """Share an array or tree; arrays in shared memory stay there. Without `is_copied`, share zeros instead."""
+def share_tree(obj: Any, request: Request, *, with_values: bool = True) -> Handle:
+    """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead."""
     handler = lookup.kind(type(obj)).handler
     failures, path = _AllFailures("shared memory", collect=True), None
     tree = None if handler is None else Tree(obj, handler, failures)
@@ -91,13 +91,13 @@ def share_tree(obj: Any, request: Request, *, is_copied: bool = True) -> Handle:
         failures.add(error, () if path is None else path(item.index))
 
     batch = Batch(request, objs, sources, path, failures, TENSOR.name)
-    layout = _place_items(_collect_items(batch.tensors(), is_copied, fail), batch, is_copied, fail)
+    layout = _place_items(_collect_items(batch.tensors(), with_values, fail), batch, with_values, fail)
     number = [0] * len(objs)
     for n, item in enumerate(itertools.chain(*layout.groups)):
         number[item.index] = n
     nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add)
     failures.raise_first()
-    return _write_segment(layout, nodes, names, is_copied)
+    return _write_segment(layout, nodes, names, with_values)
 
 
 class _Layout(NamedTuple):
@@ -109,7 +109,7 @@ class _Layout(NamedTuple):
     export: Export | None  # device memory
 
 
-def _collect_items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fail) -> list[_Item]:
+def _collect_items(tensors: Sequence[Tensor | None], with_values: bool, fail: _Fail) -> list[_Item]:
     """Return the arrays that can be shared; report the others to `fail`."""
     items = []
     for i, tensor in enumerate(tensors):
@@ -117,7 +117,7 @@ def _collect_items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fai
             continue
         item = _Item(i, tensor, (0, 0, True))
         try:
-            _check_item(tensor, is_copied=is_copied)
+            _check_item(tensor, with_values=with_values)
             items.append(item)
         except DlxError as error:
             fail(error, item)
@@ -126,14 +126,14 @@ def _collect_items(tensors: Sequence[Tensor | None], is_copied: bool, fail: _Fai
     return items
 
 
-def _place_items(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail) -> _Layout:
+def _place_items(items: list[_Item], batch: Batch, with_values: bool, fail: _Fail) -> _Layout:
     """Assign each array to the segment or allocation that contains it, or to new memory."""
     local = [item for item in items if item.tensor.is_host]
     remote = [item for item in items if not item.tensor.is_host]
     fresh: list[_Item] = []
     segments: dict[str, Segment] = {}
     held: dict[str, list[_Item]] = {}
-    places = locate([item.extent for item in local]) if is_copied else [None] * len(local)
+    places = locate([item.extent for item in local]) if with_values else [None] * len(local)
     for item, place in zip(local, places, strict=True):
         if place is None:
             fresh.append(item)
@@ -147,7 +147,7 @@ def _place_items(items: list[_Item], batch: Batch, is_copied: bool, fail: _Fail)
     return _Layout([fresh, *held.values(), *of_devices], blocks, [*segments.values()], export)
 
 
-def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, is_copied: bool) -> Handle:
+def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values: bool) -> Handle:
     """Create the segment of a layout, with its description and the copied arrays."""
     numbers = []
     for group in layout.groups:
@@ -164,7 +164,7 @@ def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, is_copied: b
         fields["events"] = export.events.record()
     text = json.dumps(fields, separators=(",", ":")).encode()
     segment = new_segment(layout.blocks.room, b"".join(numbers), text, names)
-    if is_copied:
+    if with_values:
         _fill(segment, layout.blocks.blocks)
     if export is not None:
         export.bind(segment)
@@ -265,11 +265,11 @@ _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
 MAX_NOTES = 20  # of further errors
 
 
-def _check_item(tensor: Tensor, *, is_copied: bool) -> None:
+def _check_item(tensor: Tensor, *, with_values: bool) -> None:
     if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
         reason = f"dlx.share supports host and CUDA memory; its memory is on {tensor.device}"
         raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
-    if not is_copied and not tensor.is_host:
+    if not with_values and not tensor.is_host:
         reason = f"dlx.share(like=) allocates host memory; its memory is on {tensor.device}"
         fix = "Allocate it on the device: dlx.empty(shape, dtype, device, shared=True)."
         raise DeviceError(reason, source=repr(tensor), fix=fix)
@@ -492,7 +492,7 @@ def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
         memory = allocate(device, like.nbytes)
         return native.tensor_new(memory.address if like.nbytes else 0, shape, None, dtype, device, 0, memory)
     if device != HOST:
-        raise DeviceError(f"only host and CUDA memory can be shared, not {device}")
+        raise DeviceError(f"only host and CUDA memory can be shared, not {device}", fix="Pass 'cpu' or 'cuda:0'.")
     segment = new_segment(max(like.nbytes, 1))
     mapping = segment.mapping("write")
     return native.tensor_new(mapping.address + HEADER, shape, None, dtype, HOST, 0, mapping)

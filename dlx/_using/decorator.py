@@ -97,8 +97,8 @@ def using(
     Notes
     -----
     *The framework of the results* does not depend on the order of arguments. It is the framework of the arguments that
-    are not in `to` already, on their device if they share one. If these arguments have several frameworks, or a
-    framework that cannot import arrays, results are returned unchanged.
+    are not in `to` already, on their device if they share one; if all are in `to`, it is `to`. If these arguments have
+    several frameworks, or a framework that cannot import arrays, results are returned unchanged.
 
     *A returned argument*, even inside a container, is the caller's own object, unless `returns` names a framework other
     than its own.

@@ -111,7 +111,7 @@ class Inputs:
             new, on_host, declared = old, False, id(old) in self._declared
             if not self._is_kept(old, source):
                 n, new = next(converted)
-                on_host = batch.is_on_host(n)
+                on_host = batch.took_fast_path(n)
                 if batch.is_copied(n):  # writes to a copy must be written back
                     new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)

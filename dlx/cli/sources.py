@@ -229,7 +229,7 @@ def _read_torch(file: File, readonly: Readonly) -> Source:
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{plural(rest, 'value')} of other types"] if rest else []
     if not entries:
-        raise FileError("it contains no tensor")
+        raise FileError("it contains no tensor", fix="Pass a file that contains tensors.")
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 

@@ -853,8 +853,7 @@ static void target_repack(void) {
   is_as_before(&target);
 }
 
-/* ---- Arrow's structs: valid ones over memory of the exact size, then with one lie
- * ---------------- */
+/* ---- Arrow's structs: valid ones over memory of the exact size, then with one lie ------------ */
 
 enum { MOST_LEVELS = 4, MOST_BATCHES = 3, MOST_ARRAYS = 64 };
 

@@ -260,6 +260,8 @@ def test_contributing_lists_the_targets_of_make():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = "".join(re.findall(r"^\| `make .*\n", text, re.MULTILINE))
     assert {*re.findall(r"`make (\w+)`", rows)} == TARGETS
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^(?:\w+ )*{name}(?: \w+)*:", makefile, re.MULTILINE) for name in TARGETS)
     table = text.partition("| sessions |")[2].partition("\n\n")[0]
     assert {*re.findall(r"`([\w-]+)`", table)} == SESSIONS - TARGETS
 
