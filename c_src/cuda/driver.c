@@ -4,16 +4,15 @@
 #include "core/allocate.h"
 #include "core/thread_state.h"
 
-#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 cu_table cu;
-static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
+static dlx_mutex cuda_once_lock = DLX_MUTEX_INIT;
+dlx_mutex cuda_lock = DLX_MUTEX_INIT;
+dlx_mutex cuda_event_lock = DLX_MUTEX_INIT;
 
 static atomic_int initialised;
 static atomic_int forked;
@@ -68,35 +67,35 @@ int cuda_is_child(void) {
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
-static _Atomic(pthread_t) once_owner; /* the thread that holds cuda_once_lock, if is_once_locked */
+static atomic_uintptr_t once_owner; /* the thread that holds cuda_once_lock, if is_once_locked */
 static atomic_int is_once_locked;
 
 void cuda_once_begin(void) {
-  pthread_mutex_lock(&cuda_once_lock);
-  atomic_store(&once_owner, pthread_self());
+  dlx_lock(&cuda_once_lock);
+  atomic_store(&once_owner, dlx_thread_number());
   atomic_store(&is_once_locked, 1);
 }
 
 void cuda_once_end(void) {
   atomic_store(&is_once_locked, 0);
-  pthread_mutex_unlock(&cuda_once_lock);
+  dlx_unlock(&cuda_once_lock);
 }
 
 /* Return 1 if this thread holds cuda_once_lock: a driver may fork during its start. */
 static int holds_once_lock(void) {
-  return atomic_load(&is_once_locked) && pthread_equal(atomic_load(&once_owner), pthread_self());
+  return atomic_load(&is_once_locked) && atomic_load(&once_owner) == dlx_thread_number();
 }
 
 static void take_locks(void) {
-  if (!holds_once_lock()) pthread_mutex_lock(&cuda_once_lock);
-  pthread_mutex_lock(&cuda_lock);
-  pthread_mutex_lock(&cuda_event_lock);
+  if (!holds_once_lock()) dlx_lock(&cuda_once_lock);
+  dlx_lock(&cuda_lock);
+  dlx_lock(&cuda_event_lock);
 }
 
 static void release_locks(void) {
-  pthread_mutex_unlock(&cuda_event_lock);
-  pthread_mutex_unlock(&cuda_lock);
-  if (!holds_once_lock()) pthread_mutex_unlock(&cuda_once_lock);
+  dlx_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_lock);
+  if (!holds_once_lock()) dlx_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
@@ -126,21 +125,18 @@ enum { ENTRIES = sizeof entries / sizeof *entries };
 /* Fill the table or leave it empty. The caller holds cuda_once_lock. Errors: DLX_E_NO_DRIVER. */
 static int fill_table(void) {
   const char* chosen = getenv("DLX_CUDA_DRIVER");
-  void* library = dlopen(chosen && *chosen ? chosen : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == NULL) {
-    const char* why = dlerror();
-    return report_no_driver(why ? why : "it does not load");
-  }
+  char why[300];
+  void* library = dlx_open_library(chosen && *chosen ? chosen : DLX_CUDA_LIBRARY, why, sizeof why);
+  if (library == NULL) return report_no_driver(why);
   cu_table found;
   memset(&found, 0, sizeof found);
   int has_pools = 1;
   for (int i = 0; i < ENTRIES; i++) {
-    void* symbol = dlsym(library, entries[i].name);
+    void* symbol = dlx_find_symbol(library, entries[i].name);
     if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
     if (symbol == NULL && entries[i].kind == NEEDED) {
-      char why[120];
       snprintf(why, sizeof why, "the installed driver is too old, it lacks %s", entries[i].name);
-      dlclose(library);
+      dlx_close_library(library);
       return report_no_driver(why);
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
@@ -177,16 +173,16 @@ static int initialise(void) {
 }
 
 static void watch_forks(void) {
-  pthread_atfork(take_locks, release_locks, after_fork);
+  dlx_watch_forks(take_locks, release_locks, after_fork);
 }
 
 int dlx_cuda_load(void) {
   /* Before the first lock, so that no child inherits a lock that another thread held. */
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  static dlx_once once = DLX_ONCE_INIT;
   if (atomic_load(&forked)) return report_forked();
   if (atomic_load(&ending)) return report_no_driver("the process is ending");
   if (atomic_load(&initialised)) return DLX_OK;
-  pthread_once(&once, watch_forks);
+  dlx_run_once(&once, watch_forks);
   cuda_once_begin();
   int status = atomic_load(&initialised) ? DLX_OK : initialise();
   cuda_once_end();

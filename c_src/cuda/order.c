@@ -12,9 +12,9 @@ static int n_spare[DLX_MAX_DEVICES];
 
 static int take_event(int32_t device, cu_event* event) {
   *event = NULL;
-  pthread_mutex_lock(&cuda_event_lock);
+  dlx_lock(&cuda_event_lock);
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
-  pthread_mutex_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
   int before = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
   cuda_unrelax(before);
@@ -30,19 +30,19 @@ static void destroy_event(int32_t device, cu_event event) {
 
 static void return_event(int32_t device, cu_event event) {
   if (event == NULL || !dlx_cuda_loaded()) return;
-  pthread_mutex_lock(&cuda_event_lock);
+  dlx_lock(&cuda_event_lock);
   int room = n_spare[device] < SPARE;
   if (room) spare[device][n_spare[device]++] = event;
-  pthread_mutex_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_event_lock);
   if (!room) destroy_event(device, event);
 }
 
 static void reject_event(int32_t device, cu_event event) {
   while (event != NULL && dlx_cuda_loaded()) {
     destroy_event(device, event);
-    pthread_mutex_lock(&cuda_event_lock);
+    dlx_lock(&cuda_event_lock);
     event = n_spare[device] > 0 ? spare[device][--n_spare[device]] : NULL;
-    pthread_mutex_unlock(&cuda_event_lock);
+    dlx_unlock(&cuda_event_lock);
   }
 }
 
@@ -437,9 +437,9 @@ void dlx_use_release(void* object) {
     dlx_cuda_pop();
   }
   if (!done) {
-    pthread_mutex_lock(&cuda_lock);
+    dlx_lock(&cuda_lock);
     int is_queued = append(self);
-    pthread_mutex_unlock(&cuda_lock);
+    dlx_unlock(&cuda_lock);
     if (is_queued) return;
     if (!self->waits) { /* no memory: wait, or leak the owner */
       if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
@@ -470,7 +470,7 @@ static void take_finished(queue* at, use** done) {
 static int64_t release_finished(int may_wait) {
   if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
   use* done = NULL;
-  pthread_mutex_lock(&cuda_lock);
+  dlx_lock(&cuda_lock);
   for (queue** at = &queues; *at;) {
     queue* here = *at;
     if (may_wait || !here->waits) take_finished(here, &done);
@@ -481,7 +481,7 @@ static int64_t release_finished(int may_wait) {
       free(here);
     }
   }
-  pthread_mutex_unlock(&cuda_lock);
+  dlx_unlock(&cuda_lock);
   while (done) {
     use* self = done;
     done = self->next;
@@ -495,8 +495,8 @@ int64_t dlx_cuda_release_pending(void) {
 }
 
 void cuda_forget_streams(void) {
-  pthread_mutex_lock(&cuda_lock);
-  pthread_mutex_lock(&cuda_event_lock);
+  dlx_lock(&cuda_lock);
+  dlx_lock(&cuda_event_lock);
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
     if (n_spare[i] > 0 && dlx_cuda_push(i) == DLX_OK) {
       while (n_spare[i] > 0) cu.EventDestroy(spare[i][--n_spare[i]]);
@@ -504,6 +504,6 @@ void cuda_forget_streams(void) {
     }
     atomic_store(&own_streams[i], 0);
   }
-  pthread_mutex_unlock(&cuda_event_lock);
-  pthread_mutex_unlock(&cuda_lock);
+  dlx_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_lock);
 }
