@@ -3,7 +3,6 @@
 #ifdef _WIN32
 
 #define WIN32_LEAN_AND_MEAN
-#define _WIN32_WINNT 0x0601
 
 #include "platform.h"
 #include "dlx.h"
