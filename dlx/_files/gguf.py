@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import struct
 from typing import Any
 
 from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, SPLIT, Contents, File, Stored, check_names, check_order
+from dlx._support.system import read_at
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -121,7 +121,7 @@ def _read_header(file: File, reader: _Reader) -> Contents:
     end = check_order(entries, start, gaps=True)  # tensors are padded to the alignment
     if end > file.size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {file.size:,}", fix=AGAIN)
-    if any(os.pread(file.handle.fileno(), 4, at) == b"GGUF" for at in (end, -(-end // alignment) * alignment)):
+    if any(read_at(file.handle.fileno(), 4, at) == b"GGUF" for at in (end, -(-end // alignment) * alignment)):
         raise FileError("it contains several models, one after the other", fix="Split it into separate files.")
     return Contents(".gguf", entries, metadata)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, import_re
 from dlx._files.npy import entry_from_descr
 from dlx._files.signatures import HDF5
 from dlx._protocols.memory import array_interface
+from dlx._support.system import read_at
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
@@ -40,10 +40,10 @@ def read_hdf5(file: File) -> Contents:
 
 def _check_end(file: File, start: int) -> None:
     """Raise `FileError` if another HDF5 file follows the first one, whose superblock is at `start`."""
-    block = os.pread(file.handle.fileno(), 64, start)
+    block = read_at(file.handle.fileno(), 64, start)
     width, at = (block[13], 28 if block[8] else 24) if block[8] < 2 else (block[9], 12)  # by the version
     base, _, end = (int.from_bytes(block[at + i * width :][:width], "little") for i in range(3))
-    if os.pread(file.handle.fileno(), len(HDF5), start + end - base) == HDF5:
+    if read_at(file.handle.fileno(), len(HDF5), start + end - base) == HDF5:
         raise FileError("it contains several HDF5 files, one after the other", fix="Split it into separate files.")
 
 

@@ -17,6 +17,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import HOST, DType, row_major
 from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, find_in
+from dlx._support.system import map_privately
 from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import FileError, FrameworkNotInstalledError
@@ -56,10 +57,10 @@ class File:
             self.handle.close()
             raise FileError("it is empty", source=str(path), fix=AGAIN)
 
-    def map(self, length: int, protection: int = mmap.PROT_READ) -> mmap.mmap:
-        """Map the first `length` bytes of the file."""
+    def map(self, length: int, *, writable: bool = False) -> mmap.mmap:
+        """Map the first `length` bytes of the file; writes do not reach it."""
         try:
-            return mmap.mmap(self.handle.fileno(), length, flags=mmap.MAP_PRIVATE, prot=protection)
+            return map_privately(self.handle.fileno(), length, writable=writable)
         except ValueError as error:
             raise FileError("another program truncated it while dlx opened it", fix=AGAIN) from error
         except OSError as error:
@@ -80,7 +81,7 @@ class Memory:
     __slots__ = ("address", "bytes")
 
     def __init__(self, file: File, *, private: bool) -> None:
-        self.bytes = memoryview(file.map(file.size, mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)))
+        self.bytes = memoryview(file.map(file.size, writable=private))
         self.address = native.buffer_address(self.bytes)
 
 

@@ -13,7 +13,6 @@ import importlib
 import io
 import itertools
 import math
-import os
 import re
 import struct
 import zipfile
@@ -37,6 +36,7 @@ from dlx._files.header import (
 )
 from dlx._files.signatures import identify_zip
 from dlx._protocols.memory import NUMBERS
+from dlx._support.system import read_at
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -74,7 +74,7 @@ def read_npy(file: File) -> Contents:
         raise FileError("it contains pickled Python objects, which can run any code when they are read", fix=SAFE)
     end = (entry.offset or 0) + (entry.nbytes or 0)
     extra = file.size - end if entry.nbytes is not None else 0
-    if extra and os.pread(file.handle.fileno(), 6, end) == MAGIC:
+    if extra and read_at(file.handle.fileno(), 6, end) == MAGIC:
         fix = "Read each with numpy.load from one open file, and save them with numpy.savez."
         raise FileError("it contains several arrays, one after the other", fix=fix)
     return Contents(".npy", [_add_loader(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
@@ -209,7 +209,7 @@ def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
                 raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}", fix=SPLIT)
             check_names([each.filename for each in members])
             first = min((int(each.header_offset) for each in members), default=0)
-            if first and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":
+            if first and read_at(raw.fileno(), 4, 0) == b"PK\3\4":
                 fix = "Split it into separate archives; only the last one is listed."
                 raise FileError("it contains several zip archives, or members missing from its list", fix=fix)
             yield archive
@@ -241,7 +241,7 @@ def read_npz(file: File) -> Contents:
 
 def find_data_start(file: File, member: zipfile.ZipInfo) -> int:
     """Return the offset of a member's data, after its local header of variable length."""
-    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # keeps the position of the open archive
+    head = read_at(file.handle.fileno(), 30, member.header_offset)  # keeps the position of the open archive
     if len(head) < 30:
         raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
     name, extra = struct.unpack_from("<HH", head, 26)

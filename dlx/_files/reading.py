@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from dlx._files.header import SAFE, Contents, File
 from dlx._files.safetensors import INDEX, find_index, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
+from dlx._support.system import read_at
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
@@ -44,7 +44,7 @@ def open_file(path: Path) -> Iterator[File]:
 
 def detect_kind(file: File) -> str:
     """Return the format of a file by its first bytes, or by its name if these are ambiguous."""
-    start, name, suffix = os.pread(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
+    start, name, suffix = read_at(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
     kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
@@ -78,7 +78,7 @@ def _has_user_block(file: File) -> bool:
     """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
     at = 512
     while at < file.size:
-        if os.pread(file.handle.fileno(), len(HDF5), at) == HDF5:
+        if read_at(file.handle.fileno(), len(HDF5), at) == HDF5:
             return True
         at *= 2
     return False

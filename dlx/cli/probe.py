@@ -20,6 +20,7 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._core import cuda
+from dlx._core.extension import ffi, lib
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx._version import __version__
@@ -64,7 +65,7 @@ def _driver() -> dict[str, Any]:
         cuda.require()
     except DeviceError as error:
         return {"missing": error.reason, "fix": error.fix, "devices": []}
-    library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # already loaded by dlx
+    library = ctypes.CDLL(ffi.string(lib.dlx_cuda_library()).decode())  # already loaded by dlx
 
     def ask(function: str, *arguments: Any, kind: Any = ctypes.c_int) -> Any:
         """Return the number that a driver function writes to its first argument; None if it fails or is missing."""
