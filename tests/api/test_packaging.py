@@ -46,6 +46,17 @@ def installed(wheel, tmp_path_factory):
     return folder / "bin" / "python"
 
 
+@pytest.fixture
+def clashing(installed):
+    """Yield (python, site-packages) of the environment; afterwards dlx's files are as they were."""
+    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
+    module = packages / "dlx" / "__init__.py"
+    kept, other = module.read_bytes(), packages / "dlx-1.0.4.dist-info"
+    yield installed, packages
+    module.write_bytes(kept)
+    shutil.rmtree(other, ignore_errors=True)
+
+
 def link(name, packages):
     """Link an installed distribution into another environment, if it is there."""
     try:
@@ -95,6 +106,58 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
     assert found == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
     assert "Requires-Python: >=3.11" in metadata
     assert "# dlx" in metadata  # the README
+
+
+def install_the_other(packages, *, overwrites=True):
+    """Do what `pip install dlx` does: another project's dlx/__init__.py and its metadata."""
+    info = packages / "dlx-1.0.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx\nVersion: 1.0.4\n")
+    (info / "RECORD").write_text("dlx/__init__.py,,\ndlx-1.0.4.dist-info/METADATA,,\ndlx-1.0.4.dist-info/RECORD,,\n")
+    if overwrites:
+        (packages / "dlx" / "__init__.py").write_text("class DLX:\n    pass\n")
+
+
+def doctor(python, folder, *words):
+    """Run the installed command; return what it printed."""
+    command = [str(python.parent / "dlx"), "doctor", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=250)
+    return " ".join(done.stdout.split()), done
+
+
+def commands_of(python, said):
+    """Return the commands of a repair, for the environment's pip without an index."""
+    words = [each.split() for each in said.partition("Run: ")[2].partition(" name status ")[0].split(" && ")]
+    assert all(each[0] == "pip" for each in words), said
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    return [[*pip, each[1], *(["--no-index"] if each[1] == "install" else []), *each[2:]] for each in words]
+
+
+@pytest.mark.parametrize("last", ["the other", "dlx", "none"])
+def test_the_other_project_is_noticed_and_the_command_repairs_it(clashing, tmp_path, last):
+    """Whichever was installed last, and after `pip uninstall dlx`, doctor's first line has the command, which works."""
+    python, packages = clashing
+    install_the_other(packages, overwrites=last != "dlx")
+    if last == "none":
+        run([sys.executable, "-m", "pip", "--python", str(python), "uninstall", "--yes", "dlx"], tmp_path)
+        assert not (packages / "dlx" / "__init__.py").exists()
+        broken = subprocess.run(
+            [python, "-c", "import dlx; dlx.convert"], cwd=tmp_path, check=False, capture_output=True
+        )
+        assert broken.returncode  # a namespace package: no file of dlx runs, so only the command can tell
+    said, done = doctor(python, tmp_path, "--strict")
+    assert done.returncode == 1, done.stderr
+    first = (
+        "dlx/__init__.py of dlxarray is missing" if last == "none" else "an unrelated project, dlx 1.0.4, is installed"
+    )
+    assert said.startswith(first), said
+    if last == "dlx":  # the name may be the other project's
+        code = "import dlx\ntry: dlx.DLX\nexcept AttributeError as error: print(error)"
+        assert "dlx 1.0.4, is installed, too" in run([python, "-c", code], tmp_path)
+    for command in commands_of(python, said):
+        run(command, tmp_path)
+    assert "unrelated" not in doctor(python, tmp_path)[0]
+    assert run([python, "-c", "import dlx; print(dlx.plan(b'a', to='dlx').outcome)"], tmp_path) == "shared\n"
 
 
 def test_one_wheel_per_python_version(wheel):
