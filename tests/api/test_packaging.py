@@ -28,7 +28,8 @@ FRAMEWORKS = (
     *("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"),
     *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray", "pandas", "dask", "ray"),
 )
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TABLES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, GROUPS = TABLES["project"], TABLES["dependency-groups"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -92,7 +93,7 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx" / "cli" / "templates").iterdir()}
     expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
-    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx_adapters").glob("*.py")}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx_adapters").glob("*.py*")}
     expected |= {
         f"dlx/_ffi{SUFFIX}",
         f"dlx_adapters/_dlx_numpy{SUFFIX}",
@@ -242,21 +243,25 @@ def canonical(name):
 
 
 def test_every_extra_is_there():
-    """The names that the README gives; `all` is every framework but cupy, `dev` all that a developer needs."""
+    """`all` is every framework that tests run side by side; what only developers need is no extra, but a group."""
     extras = PROJECT["optional-dependencies"]
-    assert {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"} <= {*extras}
+    assert {*extras} == {*FRAMEWORKS, "all", "completion"}
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
     assert everything.extras == {"numpy", "torch", "jax", "tvm-ffi", "pyarrow"}
-    (developers,) = [packaging.Requirement(each) for each in extras["dev"] if each.startswith("dlx")]
-    assert developers.extras == {"test", "lint", "docs", "dist"}
-    for each in (everything, developers):
-        assert each.extras <= {*extras}
+    assert [each["include-group"] for each in GROUPS["dev"] if isinstance(each, dict)] == [
+        "test",
+        "lint",
+        "docs",
+        "dist",
+    ]
+    assert not {*GROUPS} & {*extras}
 
 
 def test_every_requirement_is_pinned_by_a_version_that_it_allows():
-    """constraints.txt names each package that an extra asks for; cupy is left out, since it is never installed here."""
+    """constraints.txt names each package of an extra or group, except for cupy, which is never installed here."""
     pinned = pins()
-    asked = [*PROJECT["dependencies"], *(each for extra in PROJECT["optional-dependencies"].values() for each in extra)]
+    tables = [*PROJECT["optional-dependencies"].values(), *GROUPS.values()]
+    asked = [*PROJECT["dependencies"], *(each for table in tables for each in table if isinstance(each, str))]
     for each in map(packaging.Requirement, asked):
         if each.name not in ("dlxarray", "cupy-cuda12x") and holds(each):
             assert each.specifier.contains(pinned[canonical(each.name)]), each
@@ -273,7 +278,7 @@ def test_the_page_on_installing_lists_the_extras_as_they_are():
     """Each extra for users has a row in docs/install.md with its required version; other extras have no row."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
-    others = {"all", "completion", "dev"}
+    others = {"all", "completion"}
     assert {*rows} == {*FRAMEWORKS, *others}
     for name in {*rows} - others:
         (each,) = PROJECT["optional-dependencies"][name]
