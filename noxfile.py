@@ -171,7 +171,7 @@ def dist(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Cross-compile and inspect wheels for Linux, macOS and Windows with zig: `-- --only "cp313-*"` (docs/install.md)."""
+    """Cross-compile and inspect wheels for Linux, macOS and Windows with zig: `-- --only "cp313-*"`."""
     make(session, ".venv-wheels/.extra-wheels", VENV=".venv-wheels")
     run_in(session, ".venv-wheels", "tests/support", "repository.wheels", *arguments_of(session))
 
