@@ -226,7 +226,7 @@ def test_what_python_does(cuda, lib_a, lib_b, warm):
         assert fast(tensor, to="libb") is PYTHON
     with pytest.raises(ReadOnlyError):
         dlx.convert(tensor, to="libb", copy=False)
-    wide = native.tensor_new(memory, (16,), None, dlx.DType("float32"), (2, 0), 0, None)
+    wide = native.tensor_new(memory, (16,), None, dlx.DType("int32"), (2, 0), 0, None)
     assert fast(wide, to="libb") is PYTHON  # it does not support int32
     for options in ({"copy": False}, {"detach": True}, {"readonly": "error"}):
         assert fast(array, to="libb", **options).ptr == array.ptr
