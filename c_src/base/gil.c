@@ -3,9 +3,6 @@
 #include "gil.h"
 #include "core/thread_state.h"
 
-#include <pthread.h>
-#include <time.h>
-
 /* Python cannot check that the interpreter lives and take the GIL in one step. A thread between
  * both would use an interpreter that is being deleted (3.14 even gives it the GIL), so an atexit
  * handler waits for such threads. Each thread has a flag in its state: torch's threads release
@@ -44,23 +41,22 @@ static int is_any_entering(void) {
 }
 
 static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, after_fork);
+  dlx_watch_forks(NULL, NULL, after_fork);
 }
 
 /* Stop all threads from taking the GIL; from now on Python objects leak. Does not wait for threads
  * that already have the GIL: they may wait for this thread. */
 static PyObject* close_gil(PyObject* self, PyObject* unused) {
-  const struct timespec pause = {.tv_nsec = 100000};
   atomic_store(&closed, 1);
   Py_BEGIN_ALLOW_THREADS
-    while (is_any_entering()) nanosleep(&pause, NULL);
+    while (is_any_entering()) dlx_nap();
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
 
 int py_gil_open(void) {
   static PyMethodDef close = {"close_gil", close_gil, METH_NOARGS, NULL};
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  static dlx_once once = DLX_ONCE_INIT;
   PyObject* atexit = PyImport_ImportModule("atexit");
   PyObject* function = atexit ? PyCFunction_New(&close, NULL) : NULL;
   PyObject* done = function ? PyObject_CallMethod(atexit, "register", "O", function) : NULL;
@@ -68,7 +64,7 @@ int py_gil_open(void) {
   Py_XDECREF(function);
   if (done == NULL) return -1;
   Py_DECREF(done);
-  pthread_once(&once, watch_forks);
+  dlx_run_once(&once, watch_forks);
   atomic_store(&closed, 0);
   return 0;
 }

@@ -3,8 +3,6 @@
 #include "map.h"
 #include "core/thread_state.h"
 
-#include <pthread.h>
-
 /* ---- entries that left a map ----------------------------------------------------------------- */
 
 /* An object or memory, released when no lock is held, since that may run Python. */
@@ -29,12 +27,12 @@ static void reset_lock(void) {
 }
 
 static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, reset_lock);
+  dlx_watch_forks(NULL, NULL, reset_lock);
 }
 
 void py_map_init(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, watch_forks);
+  static dlx_once once = DLX_ONCE_INIT;
+  dlx_run_once(&once, watch_forks);
 }
 
 static void lock(void) {

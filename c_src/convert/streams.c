@@ -4,7 +4,7 @@
 #include "core/thread_state.h"
 
 /* Contexts of this thread, see count_stream_contexts. */
-static FEW_WORDS int stream_contexts;
+static DLX_FEW_WORDS int stream_contexts;
 
 static int has_streams(const py_stream_source* s) {
   return s->table || s->function;

@@ -198,8 +198,8 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   fresh.data = dlx_allocate_aligned(bytes);
   if (fresh.data == NULL) return DLX_E_MEMORY;
   dlx_use_huge_pages(fresh.data, bytes);
-  status = new_tensor(&fresh, flags, fresh.data, free, 0, out);
-  if (status != DLX_OK) free(fresh.data);
+  status = new_tensor(&fresh, flags, fresh.data, dlx_free_aligned, 0, out);
+  if (status != DLX_OK) dlx_free_aligned(fresh.data);
   return status;
 }
 

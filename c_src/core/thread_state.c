@@ -3,13 +3,11 @@
 #include "thread_state.h"
 #include "allocate.h"
 
-#include <pthread.h>
-
 _Atomic(dlx_thread_state*) dlx_thread_states;
-FEW_WORDS dlx_thread_state* dlx_own_state;
+DLX_FEW_WORDS dlx_thread_state* dlx_own_state;
 
-static pthread_key_t leaving;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static dlx_thread_key leaving;
+static dlx_once once = DLX_ONCE_INIT;
 
 /* A thread can end inside a release, while it reads maps or takes the GIL. */
 static void leave(dlx_thread_state* state) {
@@ -35,8 +33,8 @@ static void after_fork(void) {
 }
 
 static void watch_threads(void) {
-  if (pthread_key_create(&leaving, leave_own) != 0) leaving = (pthread_key_t)-1;
-  pthread_atfork(NULL, NULL, after_fork);
+  dlx_create_key(&leaving, leave_own);
+  dlx_watch_forks(NULL, NULL, after_fork);
 }
 
 dlx_thread_state* dlx_take_state(void) {
@@ -50,7 +48,7 @@ dlx_thread_state* dlx_take_state(void) {
     found->next = atomic_load(&dlx_thread_states);
     while (!atomic_compare_exchange_weak(&dlx_thread_states, &found->next, found)) continue;
   }
-  pthread_once(&once, watch_threads);
-  pthread_setspecific(leaving, found); /* on failure, the state is never reused: harmless */
+  dlx_run_once(&once, watch_threads);
+  dlx_set_key(leaving, found); /* on failure, the state is never reused: harmless */
   return dlx_own_state = found;
 }

@@ -8,13 +8,7 @@
 #include <stdint.h>
 
 #include "dlx.h"
-
-/* Fast thread-local storage: glibc reserves a few words for libraries loaded late, musl none. */
-#ifdef __GLIBC__
-#define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
-#else
-#define FEW_WORDS _Thread_local
-#endif
+#include "platform/platform.h"
 
 typedef struct dlx_thread_state {
   atomic_int_least64_t count;        /* live managed tensors: created here minus released here */
@@ -31,7 +25,7 @@ typedef struct dlx_thread_state {
 
 extern _Atomic(dlx_thread_state*) dlx_thread_states;
 
-extern FEW_WORDS dlx_thread_state* dlx_own_state;
+extern DLX_FEW_WORDS dlx_thread_state* dlx_own_state;
 
 /* Give the current thread a state. GIL: not needed. Errors: NULL = no memory. */
 dlx_thread_state* dlx_take_state(void);

@@ -119,10 +119,11 @@ def test_only_one_module_knows_the_extension():
 # Folders of c_src, lowest first; folders of one rank may call each other, but files must not form a cycle.
 C_RANKS = {
     "include": 0,
-    "core": 1,
-    "cuda": 2,
-    "base": 3,
-    **dict.fromkeys(("object", "interop", "view", "convert", "call"), 4),
+    "platform": 1,
+    "core": 2,
+    "cuda": 3,
+    "base": 4,
+    **dict.fromkeys(("object", "interop", "view", "convert", "call"), 5),
 }
 BRIDGE = "c_src/base/module.c"  # adds everything to the module
 
