@@ -17,7 +17,8 @@
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
 static PyObject* handle_of;           /* tvm_ffi.Tensor.__chandle__; never freed */
-static _Atomic(Py_ssize_t) handle_at; /* offset of the handle in a tensor; 0 = call handle_of */
+static _Atomic(Py_ssize_t) handle_at; /* offset of the handle in a tensor; 0 = call handle_of;
+                                         relaxed: a number */
 
 /* From the C interface: TVMFFIObject, TVMFFIAny, a part of TVMFFITypeIndex. */
 typedef struct {
@@ -247,7 +248,7 @@ static PyObject* find_handles(PyObject* module, PyObject* tensors) {
   if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
     return PyErr_Format(PyExc_TypeError, "find_handles takes a list of tensors");
   Py_ssize_t offset = find_handle_offset(tensors);
-  atomic_store(&handle_at, offset);
+  atomic_store_explicit(&handle_at, offset, memory_order_relaxed);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(offset != 0);
 }
 

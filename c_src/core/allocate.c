@@ -2,11 +2,14 @@
 
 #include "allocate.h"
 
-static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none fails */
+static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none fails; relaxed */
 
 static int is_failing(void) {
-  int64_t left = atomic_load(&until_failure);
-  while (left > 0 && !atomic_compare_exchange_weak(&until_failure, &left, left - 1)) continue;
+  int64_t left = atomic_load_explicit(&until_failure, memory_order_relaxed);
+  while (left > 0 &&
+         !atomic_compare_exchange_weak_explicit(&until_failure, &left, left - 1,
+                                                memory_order_relaxed, memory_order_relaxed))
+    continue;
   return left == 1;
 }
 
@@ -22,5 +25,5 @@ void* dlx_allocate_aligned(size_t size) {
 
 int64_t dlx_fail_allocation(int64_t number) {
   dlx_allocate = number ? allocate_or_fail : malloc;
-  return atomic_exchange(&until_failure, number);
+  return atomic_exchange_explicit(&until_failure, number, memory_order_relaxed);
 }

@@ -15,9 +15,9 @@ typedef struct {
   int64_t size;
   const dlx_run* runs;
   int64_t count;
-  _Atomic int64_t next;
-  _Atomic int failed;   /* errno */
-  _Atomic int is_short; /* memory for huge pages has run out */
+  _Atomic int64_t next; /* relaxed, as the next two: joining the thread orders all other data */
+  _Atomic int failed;   /* errno; relaxed */
+  _Atomic int is_short; /* memory for huge pages has run out; relaxed */
 } write_job;
 
 static int64_t find_first_after(const write_job* w, int64_t offset) {
@@ -78,9 +78,10 @@ static int copy_between(const write_job* w, int64_t low, int64_t high) {
 
 /* Create huge pages, each from an existing page. Errors: -1 = not supported. */
 static int create_huge_pages(write_job* w, int64_t low, int64_t high) {
-  if (w->is_short || low == high) return -1;
+  if (atomic_load_explicit(&w->is_short, memory_order_relaxed) || low == high) return -1;
   if (dlx_create_huge_pages(w->mapping + low, (size_t)(high - low)) == 0) return 0;
-  if (errno == ENOMEM) w->is_short = 1; /* a failed search moves other memory: try only once */
+  if (errno == ENOMEM) /* a failed search moves other memory: try only once */
+    atomic_store_explicit(&w->is_short, 1, memory_order_relaxed);
   return -1;
 }
 
@@ -90,12 +91,13 @@ static void* write_pieces(void* argument) {
   enum { PIECE = 4 * HUGE_PAGE };
   write_job* w = argument;
   for (;;) {
-    int64_t low = atomic_fetch_add(&w->next, PIECE);
-    if (low >= w->size || w->failed) return NULL;
+    int64_t low = atomic_fetch_add_explicit(&w->next, PIECE, memory_order_relaxed);
+    if (low >= w->size || atomic_load_explicit(&w->failed, memory_order_relaxed)) return NULL;
     int64_t high = w->size - low < PIECE ? w->size : low + PIECE;
     int64_t huge = high - high % HUGE_PAGE;
     if (create_huge_pages(w, low, huge) == 0 && copy_between(w, low, huge) == 0) low = huge;
-    if (low < high && write_between(w, low, high) != 0) w->failed = errno;
+    if (low < high && write_between(w, low, high) != 0)
+      atomic_store_explicit(&w->failed, errno, memory_order_relaxed);
   }
 }
 
@@ -108,6 +110,6 @@ int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int
                   dlx_start_thread(&helper, write_pieces, &w) == 0;
   write_pieces(&w);
   if (is_helped) dlx_join_thread(helper);
-  errno = w.failed;
-  return w.failed ? -1 : 0;
+  errno = atomic_load_explicit(&w.failed, memory_order_relaxed);
+  return errno ? -1 : 0;
 }

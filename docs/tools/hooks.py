@@ -24,6 +24,8 @@ PLACES = {"convert": "dlx._api.convert.convert", "open": "dlx._api.open.open", "
 # Weights in the search: pages for users come before pages about dlx itself.
 BOOSTS = {
     **dict.fromkeys(("index.md", "quickstart.md", "how-to/see-copies.md", "how-to/share.md"), 3),
+    "reference/convert.md": 3,
+    "troubleshooting.md": 1.5,
     **dict.fromkeys(("changelog.md", "conformance.md", "contributing.md", "design.md", "performance.md"), 0.2),
 }
 BARE = {"ffi", "exchange_api", "hookimpl"}  # without an entry in the reference
@@ -68,7 +70,7 @@ def on_page_content(html: str, **_: Any) -> str:
 def on_post_page(output: str, **_: Any) -> str:
     """Remove tooltips that show private modules, and show the version next to the name."""
     output = re.sub(r'\stitle="[^"]*\bdlx\._[^"]*"', "", output)
-    return re.sub(r'(<span class="md-ellipsis">\s*dlx)(?=\s*</span>)', rf'\1 <small>{VERSION}</small>', output, count=1)
+    return re.sub(r'(<span class="md-ellipsis">\s*dlx)(?=\s*</span>)', rf"\1 <small>{VERSION}</small>", output, count=1)
 
 
 def find_source(name: str) -> tuple[str, int] | None:
@@ -150,6 +152,6 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     for fence in [*FENCE.finditer(markdown), None]:
         prose = LINK.sub(rewrite_link, markdown[end : fence.start() if fence else None])  # code may look like a link
         parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(link_name, line[0]), prose, flags=re.MULTILINE)]
-        if fence is not None:  # a block without a language is a drawing, which must not wrap
-            parts, end = [*parts, re.sub(r"^```\n", "``` {.text .drawing}\n", fence[0])], fence.end()
+        if fence is not None:
+            parts, end = [*parts, fence[0]], fence.end()
     return "".join(parts)
