@@ -12,7 +12,7 @@
 - A new option is a key of `dlx.typing.Options`, or of ``_Place`` or ``_Mapped``, and a parameter of the last overloads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
@@ -136,7 +136,7 @@ Convertible = TypeVar("Convertible", Array, Container)
 
 # Types of wrong arguments. No object has them, but mypy, for which MYPY is true, accepts any object for a protocol
 # after it erases type arguments; other checkers see the shorter definitions.
-MYPY: bool
+MYPY = False
 if MYPY:
     class NothingElse(Protocol[_T_co]):
         def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
@@ -429,7 +429,9 @@ class Convert:
     # ---- other objects, and calls without a target
 
     @overload
-    def __call__(self, obj: ArrayOrContainer[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self, obj: ArrayOrContainer[Never] | Iterator[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]
+    ) -> Any: ...
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
     @overload
