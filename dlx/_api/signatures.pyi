@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import IO, Any, ClassVar, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import torch
@@ -22,6 +22,7 @@ from typing_extensions import Buffer, CapsuleType
 
 from dlx._core.tensor import Tensor
 from dlx._files.mapping import FileView
+from dlx._files.selection import Names
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
@@ -110,11 +111,14 @@ class _Place(TypedDict, total=False):
     stream: object
 
 class _Mapped(TypedDict, total=False):
+    only: Names
+    skip: Names
+    mmap: bool
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
 
-_Path: TypeAlias = str | PathLike[str]
+_Path: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 _Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
 _Element = TypeVar("_Element", bound=SupportsDLPack | _NumPyArray)
 _Type = TypeVar("_Type", bound=SupportsDLPack | _NumPyArray)
@@ -330,6 +334,9 @@ class Open:
         path: _Path | _Wrong,
         to: Target | _Wrong = ...,
         *,
+        only: Names = ...,
+        skip: Names = ...,
+        mmap: bool = ...,
         device: DeviceLike | None = ...,
         readonly: Readonly = ...,
         detach: bool = ...,
