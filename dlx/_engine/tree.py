@@ -166,6 +166,21 @@ class Tree:
                 if i not in met and (number, i) not in self._refused:
                     yield self._path_text(number, i), child
 
+    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+        """Yield (path, object, whether it is an array) for each place; raise for a container in two places."""
+        entered = {0}
+        for number, node in enumerate(self._nodes):
+            links = dict(node.links)
+            for i, child in enumerate(node.parts):
+                link = links.get(i)
+                if link is None or link < 0:
+                    yield self._path(number, i), child, link is not None
+                elif link in entered:
+                    reason = f"it is the same container as {path_text(self.path_in(link))}"
+                    self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")
+                else:
+                    entered.add(link)
+
     def check_found(self) -> None:
         """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""
         if self.arrays or self._refused:
