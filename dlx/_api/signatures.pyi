@@ -113,6 +113,7 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
+    dtype: Any
 
 _Path: TypeAlias = str | PathLike[str]
 _Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
@@ -168,6 +169,7 @@ class Convert:
         stream: object = ...,
         strict: bool | _Wrong = ...,
         errors: Errors | _Wrong = ...,
+        dtype: Any = ...,
         lazy: bool | _Wrong = ...,
         **unknown: _Wrong,
     ) -> Any: ...
@@ -266,6 +268,7 @@ class Convert:
         stream: object = ...,
         strict: bool | _Wrong = ...,
         errors: Errors | _Wrong = ...,
+        dtype: Any = ...,
         lazy: bool | _Wrong = ...,
         **unknown: _Wrong,
     ) -> Any: ...
@@ -333,6 +336,7 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly = ...,
         detach: bool = ...,
+        dtype: Any = ...,
         **unknown: _Wrong,
     ) -> FileView[Any]: ...
 
