@@ -177,6 +177,7 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
+    dtype: Any
 
 FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
@@ -260,6 +261,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -277,6 +279,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -409,6 +412,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -426,6 +430,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -456,6 +461,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: Any = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -473,6 +479,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: Any = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -540,6 +547,7 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
+        dtype: Any = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 
