@@ -84,6 +84,8 @@ _classes: TypeCache[Any] = TypeCache()
 
 def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container, or None if it cannot have one."""
+    if handler.kind == "compound":
+        return None
     kind = type(obj)
     cls: Any = _EXACT.get(kind) if type(kind) is type else None
     if handler is VIEW:
@@ -207,7 +209,7 @@ def lazy_view(
     view: Any = None,
 ) -> Any:
     """Return a lazy view of a container, or convert it if it cannot have a view."""
-    generation, handler = registry.generation, lookup.kind(type(obj)).handler
+    generation, handler = registry.generation, lookup.kind_of(obj).handler
     assert handler is not None
     options = Options(request, create_view, _convert, request.target.adapter.is_tracing, to, strict, errors)
     if isinstance(to, str | type) and not strict and errors == "raise" and not request.target.adapter.dtypes.switches:
