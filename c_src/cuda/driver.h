@@ -133,13 +133,13 @@ typedef struct {
         size_t nbytes, cu_stream stream))                                                        \
   CALL(NEEDED, Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                        \
   CALL(NEEDED, ThreadExchangeStreamCaptureMode, , (int* mode))                                   \
-  CALL(NEEDED, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))           \
-  CALL(NEEDED, MemPoolDestroy, , (cu_pool pool))                                                  \
-  CALL(NEEDED, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                 \
-  CALL(NEEDED, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))        \
-  CALL(NEEDED, MemAllocFromPoolAsync, ,                                                           \
+  CALL(NEEDED, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))          \
+  CALL(NEEDED, MemPoolDestroy, , (cu_pool pool))                                                 \
+  CALL(NEEDED, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                \
+  CALL(NEEDED, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))       \
+  CALL(NEEDED, MemAllocFromPoolAsync, ,                                                          \
        (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                    \
-  CALL(NEEDED, MemFreeAsync, , (cu_address address, cu_stream stream))                            \
+  CALL(NEEDED, MemFreeAsync, , (cu_address address, cu_stream stream))                           \
   CALL(WANTED, StreamGetCaptureInfo, _v2,                                                        \
        (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,            \
         void* n_dependencies))                                                                   \

@@ -50,8 +50,8 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
 /* Wait on the host for a stream's current work. Errors: as dlx_cuda_order. */
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
 
-/* Check that a stream, or the host (`to_device` -1), may wait for another stream: neither captures a
- * graph, or both the same one. Records nothing. Errors: as dlx_cuda_order. */
+/* Check that a stream, or the host (`to_device` -1), may wait for another stream: neither captures
+ * a graph, or both the same one. Records nothing. Errors: as dlx_cuda_order. */
 int dlx_cuda_can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to);
 
 /* dlx's own stream of a device, which waits for no other stream implicitly and is never destroyed.

@@ -278,7 +278,8 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
                                          at_device, stream, &made));
   py_managed_release(m);
   if (status == DLX_OK && stream && dlx_size(&made->dl_tensor)) {
-    made = py_cuda_release_behind(made, at_device, stream, keep == Py_None ? NULL : Py_NewRef(keep));
+    made =
+        py_cuda_release_behind(made, at_device, stream, keep == Py_None ? NULL : Py_NewRef(keep));
     return made ? py_tensor_wrap(made) : NULL;
   }
   PyObject* tensor = py_tensor_result(status, made);

@@ -24,7 +24,7 @@ Ready = Any
 _FIX = {
     lib.DLX_E_NO_DRIVER: "Install an NVIDIA driver, or set DLX_CUDA_DRIVER to its libcuda.so.1.",
     lib.DLX_E_FORKED: "Use the 'spawn' start method of multiprocessing.",
-    lib.DLX_E_CAPTURE: "Use one stream for both, or convert outside the capture.",
+    lib.DLX_E_CAPTURE: "Convert before the capture starts, or use one stream for both.",
 }
 
 

@@ -213,6 +213,7 @@ class StreamSync:
             if stream is None or stream.is_unordered or stream.device != here:
                 self.wait(readiness, None)  # dlx's stream must not wait for another one: all threads use it
                 stream = cuda.work_stream(here)
+            self.ask(stream, None)
             return native.tensor_copy(tensor, keep_order, stream.handle), None
         consumer = self.consumer(place)
         if not is_cuda(here):
@@ -299,7 +300,7 @@ class StreamSync:
             return adapter.devices.new_array(shape, dtype, consumer.device, strides)
 
     def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:
-        """Return the stream of the memory's device on which it is ready: a copy there needs no order, nor later writes."""
+        """Return the stream of the memory's device on which it is ready: copies there are ordered with all writes."""
         found = readiness if isinstance(readiness, Stream) or readiness is None else cuda.stream_of(readiness)
         known = found is not None and not found.is_unordered and found.device == physical(tensor.device)
         return found if known else None

@@ -6,7 +6,6 @@ import types
 import warnings
 
 from dlx._core import native
-from dlx._core.native import ffi
 
 
 class _Memory:
