@@ -134,12 +134,7 @@ static int fill_table(void) {
   cu_table found;
   memset(&found, 0, sizeof found);
   for (int i = 0; i < ENTRIES; i++) {
-<<<<<<< HEAD
-    void* symbol = dlsym(library, entries[i].name);
-=======
     void* symbol = dlx_find_symbol(library, entries[i].name);
-    if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
->>>>>>> main
     if (symbol == NULL && entries[i].kind == NEEDED) {
       snprintf(why, sizeof why, "the installed driver is too old, it lacks %s", entries[i].name);
       dlx_close_library(library);

@@ -465,15 +465,9 @@ static void take_finished(queue* at, use** done) {
   if (code == CU_OK) dlx_cuda_pop();
 }
 
-<<<<<<< HEAD
 static int64_t release_finished(void) {
-  if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
-=======
-/* With `may_wait`, also release owners for which the driver waits. */
-static int64_t release_finished(int may_wait) {
   int64_t n = atomic_load_explicit(&n_waiting, memory_order_relaxed);
   if (n == 0 || !dlx_cuda_loaded()) return n;
->>>>>>> main
   use* done = NULL;
   dlx_lock(&cuda_lock);
   for (queue** at = &queues; *at;) {
