@@ -300,9 +300,10 @@ PyObject* py_streams_move(const py_call* call, PyObject* obj) {
   DLManagedTensorVersioned* made = goes ? take_in_place(call, obj, &in_place) : NULL;
   if (made) {
     DLDevice device = made->dl_tensor.device, host = {kDLCPU, 0};
-    if (device.device_type == kDLCPU && t->allocate) {
+    int takes_device = t->accepts.device_types >> device.device_type & 1;
+    if (device.device_type == kDLCPU && t->allocate && (call->device || !takes_device)) {
       result = send(call, t, made);
-    } else if (device.device_type == kDLCUDA && call->device == NULL &&
+    } else if (device.device_type == kDLCUDA && call->device == NULL && !takes_device &&
                accepts_copy(t, &made->dl_tensor, host)) {
       DLManagedTensorVersioned* copy = fetch(in_place.source, made, obj);
       if (copy) result = t->hand_over(call, t, copy, obj);
