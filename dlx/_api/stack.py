@@ -85,12 +85,12 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     request = request_of(to, device=device, stream=stream)
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
-    tensors, readinesses, sync = _tensors(objs, keys, request.target.name)
+    tensors, sources = _tensors(objs, keys, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
     _check_target(request, tensors[0], shape)
     try:
         if cuda.is_cuda(tensors[0].device):
-            whole: Tensor | int | None = _stack_on_device(tensors, readinesses, shape, sync)
+            whole = _stack_on_device(tensors, sources, shape, request)
         else:
             whole = native.tensor_stack(tensors)
     except DlxError as error:
@@ -155,9 +155,9 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
 
 
 def _stack_on_device(
-    tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
-) -> Tensor | int:
-    """Copy CUDA tensors into one on dlx's stream, or return the index of a tensor that differs."""
+    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], request: Request
+) -> Any:
+    """Copy CUDA tensors into one array, or return the index of a tensor that differs."""
     first = tensors[0]
     for i, tensor in enumerate(tensors):
         if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
@@ -165,26 +165,12 @@ def _stack_on_device(
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
-    work = cuda.work_stream(device)
-    for _, readiness in readinesses:
-        sync.wait(readiness, work)
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    whole = native.tensor_on_device(like, False, device.id)
-    for i, tensor in enumerate(tensors):
-        if first.nbytes:
-            address = whole.data_ptr + i * first.nbytes
-            row = native.tensor_new(address, first.shape, None, first.dtype, device, flags, whole)
-            # Keep the source alive until the copy is done.
-            native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
-    for source, readiness in dict.fromkeys(readinesses):
-        sync.delay_writes(source, readiness, work)
-    return cuda.when(whole, cuda.ready(work))
+    return StreamSync(request.target, request.stream, request.device).stack(tensors, sources, like)
 
 
-def _tensors(
-    objs: list[Any], keys: Sequence[Any], target: str
-) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the tensors, their readiness and the streams; each array is exported once, and errors have its key."""
+def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+    """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -201,8 +187,9 @@ def _tensors(
         error.complete(via="to dlx.convert(array, to='dlx') and stack its result")
         raise
     number = {i: n for n, i in enumerate(numbers)}
-    readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    return [tensors[number[first[id(obj)]]] for obj in objs], readinesses, batch.sync()
+    ready = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
+    each = [number[first[id(obj)]] for obj in objs]
+    return [tensors[n] for n in each], [ready[n] for n in each]
 
 
 def _check_target(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
