@@ -97,9 +97,16 @@ def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
 
 
 def _create(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
-    view = cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
+    """Return a view of a class; set a declared container's functions for reading elements."""
+    source = obj if handler.live is None else handler.live(obj)
+    view = cls(source, handler, scope, path)
     if handler.types and handler.elements != "fresh" and cls is not RecordView:
-        view._set_reader()
+        if not handler.mutable:
+            view._fixed = str if handler.kind == "mapping" else int
+        if handler.reader is not None:
+            view._getter, is_unchanged = handler.reader(source)
+            if handler.mutable and is_unchanged is not None:
+                view._unchanged = is_unchanged
     return view
 
 

@@ -115,8 +115,8 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
 def test_mypy_tells_a_wrong_argument_in_one_line(errors):
     """Otherwise mypy would print every overload of `convert`: 47 lines for each mistake."""
     lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
-    said = ("no such option", "no such word", "copy is", "no device", "a number", "a text", "unknown object")
-    said += ("a module holds", "no path", "nothing to stack")
+    said = ("no such option", "no such word", "copy is", "neither to", "both to", "a number", "a text")
+    said += ("unknown object", "a module holds", "no path", "nothing to stack")
     wrong = [number for number, line in enumerate(lines, 1) if line.partition("# error: ")[2].startswith(said)]
     assert len(wrong) >= 22
     printed = {number: errors("mypy")["mistakes.py", number] for number in wrong}

@@ -15,13 +15,14 @@ tensor = torch.zeros(3)
 dlx.convert(samples)  # error: neither to nor like
 dlx.convert(samples, to=3)  # error: a number is no target
 dlx.convert(samples, to=None)  # error: neither to nor like
+dlx.convert([samples])  # error: neither to nor like
+dlx.convert(samples, to="torch", like=tensor)  # error: both to and like
 dlx.convert([samples], to=3)  # error: a number is no target
 dlx.stack([samples], to=3)  # error: a number is no target
 dlx.open("x.npy", to=3)  # error: a number is no target
 dlx.convert(samples, to="torch", copy="yes")  # error: copy is None, True or False
 dlx.convert(samples, to="torch", readonly="never")  # error: no such word
 dlx.convert(samples, to="torch", errors="ignore")  # error: no such word
-dlx.convert(samples, to="torch", device=1.5)  # error: no device
 dlx.convert(samples, to="torch", contiguous=True)  # error: no such option
 dlx.convert([samples], to="torch", contiguous=True)  # error: no such option
 dlx.plan(samples, "torch", readonly="never")  # error: no such word
