@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import IO, Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import torch
@@ -26,6 +26,7 @@ from typing_extensions import Buffer, CapsuleType
 
 from dlx._core.tensor import Tensor
 from dlx._files.mapping import FileView
+from dlx._files.selection import Names
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
@@ -173,11 +174,15 @@ class _Place(TypedDict, total=False):
     stream: object
 
 class _Mapped(TypedDict, total=False):
+    only: Names
+    skip: Names
+    mmap: bool
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
+    dtype: Any
 
-FilePath: TypeAlias = str | PathLike[str]
+FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
 class Convert:
     """The type of `dlx.convert`."""
@@ -265,6 +270,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -282,6 +288,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -414,6 +421,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -431,6 +439,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -461,6 +470,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: Any = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -478,6 +488,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: Any = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -539,9 +550,13 @@ class Open:
         path: FilePath | NothingElse[Never],
         to: Target | NothingElse[Never] = ...,
         *,
+        only: Names = ...,
+        skip: Names = ...,
+        mmap: bool = ...,
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
+        dtype: Any = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 
