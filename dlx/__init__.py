@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from dlx._support.late import load_name
 from dlx._version import __version__
 
+TYPE_CHECKING = False  # `typing` takes as long to import as Python to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
     from dlx._api.array_namespace import array_namespace
