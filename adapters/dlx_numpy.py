@@ -94,6 +94,9 @@ class _DTypes(api.DTypes):
             return api.DType(native_dtype.name)
         return super().from_native(native_dtype)
 
+    def cast(self, array: Any, dtype: api.DType) -> Any:
+        return array.astype(self.to_native(dtype), order="K")
+
     def refusals(self) -> dict[str, tuple[str, str]]:
         """Return (reason, fix) for the missing dtypes of ml_dtypes."""
         missing = _ML_DTYPES.keys() - self._extensions

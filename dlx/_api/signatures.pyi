@@ -12,11 +12,11 @@
 - A new option is a key of `dlx.typing.Options`, or of ``_Place`` or ``_Mapped``, and a parameter of the last overloads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import IO, Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import torch
@@ -26,6 +26,7 @@ from typing_extensions import Buffer, CapsuleType
 
 from dlx._core.tensor import Tensor
 from dlx._files.mapping import FileView
+from dlx._files.selection import Names
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
@@ -136,7 +137,7 @@ Convertible = TypeVar("Convertible", Array, Container)
 
 # Types of wrong arguments. No object has them, but mypy, for which MYPY is true, accepts any object for a protocol
 # after it erases type arguments; other checkers see the shorter definitions.
-MYPY: bool
+MYPY = False
 if MYPY:
     class NothingElse(Protocol[_T_co]):
         def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
@@ -170,11 +171,15 @@ class _Place(TypedDict, total=False):
     stream: object
 
 class _Mapped(TypedDict, total=False):
+    only: Names
+    skip: Names
+    mmap: bool
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
+    dtype: Any
 
-FilePath: TypeAlias = str | PathLike[str]
+FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
 class Convert:
     """The type of `dlx.convert`."""
@@ -256,6 +261,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -273,6 +279,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -405,6 +412,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -422,6 +430,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -429,7 +438,9 @@ class Convert:
     # ---- other objects, and calls without a target
 
     @overload
-    def __call__(self, obj: ArrayOrContainer[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self, obj: ArrayOrContainer[Never] | Iterator[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]
+    ) -> Any: ...
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
     @overload
@@ -450,6 +461,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: Any = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -467,6 +479,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: Any = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -528,9 +541,13 @@ class Open:
         path: FilePath | NothingElse[Never],
         to: Target | NothingElse[Never] = ...,
         *,
+        only: Names = ...,
+        skip: Names = ...,
+        mmap: bool = ...,
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
+        dtype: Any = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 
