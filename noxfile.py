@@ -27,7 +27,7 @@ CUDA_CUPY = os.environ.get("CUDA_CUPY", "cupy-cuda13x==14.2.0")
 FRAMEWORKS = "tensorflow paddle mlx warp onnxruntime xarray pandas dask ray wide"
 GRADED = "numpy torch jax tvm_ffi pyarrow pyarrow.Array array_api_strict dlx"
 C_FILES = (
-    *("c_src/*/*.[ch]", "adapters/*.c", "benchmarks/*.c", "tests/c/*.[ch]"),
+    *("c_src/*/*.[ch]", "dlx_adapters/*.c", "benchmarks/*.c", "tests/c/*.[ch]"),
     *("examples/*/*.c", "examples/*/*.cpp", "examples/*/*.h", "examples/*/src/*/*.c"),
 )
 

@@ -189,7 +189,9 @@ def _core_facts() -> dict[str, Any]:
             "dlpack": [lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR],
             "byte_order": sys.byteorder,
             "extensions": [
-                name for name in ("_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi") if importlib.util.find_spec(name)
+                name
+                for name in ("_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi")
+                if importlib.util.find_spec(f"dlx_adapters.{name}")
             ],
         },
     }

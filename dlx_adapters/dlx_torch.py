@@ -22,12 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import _dlx_torch
-import dlx_torch_compound
-import dlx_torch_gradients
-
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
+from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients
 
 HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # torch's device names -> dlx's

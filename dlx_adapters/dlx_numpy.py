@@ -15,11 +15,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import _dlx_numpy
-
 import dlx
 from dlx import adapter as api
 from dlx.errors import DTypeError, LayoutError
+from dlx_adapters import _dlx_numpy
 
 HOST = api.Device("cpu")
 _OWN = {name: name for name in (*api.COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"}

@@ -29,11 +29,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import dlx_jax_gradients
-
 import dlx
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx_adapters import dlx_jax_gradients
 
 HOST = api.Device("cpu")
 CUDA = api.Device("cuda").type
