@@ -15,7 +15,6 @@ from dlx._support.tracebacks import name_action
 from dlx.errors import ConversionError, DlxError
 
 if TYPE_CHECKING:
-    from dlx._api import output
     from dlx._engine import batch, failures, preview
     from dlx._engine import plan as plans
     from dlx._engine import request as requests
@@ -26,7 +25,8 @@ else:  # loaded by the first call that C leaves to Python
     batch, failures, plans, preview, requests = map(
         Late, [f"dlx._engine.{name}" for name in ("batch", "failures", "plan", "preview", "request")]
     )
-    output, views = Late("dlx._api.output"), Late("dlx._views.factory")
+    views = Late("dlx._views.factory")
+output: Any = Late("dlx._api.output")
 
 
 def convert(

@@ -106,6 +106,9 @@ class _Eager(Options, total=False):
     lazy: Literal[False]
 
 class _Place(TypedDict, total=False):
+    axis: int
+    dtype: Any
+    pad: float | None
     device: DeviceLike | None
     stream: object
 
@@ -273,6 +276,11 @@ class Convert:
         **unknown: _Wrong,
     ) -> Any: ...
 
+    # ---- into memory of the caller
+
+    @overload
+    def __call__(self, obj: Any, *, out: _T, dtype: Any = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
+
     # ---- other objects
 
     @overload
@@ -303,10 +311,17 @@ class Stack:
         arrays: Iterable[Any] | _Wrong,
         to: Target | _Wrong,
         *,
+        axis: int = ...,
+        dtype: Any = ...,
+        pad: float | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
         **unknown: _Wrong,
     ) -> Any: ...
+    @overload
+    def __call__(
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: Any = ..., pad: float | None = ...
+    ) -> _T: ...
 
 stack: Stack
 

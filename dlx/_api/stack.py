@@ -170,7 +170,7 @@ def _stack_unlike(
     for i, tensor in enumerate(tensors):
         if not host_readable(tensor.device):
             reason = f"it is on {tensor.device}, and dlx stacks with axis=, dtype=, pad= and out= only on the host"
-            raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Stack them without these options.")
+            raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Leave these options out.")
         if tensor.dtype != wanted and not can_cast(tensor.dtype, wanted, HOST):
             tensors[i] = convert(objs[i], to="dlx", dtype={tensor.dtype: wanted})
     row = _find_shape(tensors, keys, is_padded=pad is not None)

@@ -91,8 +91,8 @@ def test_what_is_refused(np, torch):
         ):
             with pytest.raises(errors.DlxError) as caught:
                 call()
-            if isinstance(caught.value, errors.AdapterNotFoundError):
-                continue
+            if isinstance(out, str):
+                continue  # in a tree, text passes through
             assert isinstance(caught.value, kind) and words in str(caught.value), str(caught.value)
             assert "at out" in str(caught.value)
     with pytest.raises(errors.ReadOnlyError):
