@@ -107,7 +107,7 @@ class _Eager(Options, total=False):
 
 class _Place(TypedDict, total=False):
     axis: int
-    dtype: Any
+    dtype: object
     pad: float | None
     device: DeviceLike | None
     stream: object
@@ -116,7 +116,7 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
-    dtype: Any
+    dtype: object
 
 _Path: TypeAlias = str | PathLike[str]
 _Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
@@ -172,7 +172,7 @@ class Convert:
         stream: object = ...,
         strict: bool | _Wrong = ...,
         errors: Errors | _Wrong = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | _Wrong = ...,
         **unknown: _Wrong,
     ) -> Any: ...
@@ -271,7 +271,7 @@ class Convert:
         stream: object = ...,
         strict: bool | _Wrong = ...,
         errors: Errors | _Wrong = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | _Wrong = ...,
         **unknown: _Wrong,
     ) -> Any: ...
@@ -279,7 +279,7 @@ class Convert:
     # ---- into memory of the caller
 
     @overload
-    def __call__(self, obj: Any, *, out: _T, dtype: Any = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
+    def __call__(self, obj: Any, *, out: _T, dtype: object = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
 
     # ---- other objects
 
@@ -312,7 +312,7 @@ class Stack:
         to: Target | _Wrong,
         *,
         axis: int = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         pad: float | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
@@ -320,7 +320,7 @@ class Stack:
     ) -> Any: ...
     @overload
     def __call__(
-        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: Any = ..., pad: float | None = ...
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: object = ..., pad: float | None = ...
     ) -> _T: ...
 
 stack: Stack
@@ -351,7 +351,7 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly = ...,
         detach: bool = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         **unknown: _Wrong,
     ) -> FileView[Any]: ...
 
