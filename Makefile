@@ -28,7 +28,7 @@ SANITIZE := $(filter 1,$(DLX_SANITIZE))
 # libasan must be loaded first, and libstdc++ with it: torch throws while it loads. Python itself leaks at exit.
 RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
-SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
+SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* dlx_adapters/*.c)
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 # dlx comes first: a missing compiler fails before a gigabyte is downloaded.
 ENVIRONMENT = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP) $(VENV)/.compiled
@@ -44,7 +44,7 @@ demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 
 # Files with few tests are slow and start early. The tests start Python often, so dlx is compiled to byte code first.
 test: takes $(ENVIRONMENT)
-	@$(BIN)/python -m compileall -q dlx adapters tests/support docs/tools
+	@$(BIN)/python -m compileall -q dlx dlx_adapters tests/support docs/tools
 	$(if $(QUICK),DLX_EXAMPLES=$${DLX_EXAMPLES:-500} DLX_SHORT_EXIT=1 )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(QUICK),-m "not slow") $(ARGS)
 
 takes:
@@ -59,7 +59,7 @@ nox-%: .venv-nox/bin/nox
 	@$< --session $*
 
 clean:
-	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
+	rm -rf .venv .venv-* build dist site dlx/_ffi.*so dlx_adapters/*.so *.egg-info
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile

@@ -241,6 +241,20 @@ int dlx_can_cast(DLDataType from, DLDataType to);
  * Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
+/* ---- indices.c: index arrays of sparse and ragged arrays -------------------------------------- */
+
+/* Contiguous integers on the host, for the checks of 32 or 64 bits with a sign. Return the number of
+ * the first index that is not in [0, end), of the first offset below the one before it, or of the
+ * first index that its row already has (offsets and indices are checked before); -1 = none, -2 = no
+ * memory. */
+int64_t dlx_find_outside(const DLTensor* indices, int64_t end);
+int64_t dlx_find_descent(const DLTensor* offsets);
+int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end);
+
+/* Subtract `minus` from integers of 8 to 64 bits, and write them as int32 or int64 of the same
+ * count. Errors: DLX_E_DTYPE, DLX_E_MISMATCH = a value does not fit. */
+int dlx_cast_indices(const DLTensor* from, const DLTensor* to, int64_t minus);
+
 /* ---- write.c: files in memory ---------------------------------------------------------------- */
 
 enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };

@@ -148,6 +148,8 @@ def convert(
         return output.convert_into(obj, out, dtype, detach=detach, strict=strict)
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype)
     found = lookup.kind(type(obj))
+    if found.compounds:
+        found = lookup.kind_of(obj, found)
     if found.handler is None:
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
         return batch.Batch(request if dtype is None else request.for_root(), [obj], [source]).run()[0]
@@ -220,7 +222,7 @@ def plan(
 
 
 def _plan(request: requests.Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
-    handler = lookup.kind(type(obj)).handler
+    handler = lookup.kind_of(obj).handler
     if handler is None:
         return preview.plan_one(request.for_root(), *lookup.source(obj, target=request.target.name), probe=probe)[0]
     return preview.plan_tree(obj, handler, request, strict=strict, errors=errors, probe=probe)

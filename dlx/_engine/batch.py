@@ -16,6 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
+from dlx._engine.compound import Compounds
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
 from dlx._engine.plan import Cast, Copy, Relabel, Resolve
@@ -448,7 +449,7 @@ def convert_tree(
     """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
     collect, passes = errors == "collect", errors == "pass"
     failures = Failures(request.target.name, collect=collect, passes=passes, locate=locate)
-    tree = Tree(root, handler, failures, strict=strict)
+    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
     if tree.is_one_array():
         request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)

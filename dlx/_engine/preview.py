@@ -6,6 +6,7 @@ from typing import Any
 
 from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
+from dlx._engine.compound import Compounds, fold
 from dlx._engine.failures import Failures, concerns_object, forget_frames, group_errors
 from dlx._engine.fast_path import export_and_describe
 from dlx._engine.plan import Plan
@@ -90,7 +91,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     """Return the plan of `batch.convert_tree`, with the error that it would raise."""
     target = request.target.name
     failures = Failures(target, collect=True, passes=errors == "pass")
-    tree = Tree(root, handler, failures, strict=strict)
+    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
     tree.check_found()
     for each in failures.errors:
         forget_frames(each)
@@ -111,6 +112,11 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         if tree.is_one_array():
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
+    compounds, inside = tree.compounds()
+    wholes = [fold(path, obj, each, [leaves[i] for i in numbers], target) for path, obj, each, numbers in compounds]
+    if wholes and wholes[0].path == "obj" and not failures.errors:
+        return wholes[0]._replace(path="")  # the root is a compound array
+    leaves = [*wholes, *(leaf for i, leaf in enumerate(leaves) if i not in inside)]
     late.sort(key=lambda each: each[0])  # in the order of the stages
     for path, reason in failures.passed:
         leaves.append(Plan(path_text(path), None, target, None, "passed", error=reason))

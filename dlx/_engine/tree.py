@@ -15,6 +15,7 @@ from typing import Any
 from dlx._engine.failures import Failures
 from dlx._protocols.arrow import Column
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
 from dlx._support.reflect import foreign_error, foreign_errors, is_key, type_name
 from dlx._support.text import SHOWN
@@ -47,10 +48,21 @@ class Node:
 
 
 class Tree:
-    """A flattened container: its arrays, each once, and their adapters; `strict` as in `lookup.look`."""
+    """A flattened container: its arrays, each once, and their adapters; `strict` as in `lookup.look`.
 
-    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
-        self.failures, self.strict = failures, strict
+    `compounds` splits and joins compound arrays (see `compound.Compounds`); without it, they are containers of parts.
+    """
+
+    def __init__(
+        self,
+        root: Any,
+        handler: Container,
+        failures: Failures,
+        *,
+        strict: bool | None = False,
+        compounds: Any = None,
+    ) -> None:
+        self.failures, self.strict, self._compounds = failures, strict, compounds
         self.arrays: list[Any] = []
         self.sources: list[Adapter] = []
         self._spots: list[tuple[int, int]] = []  # of each array: (node, index)
@@ -79,6 +91,8 @@ class Tree:
                     kind = self._kind(cls, number, i)
                 if kind.verdict == "passthrough":
                     continue
+                if kind.compounds:
+                    kind = self._kind_of(child, kind, number, i)
                 if kind.handler is not None:
                     key = _key(child, kind.handler, node.handler)
                     link = self._met.get(key)
@@ -116,7 +130,11 @@ class Tree:
         self._nodes.append(node)
         self._met[key] = number
         try:
-            node.keys, node.parts = handler.flatten(obj)
+            if isinstance(handler, CompoundHandler) and self._compounds is not None:
+                above = parent >= 0 and isinstance(self._nodes[parent].handler, CompoundHandler)
+                node.keys, node.parts = self._compounds.split(obj, handler, above)
+            else:
+                node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
             error = _failure(node, error, "cannot be flattened")
             node.is_kept = self.failures.keep(error, self._path(parent, at))
@@ -131,6 +149,14 @@ class Tree:
         if is_key(cls):
             self._kinds[cls] = found
         return found
+
+    def _kind_of(self, obj: Any, kind: Kind, number: int, i: int) -> Kind:
+        """Return the kind of an object whose type has compound arrays."""
+        try:
+            return lookup.kind_of(obj, kind)
+        except DlxError as error:
+            self._fail(error, number, i)
+            return PASSTHROUGH
 
     def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
         """Return the adapter of an array that only its instance identifies; None for other objects."""
@@ -176,9 +202,25 @@ class Tree:
                 if i not in met and (number, i) not in self._refused:
                     yield self._path_text(number, i), child
 
+    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+        """Yield (path, object, whether it is an array) for each place; raise for a container in two places."""
+        entered = {0}
+        for number, node in enumerate(self._nodes):
+            links = dict(node.links)
+            for i, child in enumerate(node.parts):
+                link = links.get(i)
+                if link is None or link < 0:
+                    yield self._path(number, i), child, link is not None
+                elif link in entered:
+                    reason = f"it is the same container as {path_text(self.path_in(link))}"
+                    self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")
+                else:
+                    entered.add(link)
+
     def check_found(self) -> None:
         """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""
-        if self.arrays or self._refused:
+        is_compound = any(isinstance(node.handler, CompoundHandler) for node in self._nodes)
+        if self.arrays or self._refused or is_compound:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
         found = list(islice(self.iter_passed(), SHOWN + 1))
@@ -243,6 +285,25 @@ class Tree:
         """Return (container, keys, a copy of the children, result) of all nodes."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
 
+    def compounds(self) -> tuple[list[tuple[str, Any, CompoundHandler, list[int]]], set[int]]:
+        """Return (path, object, handler, numbers of its arrays) of each outermost compound array, and all inside."""
+        found: dict[int, tuple[str, Any, CompoundHandler, list[int]]] = {}
+        tops: dict[int, int] = {}  # node -> its outermost compound array, or -1
+        for number, node in enumerate(self._nodes):
+            top = tops.get(node.parent, -1)
+            if top < 0 and isinstance(node.handler, CompoundHandler):
+                top, path = number, self._path_text(node.parent, node.at)
+                found[number] = path, node.obj, node.handler, []
+            tops[number] = top
+            if top >= 0:
+                found[top][3].extend(~link for _, link in node.links if link < 0)
+        return [*found.values()], {i for i, (number, _) in enumerate(self._spots) if tops[number] >= 0}
+
+    def owners(self) -> set[Adapter]:
+        """Return the adapters of the compound arrays."""
+        objs = (node.obj for node in self._nodes if isinstance(node.handler, CompoundHandler))
+        return {adapter for adapter in (lookup.kind(type(obj)).adapter for obj in objs) if adapter is not None}
+
     def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
         """Yield (container, handler, keys, children, {index: link}) of all nodes by number; the root is number 0."""
         for node in self._nodes:
@@ -286,6 +347,14 @@ class Tree:
 
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
+        if isinstance(handler, CompoundHandler):
+            if self._compounds is None:
+                return node.obj
+            try:
+                return self._compounds.join(keys, parts, handler.kind_of(node.obj))
+            except Exception as error:
+                self._report_failure(node, error, "cannot be joined")
+                return None
         if not _holds(handler, target):
             return _build_built_in(node)
         assert handler.unflatten is not None
@@ -361,7 +430,7 @@ def _build_built_in(node: Node) -> Any:
 
 def path_of(array: Any, root: Any) -> tuple[Any, ...]:
     """Return the path of an array in a container; empty if it is no longer there."""
-    handler = lookup.kind(type(root)).handler
+    handler = lookup.kind_of(root).handler
     tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):
         if tree is not None and other is array:

@@ -520,16 +520,6 @@ class KeyedView(View, Slots):
 
     __slots__ = ("__weakref__",)
 
-    def _set_reader(self) -> None:
-        """Set the handler's functions for reading elements of a declared container."""
-        handler, source = self._handler, self._source
-        if not handler.mutable:
-            self._fixed = str if handler.kind == "mapping" else int
-        if handler.reader is not None:
-            self._getter, is_unchanged = handler.reader(source)
-            if handler.mutable and is_unchanged is not None:
-                self._unchanged = is_unchanged
-
     def _convert_at(self, key: Any) -> Any:
         """Return `self[key]` if it is not cached."""
         return self._touch(key)

@@ -84,6 +84,8 @@ _classes: TypeCache[Any] = TypeCache()
 
 def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container, or None if it cannot have one."""
+    if handler.kind == "compound":
+        return None
     kind = type(obj)
     cls: Any = _EXACT.get(kind) if type(kind) is type else None
     if handler is VIEW:
@@ -97,9 +99,16 @@ def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
 
 
 def _create(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
-    view = cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
+    """Return a view of a class; set a declared container's functions for reading elements."""
+    source = obj if handler.live is None else handler.live(obj)
+    view = cls(source, handler, scope, path)
     if handler.types and handler.elements != "fresh" and cls is not RecordView:
-        view._set_reader()
+        if not handler.mutable:
+            view._fixed = str if handler.kind == "mapping" else int
+        if handler.reader is not None:
+            view._getter, is_unchanged = handler.reader(source)
+            if handler.mutable and is_unchanged is not None:
+                view._unchanged = is_unchanged
     return view
 
 
@@ -200,7 +209,7 @@ def lazy_view(
     view: Any = None,
 ) -> Any:
     """Return a lazy view of a container, or convert it if it cannot have a view."""
-    generation, handler = registry.generation, lookup.kind(type(obj)).handler
+    generation, handler = registry.generation, lookup.kind_of(obj).handler
     assert handler is not None
     options = Options(request, create_view, _convert, request.target.adapter.is_tracing, to, strict, errors)
     if isinstance(to, str | type) and not strict and errors == "raise" and not request.target.adapter.dtypes.switches:

@@ -82,7 +82,7 @@ class Calls:
     def __init__(self, at):
         self.at, self.count, self.said = at, 0, ""
     def __call__(self, frame, event, arg):
-        if f"{os.sep}dlx{os.sep}" not in frame.f_code.co_filename and "dlx_numpy" not in frame.f_code.co_filename:
+        if f"{os.sep}dlx{os.sep}" not in frame.f_code.co_filename and "dlx_adapters" not in frame.f_code.co_filename:
             return None
         if event == "line":
             self.count += 1

@@ -62,7 +62,7 @@ def test_the_sdist_has_what_a_checkout_has(sdist):
     """Sources, tests, pages and recipes; nothing that was built."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("c_src", "dlx", "adapters", "tests", "docs", "examples", "benchmarks")
+    folders = ("c_src", "dlx", "dlx_adapters", "tests", "docs", "examples", "benchmarks")
     expected = {path.relative_to(ROOT) for path in ROOT.glob("*.*") if path.is_file() and path.name[0] != "."}
     for folder in folders:
         expected |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
@@ -81,15 +81,16 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx" / "cli" / "templates").iterdir()}
     expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
-    expected |= {path.name for path in (ROOT / "adapters").glob("*.py")}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx_adapters").glob("*.py")}
     expected |= {
         f"dlx/_ffi{SUFFIX}",
-        f"_dlx_numpy{SUFFIX}",
-        f"_dlx_torch{SUFFIX}",
-        f"_dlx_tvm_ffi{SUFFIX}",
+        f"dlx_adapters/_dlx_numpy{SUFFIX}",
+        f"dlx_adapters/_dlx_torch{SUFFIX}",
+        f"dlx_adapters/_dlx_tvm_ffi{SUFFIX}",
         "dlx/py.typed",
     }
     assert names - info == expected
+    assert {name.partition("/")[0] for name in names - info} == {"dlx", "dlx_adapters"}  # all that site-packages gets
     found = {name.partition("/")[2] for name in info}
     assert found == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
     assert "Requires-Python: >=3.11" in metadata

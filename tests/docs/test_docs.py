@@ -66,7 +66,7 @@ def shell(tmp_path_factory):
     for name, call in (("python", ""), ("dlx", "-m dlx")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
         (folder / name).chmod(0o755)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
+    paths = os.pathsep.join([str(ROOT)])
     (folder / "mypy").mkdir()
     shutil.copy(SUPPORT / "typing" / "mypy.ini", folder / "mypy" / "config")  # read if the folder has no configuration
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
@@ -208,11 +208,8 @@ def test_every_fence_says_its_language():
         fences = [line[3:].strip() for line in text.splitlines() if line.startswith("```")]
         opening = fences[::2]
         assert all(not each for each in fences[1::2]), name_of(page)
-        unknown = {each for each in opening if each not in allowed} - ({""} if name_of(page) in PLAIN else set())
+        unknown = {each for each in opening if each not in allowed}
         assert not unknown, f"{name_of(page)}: {unknown}"
-
-
-PLAIN = {"docs/design.md"}  # drawings in plain text
 
 
 def test_no_code_is_without_a_fence():
@@ -294,9 +291,9 @@ def test_shell_blocks_name_what_is_there():
     assert seen > 10
 
 
-PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
+PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|dlx_adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
 FILE = re.compile(r"(?<![\w./*<-])(?:\w+/)*[a-z_]\w*\.(?:py|pyi|c|h)(?!\w)")
-FOLDERS = ("dlx", "c_src", "adapters", "benchmarks", "examples", "docs/tools", "tests/support")
+FOLDERS = ("dlx", "c_src", "dlx_adapters", "benchmarks", "examples", "docs/tools", "tests/support")
 FILES = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.*")] + [*ROOT.glob("*.*")]
 TEXTS = [
     path

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import _dlx_numpy
-
 import dlx
 from dlx import adapter as api
 from dlx.errors import DTypeError, LayoutError
+from dlx_adapters import _dlx_numpy
 
 HOST = api.Device("cpu")
 _OWN = {name: name for name in (*api.COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"}
@@ -215,12 +214,10 @@ _CHARS = "?bBhHiIlLqQefdFD"  # dtypes that DLPack supports in native byte order
 
 def _export_copy(obj: Any) -> Any:
     """Return a copy in native byte order, or None to leave the array to the Python path."""
-    if type(obj) is not sys.modules["numpy"].ndarray:
-        return None
     dtype = obj.dtype
-    if dtype.char not in _CHARS or (dtype.isnative and _whole_elements(obj)):
+    if dtype.isnative and _whole_elements(obj):
         return None
-    return _native_order(obj)
+    return obj.astype(dtype.type) if dtype.char in _CHARS else None
 
 
 @functools.cache

@@ -22,11 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import _dlx_torch
-import dlx_torch_gradients
-
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
+from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients
 
 HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # torch's device names -> dlx's
@@ -63,7 +61,7 @@ def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any],
 
 
 _mapping = functools.partial(api.Container, kind="mapping", flatten=api.flatten_mapping, holds="torch", falls_to=dict)
-_CONTAINERS = (
+_CONTAINERS: tuple[api.Container | api.Compound, ...] = (
     _mapping(types=("tensordict.TensorDictBase",), unflatten=_unflatten_tensordict),
     api.Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
@@ -78,6 +76,7 @@ _CONTAINERS = (
     _mapping(types=("torch.nn.ParameterDict",), unflatten=_unflatten_parameters),
     api.Container(types=("torch.Size",), kind="leaf"),  # torch.zeros rejects lazy views of it
     api.Container(types=("torch.nn.Module",), kind="leaf"),  # cannot be rebuilt
+    *dlx_torch_compound.COMPOUNDS,
 )
 
 
