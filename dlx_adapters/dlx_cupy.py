@@ -29,8 +29,11 @@ class _DTypes(api.DTypes):
         found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
-        with array.device:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        with array.device if out is None else out.device:
+            if out is not None:
+                out[...] = array
+                return out
             return array.astype(self.to_native(dtype))
 
 

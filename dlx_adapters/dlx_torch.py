@@ -104,7 +104,10 @@ class _DTypes(api.DTypes):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            with sys.modules["torch"].no_grad():
+                return out.copy_(array)
         return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
 
 

@@ -170,6 +170,9 @@ class _Eager(Options, total=False):
     lazy: Literal[False]
 
 class _Place(TypedDict, total=False):
+    axis: int
+    dtype: object
+    pad: float | None
     device: DeviceLike | None
     stream: object
 
@@ -180,7 +183,7 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
-    dtype: Any
+    dtype: object
 
 FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
@@ -270,7 +273,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -288,7 +291,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -421,7 +424,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -439,7 +442,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -452,6 +455,8 @@ class Convert:
     ) -> Any: ...
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: Any, *, out: _T, dtype: object = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
     @overload
     def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
 
@@ -470,7 +475,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: Any = ...,
+            dtype: object = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -488,7 +493,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: Any = ...,
+            dtype: object = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -513,6 +518,10 @@ class Stack:
     @overload
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
+    def __call__(
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: object = ..., pad: float | None = ...
+    ) -> _T: ...
+    @overload
     def __call__(self, arrays: MissingTo[Never], **o: Unpack[_Place]) -> Any: ...
     @overload
     def __call__(
@@ -520,6 +529,9 @@ class Stack:
         arrays: Iterable[Any] | NothingElse[Never],
         to: Target | NothingElse[Never],
         *,
+        axis: int | NothingElse[Never] = ...,
+        dtype: object = ...,
+        pad: float | NothingElse[Never] | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
         **unknown: NoSuchOption[Never],
@@ -556,7 +568,7 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 
