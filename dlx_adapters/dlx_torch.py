@@ -24,7 +24,7 @@ from typing import Any
 
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
-from dlx_adapters import _dlx_torch, dlx_torch_gradients
+from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients
 
 HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # torch's device names -> dlx's
@@ -61,7 +61,7 @@ def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any],
 
 
 _mapping = functools.partial(api.Container, kind="mapping", flatten=api.flatten_mapping, holds="torch", falls_to=dict)
-_CONTAINERS = (
+_CONTAINERS: tuple[api.Container | api.Compound, ...] = (
     _mapping(types=("tensordict.TensorDictBase",), unflatten=_unflatten_tensordict),
     api.Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
@@ -76,6 +76,7 @@ _CONTAINERS = (
     _mapping(types=("torch.nn.ParameterDict",), unflatten=_unflatten_parameters),
     api.Container(types=("torch.Size",), kind="leaf"),  # torch.zeros rejects lazy views of it
     api.Container(types=("torch.nn.Module",), kind="leaf"),  # cannot be rebuilt
+    *dlx_torch_compound.COMPOUNDS,
 )
 
 
@@ -102,6 +103,12 @@ class _DTypes(api.DTypes):
         if not _TO_2_9.affects(sys.modules["torch"].__version__):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
+
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            with sys.modules["torch"].no_grad():
+                return out.copy_(array)
+        return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
 
 
 DTYPES = _DTypes(
@@ -152,10 +159,13 @@ class _Devices(api.Devices):
 
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
-        if _is_tracing()():
+        if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
+        options = {"dtype": DTYPES.to_native(dtype), "device": _native_device(device)}
+        if not torch.is_inference_mode_enabled():
+            return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
-            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
+            return torch.empty_strided(shape, strides, **options)
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -166,6 +176,7 @@ class _Devices(api.Devices):
 
 
 DEVICES = _Devices()
+_native_device = functools.cache(DEVICES.to_native)
 
 
 def _current_stream(device: api.Device) -> Any:

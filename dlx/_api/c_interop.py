@@ -167,8 +167,10 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
         tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or a copy.")
     try:
         return tensor.__dlpack__(**options)
-    except BaseException:
+    except BaseException as error:
         native.capsule_restore(obj, tensor)  # if it is a capsule
+        if isinstance(error, DlxError):
+            error.complete(source=str(describe(tensor)), target="capsule")
         raise
 
 

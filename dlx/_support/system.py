@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-__all__ = ["NAME", "find_missing", "map_privately", "read_at", "watch_forks"]
+__all__ = ["NAME", "find_missing", "map_memory", "map_privately", "read_at", "watch_forks"]
 
 NAME = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
 
@@ -40,6 +40,15 @@ def map_privately(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
         return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY if writable else mmap.ACCESS_READ)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=protection)
+
+
+def map_memory(size: int) -> mmap.mmap:
+    """Return new memory; pages that are not used take none."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    # Linux's MAP_NORESERVE: memory is reserved when a page is first used.
+    unreserved = 0x4000 if sys.platform == "linux" else 0
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
 
 
 def watch_forks(function: Callable[[], object]) -> None:

@@ -208,11 +208,8 @@ def test_every_fence_says_its_language():
         fences = [line[3:].strip() for line in text.splitlines() if line.startswith("```")]
         opening = fences[::2]
         assert all(not each for each in fences[1::2]), name_of(page)
-        unknown = {each for each in opening if each not in allowed} - ({""} if name_of(page) in PLAIN else set())
+        unknown = {each for each in opening if each not in allowed}
         assert not unknown, f"{name_of(page)}: {unknown}"
-
-
-PLAIN = {"docs/design.md"}  # drawings in plain text
 
 
 def test_no_code_is_without_a_fence():
@@ -350,6 +347,23 @@ def test_every_page_is_in_the_navigation_once():
     assert len(named) == len({*named})
     written = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
     assert written - {*named} == set()
+
+
+def test_each_public_name_has_a_page_of_the_reference():
+    """A page in docs/reference begins with an example; results and modules are on the pages of their calls."""
+    import dlx
+
+    reference = {page: text for page, text in READS.items() if page.parent.name == "reference"}
+    for name in {*dlx.__all__, "open"} - {"__version__"}:
+        headings = [page for page, text in reference.items() if re.search(rf"^#.*\bdlx\.{name}\b", text, re.MULTILINE)]
+        documented = [page for page, text in reference.items() if re.search(rf"^::: dlx\.{name}$", text, re.MULTILINE)]
+        assert headings or documented, f"dlx.{name} has no page in docs/reference"
+    for page, text in reference.items():
+        if page.name not in ("index.md", "typing.md"):
+            first = next(iter(blocks(text)), ("", "", None))
+            assert (first[0], text.find("```") < text.find("\n:::") or "\n:::" not in text) == ("python", True), (
+                page.name
+            )
 
 
 def test_pages_name_public_names_that_exist():
