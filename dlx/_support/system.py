@@ -10,16 +10,8 @@ from collections.abc import Callable
 
 from dlx.errors import DeviceError
 
-__all__ = [
-    "NAME",
-    "check_sharing",
-    "find_missing",
-    "map_memory",
-    "map_privately",
-    "read_at",
-    "read_into",
-    "watch_forks",
-]
+__all__ = ["NAME", "check_sharing", "find_missing", "map_memory", "map_privately", "read_at", "read_into",
+           "watch_forks"]  # fmt: skip
 
 _seeking = threading.Lock()
 NAME = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
