@@ -327,6 +327,7 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),
         readonly=any(info.readonly for info in infos),
+        address=0,
         owner=name,
         notes=(f"{kind}: {', '.join(parts)}",),
     )

@@ -281,8 +281,8 @@ class Tree:
 
     def owners(self) -> set[Adapter]:
         """Return the adapters of the compound arrays."""
-        objs = (node.obj for node in self._nodes if isinstance(node.handler, CompoundHandler))
-        return {adapter for adapter in (lookup.kind(type(obj)).adapter for obj in objs) if adapter is not None}
+        found = (node.handler.adapter for node in self._nodes if isinstance(node.handler, CompoundHandler))
+        return {adapter for adapter in found if adapter is not None}
 
     def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
         """Yield (container, handler, keys, children, {index: link}) of all nodes by number; the root is number 0."""
