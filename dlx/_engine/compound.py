@@ -333,14 +333,17 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     )
 
 
-def fold(path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], target: str) -> Plan:
-    """Return the plan of a compound array from the plans of its parts."""
-    error = next((leaf.error for leaf in leaves if leaf.error is not None), None)
+def fold(
+    path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
+) -> Plan:
+    """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
+    own = (each for each in errors if (each.where or "obj") == path)
+    error = next((leaf.error for leaf in leaves if leaf.error is not None), next(own, None))
     try:
         info = describe_compound(obj, handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves]
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None)
     outcome = next((each for each in ("refused", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
         replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
