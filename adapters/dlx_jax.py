@@ -58,6 +58,9 @@ class _DTypes(api.DTypes):
         scalar = getattr(numpy, attribute, None)
         return None if scalar is None else numpy.dtype(scalar)
 
+    def cast(self, array: Any, dtype: api.DType) -> Any:
+        return array.astype(self.to_native(dtype))
+
     def from_native(self, native_dtype: Any) -> api.DType | None:
         if isinstance(native_dtype, type):
             native_dtype = sys.modules["jax"].numpy.dtype(native_dtype)

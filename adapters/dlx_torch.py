@@ -107,6 +107,9 @@ class _DTypes(api.DTypes):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
 
+    def cast(self, array: Any, dtype: api.DType) -> Any:
+        return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
+
 
 DTYPES = _DTypes(
     "torch",

@@ -230,6 +230,12 @@ typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
  * Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
 
+/* Cast each element of `from` to the dtype of `to`: bool, integers, float16, bfloat16, float32 and
+ * float64, or complex64 and complex128. As dlx_copy if the dtypes are the same. Errors: as dlx_copy;
+ * DLX_E_MISMATCH = dlx_can_cast returns 0. */
+int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags);
+int dlx_can_cast(DLDataType from, DLDataType to);
+
 /* Copy between packed and padded elements below a byte (one lane, 1 to 7 bits), the first in the
  * lowest bits. The flags say which side is packed; that side is row-major. Unused bits become 0.
  * Errors: DLX_E_DEVICE _MISMATCH _PACKED. */

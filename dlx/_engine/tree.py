@@ -13,10 +13,11 @@ from numbers import Number
 from typing import Any
 
 from dlx._engine.failures import Failures
+from dlx._protocols.arrow import Column
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
-from dlx._support.reflect import foreign_error, is_key, type_name
+from dlx._support.reflect import foreign_error, foreign_errors, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -28,7 +29,10 @@ MAX_DEPTH = 1_000_000  # levels of nesting, a limit for containers that generate
 class Node:
     """One container of a tree."""
 
-    __slots__ = ("at", "cursor", "cyclic", "handler", "is_open", "keys", "links", "obj", "parent", "parts", "result")
+    __slots__ = (
+        *("at", "cursor", "cyclic", "handler", "is_kept", "is_open", "keys", "links", "obj", "parent", "parts"),
+        "result",
+    )
 
     def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
         self.obj, self.handler = obj, handler
@@ -39,6 +43,7 @@ class Node:
         self.cursor = 0
         self.is_open = True  # the walk is inside
         self.cyclic = False  # it contains itself
+        self.is_kept = False  # it cannot be flattened, and stays as it is
         self.result: Any = None
 
 
@@ -131,7 +136,8 @@ class Tree:
             else:
                 node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
-            self._report_failure(node, error, "cannot be flattened")
+            error = _failure(node, error, "cannot be flattened")
+            node.is_kept = self.failures.keep(error, self._path(parent, at))
         return number
 
     def _kind(self, cls: type, number: int, i: int) -> Kind:
@@ -171,6 +177,10 @@ class Tree:
         node.cyclic = True
         return True
 
+    def is_one_array(self) -> bool:
+        """Return whether the root is a wrapper of one array, such as a Series."""
+        return len(self.arrays) == 1 and not self.path(0)
+
     def path(self, i: int) -> tuple[Any, ...]:
         """Return the first path of array number `i`, as in `DlxError.path`."""
         return self._path(*self._spots[i])
@@ -191,6 +201,21 @@ class Tree:
             for i, child in enumerate(node.parts):
                 if i not in met and (number, i) not in self._refused:
                     yield self._path_text(number, i), child
+
+    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+        """Yield (path, object, whether it is an array) for each place; raise for a container in two places."""
+        entered = {0}
+        for number, node in enumerate(self._nodes):
+            links = dict(node.links)
+            for i, child in enumerate(node.parts):
+                link = links.get(i)
+                if link is None or link < 0:
+                    yield self._path(number, i), child, link is not None
+                elif link in entered:
+                    reason = f"it is the same container as {path_text(self.path_in(link))}"
+                    self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")
+                else:
+                    entered.add(link)
 
     def check_found(self) -> None:
         """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""
@@ -248,18 +273,13 @@ class Tree:
         """Report a refused child of a container."""
         self._refused.add((number, i))
         try:
-            self.failures.add(error, self._path(number, i))
+            self.failures.keep(error, self._path(number, i))
         finally:
             del error  # break the cycle with this frame
 
     def _report_failure(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container whose code failed."""
-        error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
-        fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
-        if not isinstance(error, DlxError):
-            error = foreign_error(f"the container {what}:", cause, fix=fix)
-        error.complete(source=type_name(type(node.obj)))
-        self.failures.add(error, self._path(node.parent, node.at))
+        self.failures.add(_failure(node, cause, what), self._path(node.parent, node.at))
 
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
         """Return (container, keys, a copy of the children, result) of all nodes."""
@@ -300,10 +320,14 @@ class Tree:
             parts, changed = node.parts, node.cyclic
             for i, link in node.links:
                 new = results[~link] if link < 0 else self._nodes[link].result
+                if type(new) is Column:  # `errors="pass"`
+                    new = _column_of(self._nodes[node.parent].obj, node, i)
                 if new is not parts[i]:
                     parts[i] = new
                     changed = True
-            if replace is not None and not node.cyclic and (new := replace(node.obj, node.keys, parts)) is not None:
+            if node.is_kept:
+                node.result = node.obj
+            elif replace is not None and not node.cyclic and (new := replace(node.obj, node.keys, parts)) is not None:
                 node.result = new
             elif changed or node.handler.mutable:
                 node.result = self._unflatten(node, target)
@@ -361,6 +385,21 @@ class Tree:
             return False  # the handler's author is responsible for `unflatten`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
+
+
+def _failure(node: Node, cause: Exception, what: str) -> DlxError:
+    """Return the error for a container whose code failed."""
+    if isinstance(cause, DlxError):
+        return cause.complete(source=type_name(type(node.obj)))
+    is_set = node.handler.kind == "set" and isinstance(cause, TypeError)
+    fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
+    return foreign_error(f"the container {what}:", cause, fix=fix).complete(source=type_name(type(node.obj)))
+
+
+def _column_of(frame: Any, node: Node, i: int) -> Any:
+    """Return a column of a table as the table's own object."""
+    with foreign_errors(f"the table cannot return its column {node.keys and node.keys[i]!r}:"):
+        return frame[node.keys[i] if node.keys is not None else i]
 
 
 def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:

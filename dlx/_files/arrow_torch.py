@@ -22,12 +22,12 @@ MAX_PICKLE = 64 << 20  # bytes of a checkpoint's pickle, and of each other membe
 TRUST = "If you trust the file, open it inside `with torch.serialization.safe_globals({})`."
 
 
-def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
-    """Return the columns of an Arrow IPC file or stream; they use its mapped memory unless they are compressed."""
+def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the columns of an Arrow IPC file or stream, in its memory unless compressed, and its metadata."""
     pa = import_reader("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
-        with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
+        with pa.BufferReader(pa.py_buffer(memory.bytes)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
                 _check_end(ipc, mapped, file.size)
@@ -52,7 +52,11 @@ def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
         raise reader_error("pyarrow", error) from error
     check_names(table.column_names)
     columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
-    return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
+    metadata = {
+        key.decode(errors="replace"): text.decode(errors="replace")
+        for key, text in (table.schema.metadata or {}).items()
+    }
+    return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}, metadata
 
 
 def _check_end(ipc: Any, mapped: Any, size: int) -> None:
@@ -98,7 +102,7 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
             with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
-                loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
+                loaded = package.load(file.location, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # a damaged or hostile file can cause any exception
         raise _why_not_loaded(package, file, error) from error
     # torch trusts the pickle, so check it: one base address must map every storage to a record of the same size.
@@ -115,7 +119,7 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
             reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
         with contextlib.suppress(Exception):  # the file may be damaged
-            code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # reads names, runs nothing
+            code = package.serialization.get_unsafe_globals_in_checkpoint(file.location)  # reads names, runs nothing
             if code:
                 names = one_line(", ".join(code), 120)
                 reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"

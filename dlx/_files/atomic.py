@@ -19,8 +19,8 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def replace_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Yield a file named ``.NAME.dlx-partial``, which is renamed to `path` once it is complete and on disk."""
+def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file named ``.NAME.dlx-partial``, which is renamed to `path` once it is complete (`sync`: on disk)."""
     path = Path(os.path.realpath(path))  # follow a link instead of replacing it
     mode = _find_mode(path, force)
     if not path.parent.is_dir():
@@ -36,10 +36,12 @@ def replace_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
             handle.flush()
             if mode is not None:
                 os.fchmod(handle.fileno(), mode)
-            os.fsync(handle.fileno())
+            if sync:
+                os.fsync(handle.fileno())
             _rename(partial, path, force)
-            with contextlib.suppress(OSError):  # unsupported by some file systems
-                _synchronise(path.parent)
+            if sync:
+                with contextlib.suppress(OSError):  # unsupported by some file systems
+                    _synchronise(path.parent)
         finally:
             if _is_named(handle, partial):
                 partial.unlink()

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from dlx._files.header import SAFE, Contents, File
+from dlx._files.header import SAFE, Contents, File, read_stream
 from dlx._files.safetensors import INDEX, find_index, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
+from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
-__all__ = ["LIBRARY_KINDS", "SUFFIXES", "detect_kind", "open_file", "read_contents"]
+__all__ = ["LIBRARY_KINDS", "SUFFIXES", "Parts", "detect_kind", "find_source", "open_file", "read_contents"]
 
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet")
 """Formats that another library reads."""
 
+MAX_PATH = 4096  # bytes of a path on Linux
 _TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _KINDS = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
@@ -28,23 +32,45 @@ SUFFIXES = (*_KINDS, *_TORCH_SUFFIXES[:-1])
 """Suffixes of supported files; ``.bin`` is left out, since it is used for any content."""
 
 
-@contextmanager
-def open_file(path: Path) -> Iterator[File]:
-    """Open a file, or the index of the checkpoint in a folder; errors name it."""
+def find_source(obj: Any) -> tuple[Path | memoryview, str]:
+    """Return the path that an object is, or the contents of bytes and of a binary file object with their name."""
+    if isinstance(obj, str | os.PathLike) or (isinstance(obj, bytes) and not _is_contents(obj)):
+        return Path(os.fsdecode(obj)), ""
+    if callable(getattr(obj, "read", None)) and not isinstance(obj, mmap.mmap):
+        return read_stream(obj), str(getattr(obj, "name", type_name(type(obj))))
     try:
-        other = identify_folder(path) if path.is_dir() else None
-        if other is not None:
-            raise other
-        with File(find_index(path) if path.is_dir() else path) as file:
+        view = memoryview(obj)
+    except TypeError:
+        kinds = "a path, bytes, or a binary file object"
+        raise TypeError(f"path must be {kinds}, found {type_name(type(obj))}") from None
+    return view.cast("B") if view.nbytes else memoryview(b""), type_name(type(obj))
+
+
+def _is_contents(data: bytes) -> bool:
+    """Return whether bytes are the contents of a file, by its signature, or because no path is like them."""
+    signatures = (*SUPPORTED, b"PK\x03\x04", b"\x80")
+    return data.startswith(signatures) or b"\0" in data or len(data) > MAX_PATH or not data
+
+
+@contextmanager
+def open_file(source: Path | memoryview, name: str = "") -> Iterator[File]:
+    """Open a file, the index of the checkpoint in a folder, or contents in memory; errors name it."""
+    try:
+        if isinstance(source, Path) and source.is_dir():
+            other = identify_folder(source)
+            if other is not None:
+                raise other
+            source = find_index(source)
+        with File(source, name) as file:
             yield file
     except DlxError as error:
-        error.complete(source=str(path))
+        error.complete(source=name or str(source))
         raise
 
 
 def detect_kind(file: File) -> str:
     """Return the format of a file by its first bytes, or by its name if these are ambiguous."""
-    start, name, suffix = os.pread(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
+    start, name, suffix = file.read_at(SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
     kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
@@ -52,6 +78,8 @@ def detect_kind(file: File) -> str:
         return kind
     if name.endswith(INDEX):
         return INDEX
+    if start[:4] == b"\xff\xff\xff\xff" and 0 < int.from_bytes(start[4:8], "little") < file.size:
+        return ".arrow"  # a stream
     if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
         return ".safetensors"
     if _has_user_block(file):
@@ -78,7 +106,7 @@ def _has_user_block(file: File) -> bool:
     """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
     at = 512
     while at < file.size:
-        if os.pread(file.handle.fileno(), len(HDF5), at) == HDF5:
+        if file.read_at(len(HDF5), at) == HDF5:
             return True
         at *= 2
     return False
@@ -104,23 +132,30 @@ def _find_reader(kind: str) -> Callable[[File], Contents]:
     return found
 
 
+Parts = list[tuple[File, Contents]]
+
+
 @contextmanager
-def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
-    """Read a file and the files listed in an index; yield each with its contents, and close them afterwards."""
+def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int] | None]]:
+    """Read a file and the files listed in an index, and close these afterwards.
+
+    Yield each with its contents, and the number of the part that has each array; None if the only part has all.
+    """
     if kind != INDEX:
-        yield [(file, _find_reader(kind)(file))]
+        yield [(file, _find_reader(kind)(file))], None
         return
     contents, shards = read_index(file)
-    parts = [(file, contents)]
+    parts: Parts = [(file, contents)]
+    places: dict[str, int] = {}
     listed = {name for names in shards.values() for name in names}
     try:
         for place, names in shards.items():
             try:
                 shard = File(file.path.parent / place)
-                parts.append((shard, Contents(".safetensors", ())))
+                parts.append((shard, Contents(".safetensors", {})))
                 found = read_safetensors(shard)
-                wanted = set(names)
-                missing = wanted - {each.name for each in found.entries}
+                parts[-1] = shard, found
+                missing = set(names) - found.entries.keys()
                 if missing:
                     raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
             except FileError as error:
@@ -128,9 +163,13 @@ def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]
             except OSError as error:
                 raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
             # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
-            entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
-            parts[-1] = shard, found._replace(entries=entries)
-        yield parts
+            wanted = set(names)
+            for name in found.entries:
+                if name not in wanted and name in listed:
+                    continue
+                if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
+                    raise FileError(f"two of its files contain {one_line(name, 80)!r}")
+        yield parts, places
     finally:
         for shard, _ in parts[1:]:
             shard.handle.close()

@@ -132,7 +132,7 @@ class Outputs:
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
         owned = identity.weak_owners(known)
-        return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
+        return lazy_view(value, request, None, strict=False, known=known, owned=owned)
 
     def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one; without a request, only restore the caller's arrays."""

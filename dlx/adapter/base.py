@@ -177,6 +177,13 @@ class DTypes:
         """
         return array.view(self.to_native(dtype))
 
+    def cast(self, array: Any, dtype: DType) -> Any:
+        """Return a copy of an array in another dtype, made by the framework, with the same class, device and graph.
+
+        The copy has no blocker that needs a copy. If a subclass does not override this method, dlx casts host memory.
+        """
+        raise NotImplementedError
+
 
 class Devices:
     """The devices of a framework, and their conversion from and to dlx's devices. The default: host memory only.

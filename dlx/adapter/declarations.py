@@ -235,8 +235,8 @@ class FastPath:
     unblocks
         Whether the fast path makes the copies that resolve blockers, for host arrays that neither the table nor
         `export` exports. True: with `Adapter.describe` and `Adapter.export`. A function: ``unblocks(array)`` returns
-        that copy, as a `Tensor` or an array of its type, or None: then dlx calls these methods. False: the Python path
-        makes them.
+        that copy of an array of a listed type (not of a subclass), as a `Tensor` or an array, or None: then dlx calls
+        these methods. False: the Python path makes them.
     owner
         The object that keeps an array's memory alive: an `Owner`, or ``"managed"`` for the result of the table's
         managed slot, if an array can lose its memory. None: the array.

@@ -95,6 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
         "write the arrays of a file in another format: .npy, .npz, .safetensors, .arrow; dtypes are kept",
         _option("source", metavar="IN", help="any file that dlx.open reads, or - for stdin; see dlx inspect"),
         _option("target", metavar="OUT", help="its suffix selects the format"),
+        _option("--only", action="append", metavar="NAME", help="members to write, such as 'model.*'; repeatable"),
+        _option("--skip", action="append", metavar="NAME", help="members to leave out, such as 'optim*'; repeatable"),
         _flag("--force", "replace OUT if it exists"),
         epilog="OUT appears once it is complete and on disk. A killed run may leave\n"
         ".OUT.dlx-partial, which the next run replaces. Arrays are written one at a\n"

@@ -37,6 +37,7 @@ from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, 
 from dlx._files.mapping import map_file
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import INDEX
+from dlx._files.selection import dotted_path
 from dlx._files.signatures import identify_folder
 from dlx._protocols import dlpack
 from dlx._registry import lookup
@@ -173,8 +174,13 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
             readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
             return readers[kind](file, readonly or "copy")
         arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
-        with read_contents(file, kind) as parts:
-            entries = tuple(_stored_entry(each, arrays) for _, contents in parts for each in contents.entries)
+        with read_contents(file, kind) as (parts, places):
+            entries = tuple(
+                _stored_entry(each, arrays)
+                for i, (_, contents) in enumerate(parts)
+                for name, each in contents.entries.items()
+                if places is None or places.get(name) == i
+            )
             for _, contents in parts:
                 if contents.close is not None:
                     contents.close()
@@ -336,12 +342,6 @@ def _suggest_names(module: str, path: str, attribute: str) -> str:
     near = difflib.get_close_matches(attribute, names, 3)
     found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
     return f". It has {', '.join(found[:8])}" if found else ""
-
-
-def dotted_path(path: tuple[Any, ...]) -> str:
-    """Return a path in a file or state dict as text, with dots instead of brackets around names."""
-    steps = [f".{one_line(key)}" if type(key) in (str, errors.Attribute) else path_text((key,), "") for key in path]
-    return "".join(steps).removeprefix(".")
 
 
 def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:
