@@ -343,8 +343,8 @@ def fold(
         info = describe_compound(obj, handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None)
-    outcome = next((each for each in ("refused", "unknown", "copied", "shared") if each in outcomes), "same")
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None and not leaves)
+    outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
         replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
     )

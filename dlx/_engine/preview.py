@@ -115,9 +115,9 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         leaves.append(plan._replace(path=tree.path_text(i)))
     compounds, inside = tree.compounds()
     ordered = [(i, leaf) for i, leaf in enumerate(leaves) if i not in inside]
-    for path, obj, each, numbers in compounds:
-        whole = fold(path, obj, each, [leaves[i] for i in numbers], failures.errors, target)
-        if path == "obj" and not (collect and whole.error):  # the root is a compound array
+    for place, obj, compound, numbers in compounds:
+        whole = fold(place, obj, compound, [leaves[i] for i in numbers], failures.errors, target)
+        if place == "obj" and not (errors == "collect" and whole.error):  # the root is a compound array
             return whole._replace(path="")
         ordered.append((min(numbers, default=len(leaves)), whole))
     leaves = [leaf for _, leaf in sorted(ordered, key=operator.itemgetter(0))]
