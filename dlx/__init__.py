@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "convert", "plan", "describe", "stack", "save", "share", "attach", "shares_memory", "array_namespace", "adapters",
-    "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor", "from_dlpack", "empty",
-    "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices", "release_pending", "ffi",
+    "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor", "from_dlpack",
+    "empty", "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices", "release_pending", "ffi",
     "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
 ]  # fmt: skip
 
