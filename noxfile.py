@@ -298,6 +298,7 @@ def gpu(session: nox.Session) -> None:
     make(session, ".venv-gpu/.built", ".venv-gpu/.extra-test-bare", VENV=".venv-gpu")
     for framework in os.environ.get("GPU_FRAMEWORKS", f"{CUDA_TORCH} {CUDA_CUPY} jax[cuda13]").split():
         pip(session, ".venv-gpu", "--quiet", "numpy", framework, torch=False, success_codes=[0, 1])
+    run_in(session, ".venv-gpu", "-m", "dlx.testing", "--gpu", success_codes=[0, 1])
     files = ["tests/cuda/test_gpu.py", "tests/cuda/test_gpu_order.py"]
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-ra"]
     try:

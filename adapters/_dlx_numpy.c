@@ -78,9 +78,9 @@ static int find_number(DLDataType dtype) {
 enum { MAX_EXTENSIONS = 16 };
 static struct {
   PyTypeObject* scalar;
-  _Atomic(DLDataType) dtype;
+  _Atomic(DLDataType) dtype; /* relaxed: it is whole */
 } extensions[MAX_EXTENSIONS];
-static atomic_int n_extensions;
+static atomic_int n_extensions; /* release, acquire: that many entries are complete */
 
 /* Empty arrays are excluded: numpy gives them an arbitrary address. Errors: bits = 0, no exception.
  */
@@ -88,8 +88,9 @@ static DLDataType find_extension(const array_head* a) {
   for (int i = 0; i < a->ndim; i++) {
     if (a->shape[i] == 0) return (DLDataType){0};
   }
-  for (int i = 0; i < atomic_load(&n_extensions); i++) {
-    if (extensions[i].scalar == a->descr->scalar) return atomic_load(&extensions[i].dtype);
+  for (int i = 0, n = atomic_load_explicit(&n_extensions, memory_order_acquire); i < n; i++) {
+    if (extensions[i].scalar == a->descr->scalar)
+      return atomic_load_explicit(&extensions[i].dtype, memory_order_relaxed);
   }
   return (DLDataType){0};
 }
@@ -264,13 +265,14 @@ static PyObject* extend(PyObject* module, PyObject* args) {
   unsigned char code, bits;
   if (!PyArg_ParseTuple(args, "O!bb:extend", &PyType_Type, &scalar, &code, &bits)) return NULL;
   PY_LOCKED(module)
-  int i = 0, n = atomic_load(&n_extensions);
+  int i = 0, n = atomic_load_explicit(&n_extensions, memory_order_relaxed); /* under the lock */
   while (i < n && extensions[i].scalar != scalar) i++;
   if (i < MAX_EXTENSIONS && (bits & (bits - 1)) == 0) { /* else it is exported by another path */
-    atomic_store(&extensions[i].dtype, ((DLDataType){code, bits, 1}));
+    atomic_store_explicit(&extensions[i].dtype, ((DLDataType){code, bits, 1}),
+                          memory_order_relaxed);
     if (i == n) {
       extensions[n].scalar = (PyTypeObject*)Py_NewRef(scalar);
-      atomic_store(&n_extensions, n + 1);
+      atomic_store_explicit(&n_extensions, n + 1, memory_order_release);
     }
   }
   PY_UNLOCKED();

@@ -9,12 +9,12 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <dlfcn.h>
 #include <string.h>
 
 #include "dlx.h"
 #include "base/extension.h"
 #include "base/threads.h"
+#include "platform/platform.h"
 
 /* The head of a Python tensor: an at::Tensor, which is a pointer to a TensorImpl. */
 typedef struct {
@@ -23,19 +23,18 @@ typedef struct {
 
 /* Functions of at::native that take const Tensor&, a method of c10::TensorImpl, whose `this` comes
  * first, and torch's stable C interface: storage_size is in bytes, storage_offset in elements. */
-#define TORCH_CALLS(CALL, STABLE)                                                          \
-  CALL(is_neg, (const void*), "libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE")     \
-  CALL(is_conj, (const void*), "libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE")   \
-  CALL(is_zerotensor, (const void*), "libtorch_cpu.so",                                    \
-       "_ZN2at6native14_is_zerotensorERKNS_6TensorE")                                      \
-  CALL(requires_grad, (const void*), "libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv") \
-  STABLE(storage_size, (void*, int64_t*))                                                  \
-  STABLE(storage_offset, (void*, int64_t*))                                                \
-  STABLE(device_type, (void*, int32_t*))                                                   \
-  STABLE(dtype, (void*, int32_t*))                                                         \
-  STABLE(dim, (void*, int64_t*))                                                           \
-  STABLE(sizes, (void*, int64_t**))                                                        \
-  STABLE(strides, (void*, int64_t**))                                                      \
+#define TORCH_CALLS(CALL, STABLE)                                                                \
+  CALL(is_neg, (const void*), "torch_cpu", "_ZN2at6native6is_negERKNS_6TensorE")                 \
+  CALL(is_conj, (const void*), "torch_cpu", "_ZN2at6native7is_conjERKNS_6TensorE")               \
+  CALL(is_zerotensor, (const void*), "torch_cpu", "_ZN2at6native14_is_zerotensorERKNS_6TensorE") \
+  CALL(requires_grad, (const void*), "c10", "_ZNK3c1010TensorImpl13requires_gradEv")             \
+  STABLE(storage_size, (void*, int64_t*))                                                        \
+  STABLE(storage_offset, (void*, int64_t*))                                                      \
+  STABLE(device_type, (void*, int32_t*))                                                         \
+  STABLE(dtype, (void*, int32_t*))                                                               \
+  STABLE(dim, (void*, int64_t*))                                                                 \
+  STABLE(sizes, (void*, int64_t**))                                                              \
+  STABLE(strides, (void*, int64_t**))                                                            \
   STABLE(data_ptr, (void*, void**))
 
 #define CALL_MEMBER(name, parameters, library, symbol) _Bool(*name) parameters;
@@ -46,12 +45,11 @@ static struct {
 } torch;
 
 #define CALL_SYMBOL(name, parameters, library, symbol) {library, symbol, (void**)&torch.name},
-#define STABLE_SYMBOL(name, parameters) \
-  {"libtorch_cpu.so", "aoti_torch_get_" #name, (void**)&torch.name},
+#define STABLE_SYMBOL(name, parameters) {"torch_cpu", "aoti_torch_get_" #name, (void**)&torch.name},
 static const struct {
   const char *library, *name;
   void** function;
-} symbols[] = {TORCH_CALLS(CALL_SYMBOL, STABLE_SYMBOL){"libc10.so", "_ZTVN3c1010TensorImplE",
+} symbols[] = {TORCH_CALLS(CALL_SYMBOL, STABLE_SYMBOL){"c10", "_ZTVN3c1010TensorImplE",
                                                        (void**)&torch.base_class}};
 
 /* An object of exactly this class begins with the address of the first function in its virtual
@@ -84,14 +82,6 @@ static int is_shareable(void* array, const DLTensor* borrowed) {
   return !torch.requires_grad(*slot) && !torch.is_neg(slot) && !torch.is_conj(slot);
 }
 
-/* Find a function of a loaded library. Errors: NULL. */
-static void* find_symbol(const char* library, const char* name) {
-  void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-  void* found = loaded ? dlsym(loaded, name) : NULL;
-  if (loaded) dlclose(loaded); /* torch keeps it loaded */
-  return found;
-}
-
 PyDoc_STRVAR(
     guard_function_doc,
     "guard_function()\n--\n\n"
@@ -99,7 +89,7 @@ PyDoc_STRVAR(
 
 static PyObject* guard_function(PyObject* module, PyObject* unused) {
   for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-    void* found = find_symbol(symbols[i].library, symbols[i].name);
+    void* found = dlx_find_loaded_symbol(symbols[i].library, symbols[i].name);
     PY_LOCKED(module)
     if (*symbols[i].function != found)
       *symbols[i].function = found; /* once: other threads read it */
@@ -203,7 +193,7 @@ static int check_tracing(void) {
   if (any_modes_set && is_key_included) {
     static const uint64_t unknown = 1;
     if (included == NULL) { /* each mode and transform sets a bit in it: c10/core/impl */
-      void* word = find_symbol("libc10.so", "_ZN3c104impl26raw_local_dispatch_key_setE");
+      void* word = dlx_find_loaded_symbol("c10", "_ZN3c104impl26raw_local_dispatch_key_setE");
       included = word ? word : &unknown;
     }
     return *included && (any_modes_set(0) || is_key_included(functorch));
@@ -241,9 +231,10 @@ static PyObject* bind(PyObject* module, PyObject* args) {
   PY_LOCKED(module)
   if (any_modes_set == NULL) { /* once, as other threads read it; again if torch was missing */
     if (key) {
-      void* modes = find_symbol("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
-      void* keys =
-          find_symbol("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
+      void* modes =
+          dlx_find_loaded_symbol("c10", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb");
+      void* keys = dlx_find_loaded_symbol(
+          "c10", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
       functorch = key;
       memcpy(&is_key_included, &keys, sizeof keys);
       memcpy(&any_modes_set, &modes, sizeof modes);

@@ -17,7 +17,8 @@
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
 static PyObject* handle_of;           /* tvm_ffi.Tensor.__chandle__; never freed */
-static _Atomic(Py_ssize_t) handle_at; /* offset of the handle in a tensor; 0 = call handle_of */
+static _Atomic(Py_ssize_t) handle_at; /* offset of the handle in a tensor; 0 = call handle_of;
+                                         relaxed: a number */
 
 /* From the C interface: TVMFFIObject, TVMFFIAny, a part of TVMFFITypeIndex. */
 typedef struct {
@@ -123,26 +124,38 @@ typedef struct {
 } tvm_any;
 
 static int (*call)(void* function, tvm_any* args, int32_t n, tvm_any* result);
+static int (*hold)(void* object);
 static int (*release)(void* object);
 static void (*take_error)(void** error);
 static PyObject* chandle_name; /* interned */
 
 PyDoc_STRVAR(bind_doc,
-             "bind(call, release, take_error, /)\n--\n\n"
-             "Set the addresses of TVMFFIFunctionCall, TVMFFIObjectDecRef and "
-             "TVMFFIErrorMoveFromRaised.");
+             "bind(call, hold, release, take_error, /)\n--\n\n"
+             "Set the addresses of TVMFFIFunctionCall, TVMFFIObjectIncRef, TVMFFIObjectDecRef and "
+             "TVMFFIErrorMoveFromRaised.\nReturn the address of a TVMFFISafeCallType that returns "
+             "its argument, an object.");
+
+/* Owns: the caller owns *result. GIL: any. */
+static int return_argument(void* self, const tvm_any* args, int32_t n, tvm_any* result) {
+  (void)self, (void)n;
+  *result = args[0];
+  return hold(args[0].value.object);
+}
 
 static PyObject* bind(PyObject* module, PyObject* args) {
-  unsigned long long addresses[3];
-  if (!PyArg_ParseTuple(args, "KKK:bind", &addresses[0], &addresses[1], &addresses[2])) return NULL;
+  unsigned long long addresses[4];
+  if (!PyArg_ParseTuple(args, "KKKK:bind", &addresses[0], &addresses[1], &addresses[2],
+                        &addresses[3]))
+    return NULL;
   PY_LOCKED(module)
   if ((uintptr_t)call != addresses[0]) { /* once: other threads read it */
     call = (int (*)(void*, tvm_any*, int32_t, tvm_any*))(uintptr_t)addresses[0];
-    release = (int (*)(void*))(uintptr_t)addresses[1];
-    take_error = (void (*)(void**))(uintptr_t)addresses[2];
+    hold = (int (*)(void*))(uintptr_t)addresses[1];
+    release = (int (*)(void*))(uintptr_t)addresses[2];
+    take_error = (void (*)(void**))(uintptr_t)addresses[3];
   }
   PY_UNLOCKED();
-  Py_RETURN_NONE;
+  return PyLong_FromUnsignedLongLong((uintptr_t)return_argument);
 }
 
 PyDoc_STRVAR(handle_doc,
@@ -235,7 +248,7 @@ static PyObject* find_handles(PyObject* module, PyObject* tensors) {
   if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
     return PyErr_Format(PyExc_TypeError, "find_handles takes a list of tensors");
   Py_ssize_t offset = find_handle_offset(tensors);
-  atomic_store(&handle_at, offset);
+  atomic_store_explicit(&handle_at, offset, memory_order_relaxed);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(offset != 0);
 }
 

@@ -29,6 +29,10 @@ class _DTypes(api.DTypes):
         found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
+    def cast(self, array: Any, dtype: api.DType) -> Any:
+        with array.device:
+            return array.astype(self.to_native(dtype))
+
 
 _NAMES = (*api.COMMON_DTYPES, "complex64", "complex128")
 DTYPES = _DTypes("cupy", {name: name for name in _NAMES} | {"bool": "bool_"})

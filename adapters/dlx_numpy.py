@@ -94,6 +94,9 @@ class _DTypes(api.DTypes):
             return api.DType(native_dtype.name)
         return super().from_native(native_dtype)
 
+    def cast(self, array: Any, dtype: api.DType) -> Any:
+        return array.astype(self.to_native(dtype), order="K")
+
     def refusals(self) -> dict[str, tuple[str, str]]:
         """Return (reason, fix) for the missing dtypes of ml_dtypes."""
         missing = _ML_DTYPES.keys() - self._extensions
@@ -209,12 +212,10 @@ _CHARS = "?bBhHiIlLqQefdFD"  # dtypes that DLPack supports in native byte order
 
 def _export_copy(obj: Any) -> Any:
     """Return a copy in native byte order, or None to leave the array to the Python path."""
-    if type(obj) is not sys.modules["numpy"].ndarray:
-        return None
     dtype = obj.dtype
-    if dtype.char not in _CHARS or (dtype.isnative and _whole_elements(obj)):
+    if dtype.isnative and _whole_elements(obj):
         return None
-    return _native_order(obj)
+    return obj.astype(dtype.type) if dtype.char in _CHARS else None
 
 
 @functools.cache

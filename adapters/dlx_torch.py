@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import _dlx_torch
+import dlx_torch_compound
 import dlx_torch_gradients
 
 from dlx import adapter as api
@@ -63,7 +64,7 @@ def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any],
 
 
 _mapping = functools.partial(api.Container, kind="mapping", flatten=api.flatten_mapping, holds="torch", falls_to=dict)
-_CONTAINERS = (
+_CONTAINERS: tuple[api.Container | api.Compound, ...] = (
     _mapping(types=("tensordict.TensorDictBase",), unflatten=_unflatten_tensordict),
     api.Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
@@ -78,6 +79,7 @@ _CONTAINERS = (
     _mapping(types=("torch.nn.ParameterDict",), unflatten=_unflatten_parameters),
     api.Container(types=("torch.Size",), kind="leaf"),  # torch.zeros rejects lazy views of it
     api.Container(types=("torch.nn.Module",), kind="leaf"),  # cannot be rebuilt
+    *dlx_torch_compound.COMPOUNDS,
 )
 
 
@@ -104,6 +106,9 @@ class _DTypes(api.DTypes):
         if not _TO_2_9.affects(sys.modules["torch"].__version__):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
+
+    def cast(self, array: Any, dtype: api.DType) -> Any:
+        return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
 
 
 DTYPES = _DTypes(

@@ -37,16 +37,10 @@ _DEVICE_TYPES = frozenset(api.Device(name).type for name in ("cpu", "cuda", "cud
 
 def _untag(obj: Any) -> Any:
     """Return the container in a new wrapper without a tag; only calls set tags."""
-    array, make, get = _functions()
-    holder = array.__new__(array)
-    holder.__init_handle_by_constructor__(make, obj)  # the same as Array((obj,))
-    return get(holder, 0)
-
-
-@functools.cache
-def _functions() -> tuple[Any, Any, Any]:
-    tvm_ffi = sys.modules["tvm_ffi"]
-    return tvm_ffi.Array, tvm_ffi._ffi_api.Array, _look_up("Array")
+    kind: Any = type(obj)
+    new = kind.__new__(kind)
+    new.__init_handle_by_constructor__(_bind(), obj)
+    return new
 
 
 def _elements(name: str, obj: Any) -> tuple[None, list[Any]]:
@@ -67,10 +61,10 @@ def _look_up(name: str) -> Any:
 
 @functools.cache
 def _bind() -> Any:
-    """Return `_dlx_tvm_ffi`, bound to functions of tvm-ffi's C interface."""
-    names = ("TVMFFIFunctionCall", "TVMFFIObjectDecRef", "TVMFFIErrorMoveFromRaised")
-    _dlx_tvm_ffi.bind(*(_address(name) for name in names))
-    return _dlx_tvm_ffi
+    """Bind `_dlx_tvm_ffi` to tvm-ffi's C interface; return a function of tvm-ffi that returns its argument."""
+    names = ("TVMFFIFunctionCall", "TVMFFIObjectIncRef", "TVMFFIObjectDecRef", "TVMFFIErrorMoveFromRaised")
+    found = _dlx_tvm_ffi.bind(*(_address(name) for name in names))
+    return sys.modules["tvm_ffi"].core.Function.__from_extern_c__(found)
 
 
 def _address(name: str) -> int | None:
@@ -87,7 +81,8 @@ def _unflatten(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
 
 def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
     get = _look_up(name)
-    return MethodType(get, obj), _bind().create_child_check(obj, get) if mutable else None
+    # `_untag` has bound `_dlx_tvm_ffi`.
+    return MethodType(get, obj), _dlx_tvm_ffi.create_child_check(obj, get) if mutable else None
 
 
 def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:

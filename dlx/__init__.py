@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, to_capsule
     from dlx._api.convert import plan
     from dlx._api.describe import describe
+    from dlx._api.parts import parts
     from dlx._api.save import save
     from dlx._api.share import attach, share
     from dlx._api.shares_memory import shares_memory
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from dlx.typing import SupportsDLPack
 
 __all__ = [
-    "convert", "plan", "describe", "stack", "save", "share", "attach", "shares_memory", "array_namespace", "adapters",
-    "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor", "from_dlpack",
-    "empty", "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices", "release_pending", "ffi",
-    "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
+    "convert", "plan", "describe", "parts", "stack", "save", "share", "attach", "shares_memory", "array_namespace",
+    "adapters", "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor",
+    "from_dlpack", "empty", "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices",
+    "release_pending", "ffi", "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
 ]  # fmt: skip
 
 # The public names of each module. `open` and `typing` are not in __all__: `from dlx import *` would hide Python's own.
@@ -56,6 +57,7 @@ _NAMES = {
     "_api.convert": ("convert", "plan"),
     "_api.describe": ("describe",),
     "_api.open": ("open",),
+    "_api.parts": ("parts",),
     "_api.save": ("save",),
     "_api.share": ("attach", "share"),
     "_api.shares_memory": ("shares_memory",),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args, runtime_checkable
 
-__all__ = ["DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDLPack", "Target"]
+__all__ = ["AnyArray", "DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDLPack", "Target"]
 
 
 @runtime_checkable
@@ -33,30 +33,39 @@ class SupportsDLPack(Protocol):
         """Return a capsule that holds a DLPack tensor."""
 
 
+AnyArray: TypeAlias = Any
+"""An array of any framework, whose attributes are not checked: for functions that compute with arrays of any type.
+
+Use it where `SupportsDLPack` is too strict: ``@dlx.using("numpy") def center(x: AnyArray) -> AnyArray``.
+"""
+
 Target: TypeAlias = "str | ModuleType | type[Any]"
 """The target of a conversion: a name (``"torch"``), a module, or an array type that an adapter lists."""
 
-DeviceLike: TypeAlias = "str | int | tuple[int, int]"
-"""A device: ``"cuda:1"``, ``(2, 1)``, a `dlx.Device`, or a DLPack device type."""
+DeviceLike: TypeAlias = object
+"""A device: ``"cuda:1"``, ``(2, 1)``, a `dlx.Device`, a DLPack device type, or a framework's own device object.
+
+Frameworks' device objects, such as `torch.device`, have no common attributes, so type checkers accept any object.
+"""
 
 Readonly: TypeAlias = Literal["copy", "error", "share"]
 """How targets whose arrays are always writable get read-only memory."""
 
 READONLY: tuple[str, ...] = get_args(Readonly)
 
-Errors: TypeAlias = Literal["raise", "collect"]
-"""Raise the first error of a container, or all errors in an ExceptionGroup."""
+Errors: TypeAlias = Literal["raise", "collect", "pass"]
+"""Raise the first error of a container, or all errors in an ExceptionGroup; or keep what cannot be converted."""
 
 ERRORS: tuple[str, ...] = get_args(Errors)
 
-Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "deferred", "unknown"]
+Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "passed", "tree", "deferred", "unknown"]
 """The outcome of a conversion, see `dlx.Plan`."""
 
 
 class Options(TypedDict, total=False):
     """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
 
-    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict` and `errors`; each is optional.
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict`, `errors` and `dtype`; each is optional.
     """
 
     device: DeviceLike | None
@@ -66,3 +75,4 @@ class Options(TypedDict, total=False):
     stream: object
     strict: bool
     errors: Errors
+    dtype: Any

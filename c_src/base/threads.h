@@ -24,7 +24,7 @@
 static inline int py_is_held(PyObject* object) {
 #ifdef Py_GIL_DISABLED
   return _Py_IsOwnedByCurrentThread(object) &&
-         __atomic_load_n(&object->ob_ref_local, __ATOMIC_RELAXED) > 1;
+         atomic_load_explicit((_Atomic(uint32_t)*)&object->ob_ref_local, memory_order_relaxed) > 1;
 #else
   return Py_REFCNT(object) > 1;
 #endif

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 /* Objects that name the host besides "cpu", then NULL. Entries never change, so threads read them
- * without a lock. */
+ * without a lock. Release, acquire: initialized objects. */
 static _Atomic(PyObject*) hosts[8];
 
 static int names_host(PyObject* value) {
@@ -82,7 +82,8 @@ static PyObject* add_host(PyObject* module, PyObject* device) {
   if (PyErr_Occurred()) return NULL;
   Py_INCREF(device);
   while (i < sizeof hosts / sizeof *hosts &&
-         !atomic_compare_exchange_strong(&hosts[i], &none, device)) {
+         !atomic_compare_exchange_strong_explicit(&hosts[i], &none, device, memory_order_release,
+                                                  memory_order_relaxed)) {
     none = NULL;
     i++;
   }

@@ -15,7 +15,7 @@ typedef struct {
   PyObject* facts;        /* tuple of their values, see note_fact; strong */
   PyObject* still;        /* still(type) -> whether the class is still valid; borrowed, or NULL */
   uintptr_t bases;        /* a hash of its method resolution order */
-  atomic_uint tag;        /* 0 = compare at the next call */
+  atomic_uint tag;        /* 0 = compare at the next call; relaxed: the facts never change */
   Py_ssize_t n_modules;   /* in sys.modules; -1 = neither this nor `registrations` matters */
   uint64_t registrations; /* with abstract base classes */
 } py_kind;
@@ -34,7 +34,7 @@ int py_kind_init(void);
 
 static inline unsigned py_tag_of(PyTypeObject* type) {
 #ifdef Py_GIL_DISABLED
-  return __atomic_load_n(&type->tp_version_tag, __ATOMIC_ACQUIRE);
+  return atomic_load_explicit((_Atomic(unsigned)*)&type->tp_version_tag, memory_order_acquire);
 #else
   return type->tp_version_tag; /* 0 = changed, or changed too often to get a tag */
 #endif

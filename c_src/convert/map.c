@@ -3,8 +3,6 @@
 #include "map.h"
 #include "core/thread_state.h"
 
-#include <pthread.h>
-
 /* ---- entries that left a map ----------------------------------------------------------------- */
 
 /* An object or memory, released when no lock is held, since that may run Python. */
@@ -19,9 +17,9 @@ static retired* retired_list; /* guarded by the lock, or the GIL */
 
 #ifdef Py_GIL_DISABLED
 static PyMutex changing;
-static _Atomic(uint64_t) now = 1; /* counts removals */
-static atomic_int
-    has_stateless_readers; /* a thread without a state has read: nothing is freed any more */
+static _Atomic(uint64_t) now = 1; /* counts removals; ordered by the fences below */
+/* A thread without a state has read: nothing is freed any more. Ordered by the same fences. */
+static atomic_int has_stateless_readers;
 
 /* In a forked child, a thread that no longer exists may hold the lock. */
 static void reset_lock(void) {
@@ -29,12 +27,12 @@ static void reset_lock(void) {
 }
 
 static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, reset_lock);
+  dlx_watch_forks(NULL, NULL, reset_lock);
 }
 
 void py_map_init(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, watch_forks);
+  static dlx_once once = DLX_ONCE_INIT;
+  dlx_run_once(&once, watch_forks);
 }
 
 static void lock(void) {
@@ -47,15 +45,14 @@ static void unlock(void) {
 
 void py_maps_begin(void) {
   dlx_thread_state* own = dlx_state_of_thread();
-  if (own == NULL) {
-    atomic_store(&has_stateless_readers, 1);
-    return;
-  }
-  if (own->nested++) return;
+  if (own && own->nested++) return;
+  if (own)
+    atomic_store_explicit(&own->since, atomic_load_explicit(&now, memory_order_relaxed),
+                          memory_order_relaxed);
+  else
+    atomic_store_explicit(&has_stateless_readers, 1, memory_order_relaxed);
   /* The fence orders this before the thread's reads; `retire` does the reverse. Either its reader
    * is visible, or the thread does not find the removed entry. */
-  atomic_store_explicit(&own->since, atomic_load_explicit(&now, memory_order_relaxed),
-                        memory_order_relaxed);
   atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -66,9 +63,11 @@ void py_maps_end(void) {
 }
 
 static uint64_t find_oldest_reader(void) {
-  uint64_t oldest = atomic_load(&has_stateless_readers) ? 0 : UINT64_MAX;
-  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
-    uint64_t since = atomic_load(&each->since);
+  uint64_t oldest =
+      atomic_load_explicit(&has_stateless_readers, memory_order_relaxed) ? 0 : UINT64_MAX;
+  for (dlx_thread_state* each = dlx_first_state(); each; each = each->next) {
+    uint64_t since =
+        atomic_load_explicit(&each->since, memory_order_acquire); /* its reads are over */
     if (since && since < oldest) oldest = since;
   }
   return oldest;
@@ -76,7 +75,7 @@ static uint64_t find_oldest_reader(void) {
 
 static uint64_t advance_clock(void) {
   atomic_thread_fence(memory_order_seq_cst);
-  return atomic_fetch_add(&now, 1) + 1;
+  return atomic_fetch_add_explicit(&now, 1, memory_order_acq_rel) + 1;
 }
 #else
 void py_map_init(void) {}
@@ -133,7 +132,10 @@ static void free_retired(void) {
 
 static py_entry* find_entry(py_map* map, const void* key) {
   size_t i = (uintptr_t)key >> 4 ^ (uintptr_t)key >> 12;
-  for (const void* found; (found = map->at[i & map->mask].key) != NULL && found != key;) i++;
+  for (const void* found;
+       (found = atomic_load_explicit(&map->at[i & map->mask].key, memory_order_relaxed)) != NULL &&
+       found != key;)
+    i++;
   return &map->at[i & map->mask];
 }
 
@@ -145,10 +147,12 @@ static py_map* widen(const py_map* old) {
   if (map == NULL) return NULL;
   map->mask = wanted - 1;
   for (size_t i = 0; i < room; i++) {
-    if (old->at[i].word == 0) continue;
-    py_entry* e = find_entry(map, old->at[i].key);
-    e->word = old->at[i].word;
-    e->key = old->at[i].key;
+    const void* key = atomic_load_explicit(&old->at[i].key, memory_order_relaxed);
+    uintptr_t word = atomic_load_explicit(&old->at[i].word, memory_order_relaxed);
+    if (word == 0) continue;
+    py_entry* e = find_entry(map, key);
+    atomic_init(&e->word, word); /* no other thread has the map yet */
+    atomic_init(&e->key, key);
     map->in_use++;
   }
   return map;
@@ -156,17 +160,19 @@ static py_map* widen(const py_map* old) {
 
 int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word) {
   lock();
-  py_map *old = atomic_load(place), *map = old;
+  py_map *old = atomic_load_explicit(place, memory_order_relaxed), *map = old;
   if ((old == NULL || old->in_use * 2 > old->mask) && (map = widen(old)) != NULL) {
-    atomic_store(place, map);
+    atomic_store_explicit(place, map, memory_order_release);
     retire(NULL, old);
   }
   if (map) {
     py_entry* e = find_entry(map, key);
-    map->in_use += e->key == NULL;
+    map->in_use += atomic_load_explicit(&e->key, memory_order_relaxed) == NULL;
     Py_XINCREF(py_word_object(word));
-    uintptr_t before = atomic_exchange(&e->word, word);
-    atomic_store(&e->key, key); /* after the word, which readers of the key then find */
+    uintptr_t before = atomic_exchange_explicit(&e->word, word, memory_order_acq_rel);
+    atomic_store_explicit(
+        &e->key, key,
+        memory_order_release); /* after the word, which readers of the key then find */
     retire(py_word_object(before), NULL);
   }
   unlock();
@@ -176,8 +182,9 @@ int py_map_set(_Atomic(py_map*)* place, const void* key, uintptr_t word) {
 
 void py_map_clear(_Atomic(py_map*)* place) {
   lock();
-  py_map* map = atomic_exchange(place, NULL);
-  for (size_t i = 0; map && i <= map->mask; i++) retire(py_word_object(map->at[i].word), NULL);
+  py_map* map = atomic_exchange_explicit(place, NULL, memory_order_acq_rel);
+  for (size_t i = 0; map && i <= map->mask; i++)
+    retire(py_word_object(atomic_load_explicit(&map->at[i].word, memory_order_relaxed)), NULL);
   retire(NULL, map);
   unlock();
   free_retired();

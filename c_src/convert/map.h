@@ -5,8 +5,9 @@
  * deleted type stays until a new type has its address.
  *
  * Without the GIL, threads read a map while one thread changes it under a lock. Words are read and
- * written atomically. Removed entries and outgrown maps are freed when no thread can be reading
- * them. */
+ * written atomically: release, acquire, since a reader uses the object or map behind them; relaxed
+ * by the thread with the lock and by the collector. Removed entries and outgrown maps are freed
+ * when no thread can be reading them. */
 
 #include "interop/interop.h"
 #include "base/threads.h"
@@ -14,8 +15,8 @@
 enum { DLX_WORD_BITS = 15 }; /* objects of the collector are aligned to 16 bytes */
 
 typedef struct {
-  _Atomic(const void*) key; /* compared, not held; NULL = free */
-  _Atomic(uintptr_t) word;  /* a strong reference and flags; 0 = no value */
+  _Atomic(const void*) key; /* compared, not held; NULL = free; release, acquire */
+  _Atomic(uintptr_t) word;  /* a strong reference and flags; 0 = no value; release, acquire */
 } py_entry;
 
 typedef struct py_map {

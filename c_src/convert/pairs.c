@@ -3,7 +3,7 @@
 
 #include "pairs.h"
 
-static _Atomic(py_map*) sources, targets;
+static _Atomic(py_map*) sources, targets; /* as in map.h */
 static PyObject*
     names; /* {name: name} of targets, for borrowed references; entries are never removed */
 
@@ -188,7 +188,9 @@ static PyObject* source_add(PyObject* module, PyObject* args) {
   PyObject* like = Py_None;
   if (!PyArg_ParseTuple(args, "O!|O:source_add", py_source_type, &s, &like)) return NULL;
   PyObject* unknown = NULL;
-  if (like != Py_None && !atomic_compare_exchange_strong(&s->like, &unknown, Py_NewRef(like)))
+  if (like != Py_None &&
+      !atomic_compare_exchange_strong_explicit(&s->like, &unknown, Py_NewRef(like),
+                                               memory_order_release, memory_order_relaxed))
     Py_DECREF(like); /* set only once: threads read it without a lock */
   if (py_map_set(&sources, s->kind.type, (uintptr_t)s) < 0) return NULL;
   Py_RETURN_NONE;

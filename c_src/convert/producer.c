@@ -13,7 +13,8 @@ static int may_be_numbers(py_producer* p, PyObject* obj) {
   PyObject* why = is_known ? NULL : PyObject_CallOneArg(p->no_numbers, dtype);
   if (why) {
     is_known = PyUnicode_Check(why) && PyUnicode_GET_LENGTH(why) == 0;
-    if (is_known) Py_XDECREF(atomic_exchange(&p->number, Py_NewRef(dtype)));
+    if (is_known)
+      Py_XDECREF(atomic_exchange_explicit(&p->number, Py_NewRef(dtype), memory_order_acq_rel));
   }
   Py_XDECREF(why);
   Py_DECREF(dtype);

@@ -6,7 +6,7 @@
 #include "base/threads.h"
 
 /* The responses for the Python path that runs on this thread. */
-static FEW_WORDS PyObject* present;
+static DLX_FEW_WORDS PyObject* present;
 
 void py_call_keep_response(py_call* call, PyObject* obj, PyObject* answer, int is_raised) {
   if (call->responses == NULL) call->responses = PyDict_New();

@@ -163,8 +163,8 @@ static int source_clear(PyObject* self) {
   py_source* s = SOURCE(self);
   py_gate_free(&s->gate);
   py_kind_clear(&s->kind);
-  Py_XDECREF(atomic_exchange(&s->like, NULL));
-  Py_XDECREF(atomic_exchange(&s->producer.number, NULL));
+  Py_XDECREF(atomic_exchange_explicit(&s->like, NULL, memory_order_acq_rel));
+  Py_XDECREF(atomic_exchange_explicit(&s->producer.number, NULL, memory_order_acq_rel));
   Py_CLEAR(s->values);
   return 0;
 }

@@ -59,7 +59,8 @@ enum { DLX_MAX_KEYWORDS = 4 /* of __dlpack__ */ };
 typedef struct {
   PyObject *names, *values;  /* tuples: keywords of __dlpack__ */
   PyObject* no_numbers;      /* no_numbers(dtype): why the dtype is not numeric, or "" */
-  _Atomic(PyObject*) number; /* the last numeric dtype; strong, or NULL */
+  _Atomic(PyObject*) number; /* the last numeric dtype; strong, or NULL. Relaxed: only its address
+                                is used; acq_rel by who releases it */
 } py_producer;
 
 struct py_source {
@@ -94,12 +95,12 @@ struct py_source {
     PyObject* ready;       /* ready(array): borrowing neither waits nor changes it; NULL = always */
   } framework;             /* for arrays of the target framework */
   _Atomic(PyObject*) like; /* (target, place or None) for an example; None = Python decides; NULL =
-                              unknown; strong */
+                              unknown; strong. Release, acquire: an initialized tuple, set once */
   uint64_t flags;          /* added to exported tensors */
   struct {
     int managed, own_table, examined, immutable, host_only;
   } traits;              /* see choose_functions; host_only: the adapter has no other device */
-  atomic_int has_worked; /* on a device, see streams.c */
+  atomic_int has_worked; /* on a device, see streams.c; relaxed: nothing follows from it */
 };
 
 extern PyTypeObject* py_source_type;

@@ -4,7 +4,7 @@
 #include "core/thread_state.h"
 
 /* Contexts of this thread, see count_stream_contexts. */
-static FEW_WORDS int stream_contexts;
+static DLX_FEW_WORDS int stream_contexts;
 
 static int has_streams(const py_stream_source* s) {
   return s->table || s->function;
@@ -70,7 +70,8 @@ static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_targe
   if (found) return found;
   /* A framework may initialize CUDA in its Python functions: the first use is left to the Python
    * path. */
-  int was_used = atomic_exchange(&s->has_worked, 1) & atomic_exchange(&t->has_worked, 1);
+  int was_used = atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &
+                 atomic_exchange_explicit(&t->has_worked, 1, memory_order_relaxed);
   if (!was_used || stream_contexts || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order())
     return NULL;
   py_stream_pair x = {.source = s, .device = device};

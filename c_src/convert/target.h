@@ -33,15 +33,15 @@ struct py_target {
   PyObject* place;   /* place(dlx.Tensor, committed), if the call names the host; or NULL */
   PyObject* storage; /* {code | bits << 8: (code | bits << 8 of the storage dtype, function that
                         restores the real dtype)}, or NULL */
-  _Atomic DLDataType direct; /* the last dtype that needs no storage dtype */
-  _Atomic py_trivial trivial;
+  _Atomic DLDataType direct;  /* the last dtype that needs no storage dtype; relaxed: it is whole */
+  _Atomic py_trivial trivial; /* relaxed: it is whole */
   dlx_capabilities accepts;
   int is_narrow;        /* accepts more than `accepts` says: rejections are left to Python */
   unsigned unsupported; /* options that are left to Python */
   py_switches states;   /* the conditions of `accepts` */
   py_stream_source streams;
-  atomic_int has_worked; /* on a device, see streams.c */
-  _Atomic(py_map*) pairs;
+  atomic_int has_worked;  /* on a device, see streams.c; relaxed: nothing follows from it */
+  _Atomic(py_map*) pairs; /* as in map.h */
 };
 
 extern PyTypeObject* py_target_type;

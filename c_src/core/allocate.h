@@ -4,6 +4,7 @@
 /* Allocation in dlx's C code, which can fail in tests (dlx_fail_allocation). */
 
 #include "dlx.h"
+#include "platform/platform.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,10 +13,8 @@
  * Owns: the caller calls free. GIL: not needed. Errors: NULL = no memory. */
 extern void* (*dlx_allocate)(size_t size);
 
-/* The same, aligned to DLX_ALIGNMENT; `size` must be a multiple of it. */
+/* The same, aligned to DLX_ALIGNMENT; `size` must be a multiple of it. Owns: the caller calls
+ * dlx_free_aligned. */
 void* dlx_allocate_aligned(size_t size);
-
-/* Request huge pages for new memory that is large: its first use is mostly page faults. */
-void dlx_use_huge_pages(void* memory, size_t size);
 
 #endif

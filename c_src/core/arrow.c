@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct dlx_arrow {
-  atomic_int_least32_t holders;
+  atomic_int_least32_t holders; /* acq_rel when one leaves: the last one sees what others did */
   int64_t n_batches, room;
   struct ArrowSchema schema;
   struct ArrowDeviceArray* batches; /* `first`, or allocated */
@@ -28,12 +28,12 @@ dlx_arrow* dlx_arrow_new(void) {
 }
 
 void dlx_arrow_hold(dlx_arrow* data) {
-  atomic_fetch_add(&data->holders, 1);
+  atomic_fetch_add_explicit(&data->holders, 1, memory_order_relaxed); /* the caller is a holder */
 }
 
 void dlx_arrow_drop(void* held) {
   dlx_arrow* data = held;
-  if (atomic_fetch_sub(&data->holders, 1) != 1) return;
+  if (atomic_fetch_sub_explicit(&data->holders, 1, memory_order_acq_rel) != 1) return;
   for (int64_t i = 0; i < data->n_batches; i++) {
     struct ArrowArray* array = &data->batches[i].array;
     if (array->release) array->release(array);

@@ -35,5 +35,5 @@ void dlx_legacy_release(void* managed) {
 }
 
 void dlx_count_legacy(DLManagedTensor* self) {
-  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
+  atomic_fetch_add_explicit((_Atomic uint64_t*)self->manager_ctx, 1, memory_order_relaxed);
 }

@@ -10,7 +10,8 @@ typedef struct {
   DLManagedTensorVersioned managed; /* first member: both pointers are equal */
   void* owner;                      /* keeps the memory alive */
   dlx_release release;              /* releases the owner; NULL = nothing to do */
-  atomic_int_least32_t holders;     /* the consumer, and tensors that share the memory */
+  atomic_int_least32_t holders;     /* the consumer, and tensors that share the memory; acq_rel when
+                                       one leaves: the last one sees what others did */
   int64_t numbers[];                /* shape, then strides */
 } dlx_tensor;
 
@@ -19,12 +20,13 @@ _Static_assert(sizeof(dlx_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "dlx_tensor 
 
 enum { MAX_DEPTH = 50 }; /* nested releases on one thread */
 
-static atomic_int_least64_t stateless; /* live tensors of threads without a state (no memory) */
+/* Live tensors of threads without a state (no memory). Orders as `count` of a thread's state. */
+static atomic_int_least64_t stateless;
 
 /* Change the number of live tensors. Each thread has a counter: no locked operation. */
 static void count_live(dlx_thread_state* own, int change) {
   if (own == NULL) {
-    atomic_fetch_add(&stateless, change);
+    atomic_fetch_add_explicit(&stateless, change, memory_order_release);
     return;
   }
   int64_t before = atomic_load_explicit(&own->count, memory_order_relaxed);
@@ -32,8 +34,8 @@ static void count_live(dlx_thread_state* own, int change) {
 }
 
 int64_t dlx_live(void) {
-  int64_t sum = atomic_load(&stateless);
-  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next)
+  int64_t sum = atomic_load_explicit(&stateless, memory_order_acquire);
+  for (dlx_thread_state* each = dlx_first_state(); each; each = each->next)
     sum += atomic_load_explicit(&each->count, memory_order_acquire);
   return sum;
 }
@@ -48,7 +50,7 @@ static void drop(DLManagedTensorVersioned* managed) {
   dlx_tensor* self = (dlx_tensor*)managed;
   /* Only a holder can add holders, so the last holder needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
-      atomic_fetch_sub(&self->holders, 1) != 1)
+      atomic_fetch_sub_explicit(&self->holders, 1, memory_order_acq_rel) != 1)
     return;
   /* The owner may own further tensors: a long chain must not overflow the stack. */
   dlx_thread_state* own = dlx_state_of_thread();
@@ -198,8 +200,8 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   fresh.data = dlx_allocate_aligned(bytes);
   if (fresh.data == NULL) return DLX_E_MEMORY;
   dlx_use_huge_pages(fresh.data, bytes);
-  status = new_tensor(&fresh, flags, fresh.data, free, 0, out);
-  if (status != DLX_OK) free(fresh.data);
+  status = new_tensor(&fresh, flags, fresh.data, dlx_free_aligned, 0, out);
+  if (status != DLX_OK) dlx_free_aligned(fresh.data);
   return status;
 }
 
@@ -240,7 +242,7 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   /* 1 = the consumer has released its tensor. Otherwise it may do so later, on any thread, or
    * never: the last holder then finds no owner and frees the struct. The count orders these writes.
    */
-  if (atomic_load(&self->holders) != 1) {
+  if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1) {
     dlx_release release = self->release;
     self->release = release_abandoned;
     if (release) release(self->owner);
@@ -255,5 +257,5 @@ void dlx_managed_release(void* managed) {
 }
 
 void dlx_count_managed(DLManagedTensorVersioned* self) {
-  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
+  atomic_fetch_add_explicit((_Atomic uint64_t*)self->manager_ctx, 1, memory_order_relaxed);
 }

@@ -1,7 +1,7 @@
 /* Copying with several threads. */
 
 #include "copy.h"
-#include "workers.h"
+#include "platform/platform.h"
 
 #include <string.h>
 
@@ -9,7 +9,7 @@
 enum { MIN_RUN = 32 << 20, MIN_STRIDED = 8 << 20, MAX_THREADS = 4 };
 
 typedef struct {
-  pthread_t thread;
+  dlx_thread thread;
   dlx_copier copy;
   char* to;
   const char* from;
@@ -50,5 +50,5 @@ void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* ax
   if (n) axes[0].extent -= done;
   if (n) from += done * axes[0].from, to += done * axes[0].to;
   copy(to, from, axes, n, item);
-  for (int i = 0; i < started; i++) pthread_join(parts[i].thread, NULL);
+  for (int i = 0; i < started; i++) dlx_join_thread(parts[i].thread);
 }

@@ -4,21 +4,21 @@
 #include "core/allocate.h"
 #include "core/thread_state.h"
 
-#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 cu_table cu;
-static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
+static dlx_mutex cuda_once_lock = DLX_MUTEX_INIT;
+dlx_mutex cuda_lock = DLX_MUTEX_INIT;
+dlx_mutex cuda_event_lock = DLX_MUTEX_INIT;
 
-static atomic_int initialised;
-static atomic_int forked;
-static atomic_int ending; /* exit handlers run: the driver may disappear at any time */
-static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
+static atomic_int initialised; /* release, acquire: its readers use `cu` */
+static atomic_int forked;      /* relaxed: set before the child has another thread */
+/* Exit handlers run: the driver may disappear at any time. Relaxed: that can follow any check. */
+static atomic_int ending;
+static _Atomic(cu_context) primaries[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
 
 /* ---- errors: a message for each thread ------------------------------------------------------- */
 
@@ -59,53 +59,55 @@ static int report_forked(void) {
 }
 
 int dlx_cuda_loaded(void) {
-  return atomic_load(&initialised) && !atomic_load(&forked) && !atomic_load(&ending);
+  return atomic_load_explicit(&initialised, memory_order_acquire) &&
+         !atomic_load_explicit(&forked, memory_order_relaxed) &&
+         !atomic_load_explicit(&ending, memory_order_relaxed);
 }
 
 int cuda_is_child(void) {
-  return atomic_load(&forked);
+  return atomic_load_explicit(&forked, memory_order_relaxed);
 }
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
-static _Atomic(pthread_t) once_owner; /* the thread that holds cuda_once_lock, if is_once_locked */
-static atomic_int is_once_locked;
+/* The thread that holds cuda_once_lock, or 0. Relaxed: each thread looks for its own writes. */
+static atomic_uintptr_t once_owner;
 
 void cuda_once_begin(void) {
-  pthread_mutex_lock(&cuda_once_lock);
-  atomic_store(&once_owner, pthread_self());
-  atomic_store(&is_once_locked, 1);
+  dlx_lock(&cuda_once_lock);
+  atomic_store_explicit(&once_owner, dlx_thread_number(), memory_order_relaxed);
 }
 
 void cuda_once_end(void) {
-  atomic_store(&is_once_locked, 0);
-  pthread_mutex_unlock(&cuda_once_lock);
+  atomic_store_explicit(&once_owner, 0, memory_order_relaxed);
+  dlx_unlock(&cuda_once_lock);
 }
 
 /* Return 1 if this thread holds cuda_once_lock: a driver may fork during its start. */
 static int holds_once_lock(void) {
-  return atomic_load(&is_once_locked) && pthread_equal(atomic_load(&once_owner), pthread_self());
+  return atomic_load_explicit(&once_owner, memory_order_relaxed) == dlx_thread_number();
 }
 
 static void take_locks(void) {
-  if (!holds_once_lock()) pthread_mutex_lock(&cuda_once_lock);
-  pthread_mutex_lock(&cuda_lock);
-  pthread_mutex_lock(&cuda_event_lock);
+  if (!holds_once_lock()) dlx_lock(&cuda_once_lock);
+  dlx_lock(&cuda_lock);
+  dlx_lock(&cuda_event_lock);
 }
 
 static void release_locks(void) {
-  pthread_mutex_unlock(&cuda_event_lock);
-  pthread_mutex_unlock(&cuda_lock);
-  if (!holds_once_lock()) pthread_mutex_unlock(&cuda_once_lock);
+  dlx_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_lock);
+  if (!holds_once_lock()) dlx_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
-  if (atomic_load(&initialised)) atomic_store(&forked, 1);
+  if (atomic_load_explicit(&initialised, memory_order_relaxed))
+    atomic_store_explicit(&forked, 1, memory_order_relaxed);
   release_locks();
 }
 
 static void at_exit(void) {
-  atomic_store(&ending, 1);
+  atomic_store_explicit(&ending, 1, memory_order_relaxed);
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -126,21 +128,18 @@ enum { ENTRIES = sizeof entries / sizeof *entries };
 /* Fill the table or leave it empty. The caller holds cuda_once_lock. Errors: DLX_E_NO_DRIVER. */
 static int fill_table(void) {
   const char* chosen = getenv("DLX_CUDA_DRIVER");
-  void* library = dlopen(chosen && *chosen ? chosen : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == NULL) {
-    const char* why = dlerror();
-    return report_no_driver(why ? why : "it does not load");
-  }
+  char why[300];
+  void* library = dlx_open_library(chosen && *chosen ? chosen : DLX_CUDA_LIBRARY, why, sizeof why);
+  if (library == NULL) return report_no_driver(why);
   cu_table found;
   memset(&found, 0, sizeof found);
   int has_pools = 1;
   for (int i = 0; i < ENTRIES; i++) {
-    void* symbol = dlsym(library, entries[i].name);
+    void* symbol = dlx_find_symbol(library, entries[i].name);
     if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
     if (symbol == NULL && entries[i].kind == NEEDED) {
-      char why[120];
       snprintf(why, sizeof why, "the installed driver is too old, it lacks %s", entries[i].name);
-      dlclose(library);
+      dlx_close_library(library);
       return report_no_driver(why);
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
@@ -172,23 +171,25 @@ static int initialise(void) {
   if (code == CU_NO_DEVICE) return report_no_driver("the driver sees no device");
   if (code != CU_OK) return cuda_fail("cuInit", code);
   if (!watched++) atexit(at_exit); /* runs before the driver's exit handlers, which are older */
-  atomic_store(&initialised, 1);
+  atomic_store_explicit(&initialised, 1, memory_order_release);
   return DLX_OK;
 }
 
 static void watch_forks(void) {
-  pthread_atfork(take_locks, release_locks, after_fork);
+  dlx_watch_forks(take_locks, release_locks, after_fork);
 }
 
 int dlx_cuda_load(void) {
   /* Before the first lock, so that no child inherits a lock that another thread held. */
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  if (atomic_load(&forked)) return report_forked();
-  if (atomic_load(&ending)) return report_no_driver("the process is ending");
-  if (atomic_load(&initialised)) return DLX_OK;
-  pthread_once(&once, watch_forks);
+  static dlx_once once = DLX_ONCE_INIT;
+  if (cuda_is_child()) return report_forked();
+  if (atomic_load_explicit(&ending, memory_order_relaxed))
+    return report_no_driver("the process is ending");
+  if (atomic_load_explicit(&initialised, memory_order_acquire)) return DLX_OK;
+  dlx_run_once(&once, watch_forks);
   cuda_once_begin();
-  int status = atomic_load(&initialised) ? DLX_OK : initialise();
+  int status = DLX_OK;
+  if (!atomic_load_explicit(&initialised, memory_order_relaxed)) status = initialise();
   cuda_once_end();
   return status;
 }
@@ -223,7 +224,7 @@ int cuda_get_primary(int32_t device_id, cu_context* context) {
   int device = 0, status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
-    *context = atomic_load(&primaries[device_id]);
+    *context = atomic_load_explicit(&primaries[device_id], memory_order_acquire);
     if (*context) return DLX_OK;
   }
   status = find_device(device_id, &device);
@@ -232,13 +233,14 @@ int cuda_get_primary(int32_t device_id, cu_context* context) {
   status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(before);
   /* Two threads may both retain it, which is harmless: it is never released. */
-  if (status == DLX_OK) atomic_store(&primaries[device_id], *context);
+  if (status == DLX_OK)
+    atomic_store_explicit(&primaries[device_id], *context, memory_order_release);
   return status;
 }
 
 int dlx_cuda_entered(int32_t device_id) {
   return dlx_cuda_loaded() && device_id >= 0 && device_id < DLX_MAX_DEVICES &&
-         atomic_load(&primaries[device_id]) != NULL;
+         atomic_load_explicit(&primaries[device_id], memory_order_relaxed) != NULL;
 }
 
 int dlx_cuda_push(int32_t device_id) {
@@ -308,8 +310,9 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
 
 void cuda_forget_driver(void) {
   cuda_once_begin();
-  for (int i = 0; i < DLX_MAX_DEVICES; i++) atomic_store(&primaries[i], (cu_context)NULL);
+  for (int i = 0; i < DLX_MAX_DEVICES; i++)
+    atomic_store_explicit(&primaries[i], (cu_context)NULL, memory_order_relaxed);
   memset(&cu, 0, sizeof cu);
-  atomic_store(&initialised, 0);
+  atomic_store_explicit(&initialised, 0, memory_order_relaxed);
   cuda_once_end();
 }

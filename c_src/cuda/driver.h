@@ -6,7 +6,8 @@
 
 #include "dlx_cuda.h"
 
-#include <pthread.h>
+#include "platform/platform.h"
+
 #include <stddef.h>
 
 typedef struct cu_context_s* cu_context;
@@ -230,6 +231,6 @@ static inline cu_stream cuda_stream(uint64_t handle) {
  * owner is released. */
 void cuda_once_begin(void);
 void cuda_once_end(void);
-extern pthread_mutex_t cuda_lock, cuda_event_lock;
+extern dlx_mutex cuda_lock, cuda_event_lock;
 
 #endif

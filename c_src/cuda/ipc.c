@@ -1,20 +1,9 @@
 /* Sharing device memory between processes, by the driver's IPC handles or by descriptors. */
 
-#define _GNU_SOURCE
-
 #include "driver.h"
 #include "core/allocate.h"
 
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 /* Like cuda_enter, for a driver that can share memory. */
 static int enter(int32_t device_id, int* before) {
@@ -204,11 +193,7 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
 }
 
 int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
-  *taken = -1;
-  int process = (int)syscall(SYS_pidfd_open, pid, 0);
-  if (process < 0) return DLX_E_DRIVER;
-  *taken = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
-  close(process);
+  *taken = dlx_take_descriptor(pid, fd);
   return *taken < 0 ? DLX_E_DRIVER : DLX_OK;
 }
 

@@ -15,7 +15,7 @@ enum { POOL_BYTES = 256 << 20 };
 static char no_pool;
 #define NO_POOL ((cu_pool)(void*)&no_pool)
 
-static _Atomic(cu_pool) pools[DLX_MAX_DEVICES];
+static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
 
 /* Let all devices that can access a pool's memory use it. Copies also work without. */
 static void allow_peers(cu_pool pool, int32_t device_id, int device) {
@@ -50,16 +50,16 @@ static int create_pool(int32_t device_id, cu_pool* pool) {
 /* Find or create dlx's pool of the current device; NO_POOL if the device has no pools. */
 static int find_pool(int32_t device_id, cu_pool* pool) {
   int status = DLX_OK, has_pools = 0;
-  *pool = atomic_load(&pools[device_id]);
+  *pool = atomic_load_explicit(&pools[device_id], memory_order_acquire);
   if (*pool) return DLX_OK;
   cuda_once_begin();
-  *pool = atomic_load(&pools[device_id]);
+  *pool = atomic_load_explicit(&pools[device_id], memory_order_relaxed); /* under the lock */
   if (*pool == NULL) {
     *pool = NO_POOL;
     if (cu.MemPoolCreate &&
         cuda_get_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK && has_pools)
       status = create_pool(device_id, pool);
-    if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
+    if (status == DLX_OK) atomic_store_explicit(&pools[device_id], *pool, memory_order_release);
   }
   cuda_once_end();
   return status;
@@ -228,7 +228,7 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) 
   parts p;
   dlx_fresh_strides(from, keep_order, strides);
   to.strides = strides;
-  return plan_calls(&t, axes, dlx_find_axes(from, &to, item, axes), item, &p) != DLX_OK;
+  return plan_calls(&t, axes, dlx_find_axes(from, &to, item, item, axes), item, &p) != DLX_OK;
 }
 
 /* Start a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
@@ -241,7 +241,7 @@ static int start_copy(const transfer* t) {
   if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
-  int status = plan_calls(t, axes, dlx_find_axes(from, to, item, axes), item, &p);
+  int status = plan_calls(t, axes, dlx_find_axes(from, to, item, item, axes), item, &p);
   if (status != DLX_OK) return status;
   do {
     status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
@@ -309,7 +309,7 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
 
 void dlx_cuda_forget(void) {
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
-    cu_pool pool = atomic_exchange(&pools[i], NULL);
+    cu_pool pool = atomic_exchange_explicit(&pools[i], NULL, memory_order_acquire);
     if (pool && pool != NO_POOL) cu.MemPoolDestroy(pool);
   }
   cuda_forget_streams();

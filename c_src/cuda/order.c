@@ -12,9 +12,9 @@ static int n_spare[DLX_MAX_DEVICES];
 
 static int take_event(int32_t device, cu_event* event) {
   *event = NULL;
-  pthread_mutex_lock(&cuda_event_lock);
+  dlx_lock(&cuda_event_lock);
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
-  pthread_mutex_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
   int before = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
   cuda_unrelax(before);
@@ -30,19 +30,19 @@ static void destroy_event(int32_t device, cu_event event) {
 
 static void return_event(int32_t device, cu_event event) {
   if (event == NULL || !dlx_cuda_loaded()) return;
-  pthread_mutex_lock(&cuda_event_lock);
+  dlx_lock(&cuda_event_lock);
   int room = n_spare[device] < SPARE;
   if (room) spare[device][n_spare[device]++] = event;
-  pthread_mutex_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_event_lock);
   if (!room) destroy_event(device, event);
 }
 
 static void reject_event(int32_t device, cu_event event) {
   while (event != NULL && dlx_cuda_loaded()) {
     destroy_event(device, event);
-    pthread_mutex_lock(&cuda_event_lock);
+    dlx_lock(&cuda_event_lock);
     event = n_spare[device] > 0 ? spare[device][--n_spare[device]] : NULL;
-    pthread_mutex_unlock(&cuda_event_lock);
+    dlx_unlock(&cuda_event_lock);
   }
 }
 
@@ -139,10 +139,12 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
   return status;
 }
 
-static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
+static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
 
 static uint64_t get_own_stream(int32_t device_id) {
-  return device_id >= 0 && device_id < DLX_MAX_DEVICES ? atomic_load(&own_streams[device_id]) : 0;
+  return device_id >= 0 && device_id < DLX_MAX_DEVICES
+             ? atomic_load_explicit(&own_streams[device_id], memory_order_acquire)
+             : 0;
 }
 
 uint64_t dlx_cuda_known_stream(int32_t device_id) {
@@ -155,12 +157,13 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   int before, status = cuda_enter(device_id, &before);
   if (status != DLX_OK) return status;
   cuda_once_begin();
-  *stream = atomic_load(&own_streams[device_id]);
+  *stream =
+      atomic_load_explicit(&own_streams[device_id], memory_order_relaxed); /* under the lock */
   if (*stream == 0) {
     cu_stream made = NULL;
     status = CUDA(StreamCreate, &made, CU_STREAM_NON_BLOCKING);
     *stream = (uint64_t)(uintptr_t)made;
-    atomic_store(&own_streams[device_id], *stream);
+    atomic_store_explicit(&own_streams[device_id], *stream, memory_order_release);
   }
   cuda_once_end();
   cuda_leave(before);
@@ -184,7 +187,7 @@ static int is_own(int32_t device_id, uint64_t stream) {
 /* ---- readiness events ------------------------------------------------------------------------ */
 
 struct dlx_ready {
-  atomic_int holders;
+  atomic_int holders; /* acq_rel when one leaves: the last one sees what the others did */
   int32_t device;
   uint64_t stream;
   cu_event event; /* NULL: wait for all work of the stream */
@@ -236,12 +239,12 @@ int32_t dlx_ready_own_device(const dlx_ready* ready) {
 }
 
 dlx_ready* dlx_ready_hold(dlx_ready* ready) {
-  atomic_fetch_add(&ready->holders, 1);
+  atomic_fetch_add_explicit(&ready->holders, 1, memory_order_relaxed); /* the caller is a holder */
   return ready;
 }
 
 void dlx_ready_drop(dlx_ready* ready) {
-  if (atomic_fetch_sub(&ready->holders, 1) != 1) return;
+  if (atomic_fetch_sub_explicit(&ready->holders, 1, memory_order_acq_rel) != 1) return;
   return_event(ready->device, ready->event);
   if (ready->keep && !cuda_is_child()) ready->release_keep(ready->keep);
   free(ready);
@@ -317,7 +320,8 @@ typedef struct queue { /* of one stream: the device finishes in this order */
 } queue;
 
 static queue* queues; /* guarded by cuda_lock */
-static atomic_int_least64_t n_waiting;
+static atomic_int_least64_t
+    n_waiting; /* relaxed: a hint outside of cuda_lock, which guards the uses */
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
@@ -418,7 +422,7 @@ static int append(use* self) {
     at->first = self;
   }
   at->last = self;
-  atomic_fetch_add(&n_waiting, 1);
+  atomic_fetch_add_explicit(&n_waiting, 1, memory_order_relaxed);
   return 1;
 }
 
@@ -437,9 +441,9 @@ void dlx_use_release(void* object) {
     dlx_cuda_pop();
   }
   if (!done) {
-    pthread_mutex_lock(&cuda_lock);
+    dlx_lock(&cuda_lock);
     int is_queued = append(self);
-    pthread_mutex_unlock(&cuda_lock);
+    dlx_unlock(&cuda_lock);
     if (is_queued) return;
     if (!self->waits) { /* no memory: wait, or leak the owner */
       if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
@@ -461,16 +465,17 @@ static void take_finished(queue* at, use** done) {
     if (at->first == NULL) at->last = NULL;
     self->next = *done;
     *done = self;
-    atomic_fetch_sub(&n_waiting, 1);
+    atomic_fetch_sub_explicit(&n_waiting, 1, memory_order_relaxed);
   }
   if (code == CU_OK) dlx_cuda_pop();
 }
 
 /* With `may_wait`, also release owners for which the driver waits. */
 static int64_t release_finished(int may_wait) {
-  if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
+  int64_t n = atomic_load_explicit(&n_waiting, memory_order_relaxed);
+  if (n == 0 || !dlx_cuda_loaded()) return n;
   use* done = NULL;
-  pthread_mutex_lock(&cuda_lock);
+  dlx_lock(&cuda_lock);
   for (queue** at = &queues; *at;) {
     queue* here = *at;
     if (may_wait || !here->waits) take_finished(here, &done);
@@ -481,13 +486,13 @@ static int64_t release_finished(int may_wait) {
       free(here);
     }
   }
-  pthread_mutex_unlock(&cuda_lock);
+  dlx_unlock(&cuda_lock);
   while (done) {
     use* self = done;
     done = self->next;
     finish(self);
   }
-  return atomic_load(&n_waiting);
+  return atomic_load_explicit(&n_waiting, memory_order_relaxed);
 }
 
 int64_t dlx_cuda_release_pending(void) {
@@ -495,15 +500,15 @@ int64_t dlx_cuda_release_pending(void) {
 }
 
 void cuda_forget_streams(void) {
-  pthread_mutex_lock(&cuda_lock);
-  pthread_mutex_lock(&cuda_event_lock);
+  dlx_lock(&cuda_lock);
+  dlx_lock(&cuda_event_lock);
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
     if (n_spare[i] > 0 && dlx_cuda_push(i) == DLX_OK) {
       while (n_spare[i] > 0) cu.EventDestroy(spare[i][--n_spare[i]]);
       dlx_cuda_pop();
     }
-    atomic_store(&own_streams[i], 0);
+    atomic_store_explicit(&own_streams[i], 0, memory_order_relaxed);
   }
-  pthread_mutex_unlock(&cuda_event_lock);
-  pthread_mutex_unlock(&cuda_lock);
+  dlx_unlock(&cuda_event_lock);
+  dlx_unlock(&cuda_lock);
 }

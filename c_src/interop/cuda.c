@@ -146,7 +146,8 @@ static int swap_memory(TensorObject* tensor, DLManagedTensorVersioned* before,
   is_first = !tensor->is_on_own_stream && tensor->managed == before;
   if (is_first) {
     ready = tensor->ready;
-    __atomic_store_n(&tensor->managed, used, __ATOMIC_RELEASE);
+    atomic_store_explicit((_Atomic(DLManagedTensorVersioned*)*)&tensor->managed, used,
+                          memory_order_release); /* see py_tensor_inside */
     tensor->ready = later;
     tensor->is_ordered = 0;
     tensor->is_on_own_stream = 1;

@@ -159,6 +159,28 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   return m ? py_tensor_wrap(m) : NULL;
 }
 
+PY_DOC(tensor_cast, "Copy host memory to another dtype, in row-major or the source's order.");
+static PyObject* tensor_cast(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  DLManagedTensorVersioned *m = py_check_args("tensor_cast", nargs, 3, 3)
+                                    ? py_tensor_managed(args[0])
+                                    : NULL,
+                           *made = NULL;
+  DLTensor like;
+  if (m == NULL) return NULL;
+  like = m->dl_tensor;
+  int keep_order = PyObject_IsTrue(args[2]), status;
+  if (keep_order < 0 || read_dtype(args[1], &like.dtype) < 0) return NULL;
+  dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_managed_empty(&like, 0, keep_order, &made);
+    if (status == DLX_OK) status = dlx_cast(&m->dl_tensor, &made->dl_tensor, 0);
+  Py_END_ALLOW_THREADS
+  py_managed_release(m);
+  if (status == DLX_OK) return py_tensor_wrap(made);
+  if (made) dlx_managed_release(made);
+  return py_raise(status, NULL);
+}
+
 /* Host memory may have different device numbers. */
 static int can_stack(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
@@ -234,6 +256,98 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   PyMem_Free(rows);
   if (status == DLX_OK && whole) return py_tensor_wrap(whole);
   if (whole) dlx_managed_release(whole);
+  if (status == DLX_OK) Py_RETURN_NONE;
+  return py_raise(status, NULL);
+}
+
+/* Return the tensor of `whole` without an axis; -1 removes none. */
+static DLTensor without_axis(const DLTensor* whole, int axis, int64_t* shape, int64_t* strides) {
+  DLTensor row = *whole;
+  row.ndim = 0;
+  for (int32_t d = 0; d < whole->ndim; d++) {
+    if (d == axis) continue;
+    shape[row.ndim] = whole->shape[d];
+    strides[row.ndim++] = whole->strides[d];
+  }
+  row.shape = shape;
+  row.strides = strides;
+  return row;
+}
+
+/* Return 1 if `row` can be copied to the first elements of `to`. */
+static int fits(const DLTensor* row, const DLTensor* to) {
+  if (row->ndim != to->ndim) return 0;
+  for (int32_t d = 0; d < row->ndim; d++) {
+    if (row->shape[d] > to->shape[d]) return 0;
+  }
+  return memcmp(&row->dtype, &to->dtype, sizeof row->dtype) == 0 || dlx_can_cast(row->dtype, to->dtype);
+}
+
+/* Copy the indices [first, first + count) of the first axis of a row, or all of a row without axes,
+ * to the same place of `to`. Errors: a status. */
+static int copy_part(const DLManagedTensorVersioned* row, const DLTensor* to, int64_t first,
+                     int64_t count) {
+  DLTensor from = row->dl_tensor, there = *to;
+  int64_t shape[DLX_MAX_NDIM];
+  if (from.ndim) {
+    memcpy(shape, from.shape, (size_t)from.ndim * sizeof *shape);
+    shape[0] = from.shape[0] - first < count ? from.shape[0] - first : count;
+    if (shape[0] <= 0) return DLX_OK;
+    from.data = (char*)from.data + first * from.strides[0] * dlx_itemsize(from.dtype, row->flags);
+    there.data = (char*)to->data + first * to->strides[0] * dlx_itemsize(to->dtype, row->flags);
+    from.shape = there.shape = shape;
+  }
+  return dlx_cast(&from, &there, row->flags);
+}
+
+/* Copy rows along an axis of `whole`. If elements of several rows are adjacent, copy blocks of them
+ * that fit the cache. Errors: a status. */
+static int fill_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n, const DLTensor* to,
+                     int64_t step, int64_t row_bytes) {
+  enum { BLOCK = 1 << 16 };
+  int64_t extent = to->ndim ? to->shape[0] : 1, count = extent;
+  int is_interleaved = n > 1 && to->ndim && step < to->strides[0];
+  if (is_interleaved && row_bytes * n > BLOCK) count = extent * BLOCK / (row_bytes * n) + 1;
+  int status = DLX_OK;
+  for (int64_t first = 0; first < extent; first += count) {
+    for (Py_ssize_t i = 0; i < n && status == DLX_OK; i++) {
+      DLTensor there = *to;
+      there.data = (char*)to->data + i * step * dlx_itemsize(to->dtype, rows[i]->flags);
+      status = copy_part(rows[i], &there, first, count);
+    }
+  }
+  return status;
+}
+
+PY_DOC(
+    tensor_fill,
+    "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and cast "
+    "them; -1: copy one tensor to all of it. Return the index of the first that does not fit.");
+static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_check_args("tensor_fill", nargs, 3, 3)) return NULL;
+  DLManagedTensorVersioned *whole = py_tensor_managed(args[0]), **rows;
+  long axis = PyLong_AsLong(args[2]);
+  if (whole == NULL || PyErr_Occurred()) return NULL;
+  Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
+  if (axis >= whole->dl_tensor.ndim || (axis < 0 ? n != 1 : n != whole->dl_tensor.shape[axis]))
+    return PyErr_Format(PyExc_TypeError, "tensor_fill takes one tensor for each row");
+  if (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) return py_raise(DLX_E_READONLY, NULL);
+  rows = PyMem_New(DLManagedTensorVersioned*, n);
+  if (rows == NULL) return PyErr_NoMemory();
+  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
+  DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
+  for (Py_ssize_t i = 0; i < n; i++) {
+    rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
+    if (rows[i] && fits(&rows[i]->dl_tensor, &to)) continue;
+    PyMem_Free(rows);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
+  }
+  int status;
+  int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
+  dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
+  PY_WITHOUT_GIL(status = fill_rows(rows, n, &to, step, row_bytes));
+  py_managed_release(whole);
+  PyMem_Free(rows);
   if (status == DLX_OK) Py_RETURN_NONE;
   return py_raise(status, NULL);
 }
@@ -357,7 +471,9 @@ PyMethodDef py_tensor_functions[] = {
     PY_VARARGS(tensor_new),
     PY_VARARGS(tensor_view),
     PY_FASTCALL(tensor_copy),
+    PY_FASTCALL(tensor_cast),
     PY_FASTCALL(tensor_stack),
+    PY_FASTCALL(tensor_fill),
     PY_ONE(tensor_repack),
     PY_FASTCALL(tensor_check),
     PY_ONE(buffer_address),

@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 
+#include <stdatomic.h>
+
 /* ---- object/tensor.c ------------------------------------------------------------------------- */
 
 /* dlx.Tensor holds a managed tensor of dlx. `managed` is NULL after the fast path consumed it, or
@@ -35,7 +37,9 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
 /* Get the managed tensor of a dlx.Tensor; NULL = cleared. If another thread replaces it
  * (py_cuda_to_own_stream), the new one keeps it alive as long as the tensor. Errors: none. */
 static inline DLManagedTensorVersioned* py_tensor_inside(const TensorObject* tensor) {
-  return __atomic_load_n(&tensor->managed, __ATOMIC_ACQUIRE);
+  /* acquire, release in swap_memory: the struct is initialized */
+  return atomic_load_explicit((_Atomic(DLManagedTensorVersioned*)*)&tensor->managed,
+                              memory_order_acquire);
 }
 
 /* Get the readiness event; NULL = ready now. Owns: the caller calls dlx_ready_drop, since another

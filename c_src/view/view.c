@@ -21,7 +21,7 @@ typedef struct {
   PyObject* fixed;          /* exact type of the keys whose elements never change */
   PyObject* getter;         /* getter(key): the element, faster than source[key] */
   PyObject* unchanged;      /* unchanged(key, element): whether source[key] is still the element */
-  _Atomic(Py_ssize_t) size; /* 1 + size of a source that never changes; 0 = unknown */
+  _Atomic(Py_ssize_t) size; /* 1 + size of a source that never changes; 0 = unknown; relaxed */
 } SlotsObject;
 
 /* View._fast: (fast path, target, scope, its `known`, its `moved`, the container's `identity` or
@@ -240,8 +240,8 @@ static Py_ssize_t slots_size(PyObject* self) {
 typedef struct {
   PyObject_HEAD SlotsObject* view;
   PyObject* elements;
-  atomic_flag is_advancing;
-  Py_ssize_t next, size; /* size of a source that never changes, else -1 */
+  atomic_flag is_advancing; /* acquire, release: guards `next`, as a lock */
+  Py_ssize_t next, size;    /* size of a source that never changes, else -1 */
 } ResultsObject;
 
 static PyTypeObject results_type;
@@ -265,7 +265,7 @@ static PyObject* touch_element(SlotsObject* view, PyObject* key, PyObject* eleme
  * generators: it would mix up the numbers, and no lock can be held while Python runs. Errors: NULL,
  * at the end without an exception. */
 static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
-  if (atomic_flag_test_and_set(&self->is_advancing)) {
+  if (atomic_flag_test_and_set_explicit(&self->is_advancing, memory_order_acquire)) {
     PyErr_SetString(PyExc_ValueError,
                     "another thread is already using this iterator over a view; "
                     "give each thread its own iterator");
@@ -273,7 +273,7 @@ static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
   }
   PyObject* element = PyIter_Next(self->elements);
   if (element) *number = self->next++;
-  atomic_flag_clear(&self->is_advancing);
+  atomic_flag_clear_explicit(&self->is_advancing, memory_order_release);
   return element;
 }
 

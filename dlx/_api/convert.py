@@ -15,15 +15,15 @@ from dlx._support.tracebacks import name_action
 from dlx.errors import ConversionError, DlxError
 
 if TYPE_CHECKING:
-    from dlx._engine import batch, executor, preview
+    from dlx._engine import batch, failures, preview
     from dlx._engine import plan as plans
     from dlx._engine import request as requests
     from dlx._engine.plan import Plan
     from dlx._views import factory as views
     from dlx.typing import DeviceLike, Errors, Readonly, Target
 else:  # loaded by the first call that C leaves to Python
-    batch, executor, plans, preview, requests = map(
-        Late, [f"dlx._engine.{name}" for name in ("batch", "executor", "plan", "preview", "request")]
+    batch, failures, plans, preview, requests = map(
+        Late, [f"dlx._engine.{name}" for name in ("batch", "failures", "plan", "preview", "request")]
     )
     views = Late("dlx._views.factory")
 
@@ -41,10 +41,12 @@ def convert(
     lazy: bool = False,
     strict: bool = False,
     errors: Errors = "raise",
+    dtype: Any = None,
 ) -> Any:
     """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
-    Values, dtype and shape never change. To find out in advance what happens, call `dlx.plan` with the same arguments.
+    Values, dtype and shape never change, unless `dtype` names the change. To find out in advance what happens, call
+    `dlx.plan` with the same arguments.
 
     Parameters
     ----------
@@ -78,7 +80,13 @@ def convert(
         For containers: raise for objects that aren't arrays, containers or plain data, instead of passing them
         through, and for numbers without any array.
     errors
-        For containers: ``"raise"`` the first error, or ``"collect"`` all errors in an ExceptionGroup.
+        For containers: ``"raise"`` the first error; ``"collect"`` all errors in an ExceptionGroup; ``"pass"``: objects
+        and columns that cannot be converted (text, dates, objects, nulls) stay as they are, and `dlx.plan` lists each
+        with its reason. Errors that another option would avoid are raised.
+    dtype
+        A floating dtype for all floating arrays: a name, a `dlx.DType`, or a framework's dtype. Other arrays keep
+        theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. The array's framework
+        casts it, or dlx (buffers, columns of a table). An array that changes is a copy.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
         no effect on a single array.
@@ -125,17 +133,19 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
+    request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype)
     found = lookup.kind(type(obj))
+    if found.compounds:
+        found = lookup.kind_of(obj, found)
     if found.handler is None:
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
-        return batch.Batch(request, [obj], [source]).run()[0]
+        return batch.Batch(request if dtype is None else request.for_root(), [obj], [source]).run()[0]
     # Arrays of a tree take the fast path if no option is set.
-    named = to if device is None and stream is None and not copy and not detach else None
+    named = to if device is stream is dtype is None and not copy and not detach else None
     has_no_options = named is not None and readonly == "copy" and copy is None
     if lazy:
-        return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, collect=errors == "collect")
-    return batch.convert_tree(obj, found.handler, request, strict=strict, collect=errors == "collect", to=named)
+        return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
+    return batch.convert_tree(obj, found.handler, request, strict=strict, errors=errors, to=named)
 
 
 @public
@@ -152,13 +162,14 @@ def plan(
     lazy: bool = False,
     strict: bool = False,
     errors: Errors = "raise",
+    dtype: Any = None,
     probe: bool = True,
 ) -> Plan:
     """Return what `convert` with the same arguments will do, and why, without converting.
 
     Parameters
     ----------
-    obj, to, like, device, copy, readonly, detach, stream, lazy, strict, errors
+    obj, to, like, device, copy, readonly, detach, stream, lazy, strict, errors, dtype
         As in `convert`.
     probe
         Whether to export a capsule, and drop it, if the array cannot be described otherwise. This applies to objects
@@ -181,16 +192,16 @@ def plan(
     'shared'
     """
     try:
-        request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict)
-        made = preview.plan_known(request, obj)
+        request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype)
+        made = preview.plan_known(request.for_root(), obj)
         if made is None:
             made = _plan(request, obj, strict, errors, probe)
     except DlxError as error:
-        executor.forget_frames(error)
+        failures.forget_frames(error)
         made = plans.Plan("", fast_path.try_describe(obj), error.target or str(to), None, "refused", error=error)
     if made.error is None:
         wanted = (to, like if like is None else _weakly(like))
-        options = (device, copy, readonly, detach, stream, lazy, strict, errors)
+        options = (device, copy, readonly, detach, stream, lazy, strict, errors, dtype)
         made._again = (_run, _weakly(obj), wanted, options, probe)
     for refusal in filter(None, (made.error, *(leaf.error for leaf in made.leaves))):
         name_action(refusal, "convert")  # container code may call another function
@@ -198,10 +209,10 @@ def plan(
 
 
 def _plan(request: requests.Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
-    handler = lookup.kind(type(obj)).handler
+    handler = lookup.kind_of(obj).handler
     if handler is None:
-        return preview.plan_one(request, *lookup.source(obj, target=request.target.name), probe=probe)[0]
-    return preview.plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
+        return preview.plan_one(request.for_root(), *lookup.source(obj, target=request.target.name), probe=probe)[0]
+    return preview.plan_tree(obj, handler, request, strict=strict, errors=errors, probe=probe)
 
 
 def _weakly(obj: Any) -> Any:
@@ -219,7 +230,7 @@ def _run(made: Plan, source: Any, wanted: tuple[Any, Any], values: tuple[Any, ..
     if obj is None or (like is not None and example is None):
         gone = "the planned object" if obj is None else "the array passed as like="
         raise ConversionError(f"{gone} no longer exists", fix="Keep a reference to it, or plan again.")
-    names = ("device", "copy", "readonly", "detach", "stream", "lazy", "strict", "errors")
+    names = ("device", "copy", "readonly", "detach", "stream", "lazy", "strict", "errors", "dtype")
     options = {"like": example, **dict(zip(names, values, strict=True))}
     now = plan(obj, to, probe=probe, **options)
     if made.differs(now):

@@ -29,6 +29,7 @@ def open(
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
     detach: bool = False,
+    dtype: Any = None,
 ) -> FileView[Any]:
     r"""Map a saved file into memory and return a lazy read-only mapping from names to arrays.
 
@@ -59,6 +60,8 @@ def open(
         shares pages that are private to this process, so writes never reach the file.
     detach
         As in `convert`, for parameters of a .pt file.
+    dtype
+        As in `convert`. An array that changes is copied when it is read.
 
     Returns
     -------
@@ -96,12 +99,12 @@ def open(
     """
     from dlx._files.mapping import FileView, map_file  # most programs open no file
 
-    request = request_of(to, device=device, readonly=readonly, detach=detach)
+    request = request_of(to, device=device, readonly=readonly, detach=detach, dtype=dtype)
     archive = map_file(path, private=readonly == "share", only=only, skip=skip, mapped=mmap)
-    named = to if device is None and readonly == "copy" and not detach else None
+    named = to if device is dtype is None and readonly == "copy" and not detach else None
     view: FileView[Any] | None = None if named is None else repeat_view(archive, named, FileView)
     if view is not None:  # a known target
         return view
-    view = lazy_view(archive, request, named, strict=False, collect=False, view=FileView)
+    view = lazy_view(archive, request, named, strict=False, view=FileView)
     assert view is not None
     return view

@@ -4,15 +4,19 @@
   them as partially unknown unless all frameworks are installed.
 - Elements of a container count as arrays if they support DLPack: buffers and scalars pass through.
 - mypy treats an argument with Any in its type (``NDArray[Any]``) as ambiguous if it fits overloads that differ in both
-  the parameter's type and the result. So there is no overload for `object`, and all overloads use ``_Array``.
+  the parameter's type and the result. So there is no overload for `object`, and all overloads of arrays use ``Array``.
 - Frameworks that are not installed are Any.
+- The last overloads take wrong calls. mypy reports the first overload that an argument fits after its type arguments
+  are erased, pyright the last one that has the call's parameters. So both show one short error. Errors show no name
+  of this file that begins with an underscore.
+- A new option is a key of `dlx.typing.Options`, or of ``_Place`` or ``_Mapped``, and a parameter of the last overloads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
-from typing import IO, Any, ClassVar, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import IO, Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import torch
@@ -33,66 +37,122 @@ _T_co = TypeVar("_T_co", covariant=True)
 _K = TypeVar("_K")
 
 # Modules, recognized by their array type: numpy and cupy, torch and tvm_ffi, jax.
-class _HasNDArray(Protocol[_T_co]):
+class HasNDArray(Protocol[_T_co]):
     @property
     def ndarray(self) -> type[_T_co]: ...
 
-class _HasTensor(Protocol[_T_co]):
+class HasTensor(Protocol[_T_co]):
     @property
     def Tensor(self) -> type[_T_co]: ...  # noqa: N802
 
-class _HasArray(Protocol[_T_co]):
+class HasArray(Protocol[_T_co]):
     @property
     def Array(self) -> type[_T_co]: ...  # noqa: N802
 
-_Module: TypeAlias = _HasNDArray[_T] | _HasTensor[_T] | _HasArray[_T]
+_Module: TypeAlias = HasNDArray[_T] | HasTensor[_T] | HasArray[_T]
 
-# numpy's stub declares __dlpack__ only for arrays of numbers, so this uses other attributes.
-class _NumPyArray(Protocol):
+# Arrays without DLPack. numpy's stub declares __dlpack__ only for arrays of numbers.
+class NumPyArray(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
     def __setitem__(self, key: Any, value: Any, /) -> None: ...
 
-class _SupportsArrayInterface(Protocol):
+class SupportsArrayInterface(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
-class _NamedTuple(Protocol):
+class ArrowArray(Protocol):
+    def __arrow_c_array__(self) -> Any: ...
+
+class ArrowStream(Protocol):  # columns of pandas and polars
+    def __arrow_c_stream__(self) -> Any: ...
+
+class HasShape(Protocol):  # datasets of HDF5, sparse arrays, arrays of plugins
+    @property
+    def shape(self) -> Sequence[Any]: ...
+
+# Objects around arrays of any framework, whose type the conversion keeps: of xarray and dask.
+class HasDimensions(Protocol):
+    @property
+    def sizes(self) -> Mapping[Any, int]: ...
+
+class HasTasks(Protocol):
+    def __dask_graph__(self) -> Any: ...
+
+_Wrapper = TypeVar("_Wrapper", bound=HasDimensions | HasTasks)
+
+# Tables, which become a dict of columns.
+class Table(ArrowStream, Protocol):
+    @property
+    def columns(self) -> Any: ...
+
+# A result never is a subclass of torch.Tensor, such as Parameter.
+class HasDetach(Protocol[_T_co]):
+    def detach(self) -> _T_co: ...
+
+class NamedTuple(Protocol):
     @property
     def _fields(self) -> tuple[str, ...]: ...
     def _asdict(self) -> dict[str, Any]: ...
 
 # Any sequence but str, whose __contains__ takes str only.
-class _Sequence(Protocol[_T_co]):
+class Sequence(Protocol[_T_co]):
     def __contains__(self, value: object, /) -> bool: ...
     def __getitem__(self, index: int, /) -> _T_co: ...
     def __len__(self) -> int: ...
     def count(self, value: Any, /) -> int: ...
     def index(self, value: Any, /) -> int: ...
 
-class _Dataclass(Protocol):
+class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-class _Attrs(Protocol):
+class Attrs(Protocol):
     __attrs_attrs__: ClassVar[Any]
 
-class _Tree(Protocol):
+class Tree(Protocol):
     def __dlx_tree__(self) -> Any: ...
 
-# No object has this type, but mypy accepts any object for it after it erases type arguments. It then reports the first
-# overload that takes a wrong argument as this type, in one line, instead of all overloads.
-class _NoSuchOption(Protocol[_T_co]):
-    def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
+class HasAttributes(Protocol):  # objects of HDF5: file["name"] may be any of them
+    @property
+    def attrs(self) -> Mapping[str, Any]: ...
 
-class _ArrayOrContainer(_NoSuchOption[_T_co], Protocol[_T_co]): ...  # mypy shows this name
-
-_Wrong: TypeAlias = _NoSuchOption[Never]
-_WrongObject: TypeAlias = _ArrayOrContainer[Never]
+Array: TypeAlias = SupportsDLPack | SupportsArrayInterface | Buffer | CapsuleType | ArrowArray | ArrowStream | HasShape
+_Element = TypeVar("_Element", bound=SupportsDLPack | NumPyArray)
+_Type = TypeVar("_Type", bound=SupportsDLPack | NumPyArray)
 
 # Their type contains the type of their arrays, which the conversion changes, so the result is Any.
-_Container: TypeAlias = (
-    _Dataclass | _Attrs | _Tree | SimpleNamespace | View | _Sequence[Any] | AbstractSet[Any] | Mapping[Any, Any]
+Container: TypeAlias = (
+    Dataclass
+    | Attrs
+    | Tree
+    | HasAttributes
+    | SimpleNamespace
+    | View
+    | Sequence[Any]
+    | AbstractSet[Any]
+    | Mapping[Any, Any]
 )
+
+Convertible = TypeVar("Convertible", Array, Container)
+
+# Types of wrong arguments. No object has them, but mypy, for which MYPY is true, accepts any object for a protocol
+# after it erases type arguments; other checkers see the shorter definitions.
+MYPY = False
+if MYPY:
+    class NothingElse(Protocol[_T_co]):
+        def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
+
+    class NoSuchOption(NothingElse[_T_co], Protocol[_T_co]): ...
+    class MissingToOrLike(NothingElse[_T_co], Protocol[_T_co]): ...
+    class MissingTo(NothingElse[_T_co], Protocol[_T_co]): ...
+    class ArrayOrContainer(NothingElse[_T_co], Protocol[_T_co]): ...
+
+else:
+    class NothingElse(Generic[_T_co]): ...
+    class NoSuchOption(Generic[_T_co]): ...
+    class MissingToOrLike(Generic[_T_co]): ...
+    class MissingTo(Generic[_T_co]): ...
+    class ArrayOrContainer(Generic[_T_co]): ...
 
 _DLX: TypeAlias = Literal["arrow", "dlx"]
 _NumPy: TypeAlias = Literal["numpy"]
@@ -117,11 +177,9 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
+    dtype: Any
 
-_Path: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
-_Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
-_Element = TypeVar("_Element", bound=SupportsDLPack | _NumPyArray)
-_Type = TypeVar("_Type", bound=SupportsDLPack | _NumPyArray)
+FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
 class Convert:
     """The type of `dlx.convert`."""
@@ -132,51 +190,99 @@ class Convert:
     # ---- first, since mypy assumes that a class with __getattr__ has the attributes of an array
 
     @overload
-    def __call__(self, obj: _NamedTuple, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
+    def __call__(self, obj: NamedTuple, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: NamedTuple, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+
+    # ---- tables and objects around arrays
+
+    @overload
+    def __call__(self, obj: Table, to: _DLX, **o: Unpack[_Free]) -> dict[Any, Tensor]: ...
+    @overload
+    def __call__(self, obj: Table, to: _NumPy, **o: Unpack[_Free]) -> dict[Any, NDArray[Any]]: ...
+    @overload
+    def __call__(self, obj: Table, to: _Torch, **o: Unpack[_Free]) -> dict[Any, torch.Tensor]: ...
+    @overload
+    def __call__(self, obj: Table, to: _Jax, **o: Unpack[_Free]) -> dict[Any, jax.Array]: ...
+    @overload
+    def __call__(self, obj: Table, to: _TVM, **o: Unpack[_Free]) -> dict[Any, tvm_ffi.Tensor]: ...
+    @overload
+    def __call__(self, obj: Table, to: _Module[_T], **o: Unpack[_Free]) -> dict[Any, _T]: ...
+    @overload
+    def __call__(self, obj: Table, to: type[_Type], **o: Unpack[_Free]) -> dict[Any, _Type]: ...
+    @overload
+    def __call__(self, obj: Table, to: None = ..., *, like: HasDetach[_T], **o: Unpack[_Free]) -> dict[Any, _T]: ...
+    @overload
+    def __call__(
+        self, obj: Table, to: None = ..., *, like: NumPyArray, **o: Unpack[_Free]
+    ) -> dict[Any, NDArray[Any]]: ...
+    @overload
+    def __call__(self, obj: Table, to: None = ..., *, like: _T, **o: Unpack[_Free]) -> dict[Any, _T]: ...
+    @overload
+    def __call__(self, obj: Table, to: Target, **o: Unpack[_Free]) -> dict[Any, Any]: ...
+    @overload
+    def __call__(self, obj: _Wrapper, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Wrapper: ...
+    @overload
+    def __call__(self, obj: _Wrapper, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Wrapper: ...
 
     # ---- an array
 
     @overload
-    def __call__(self, obj: _Array, to: _DLX, **o: Unpack[_Free]) -> Tensor: ...
+    def __call__(self, obj: Array, to: _DLX, **o: Unpack[_Free]) -> Tensor: ...
     @overload
-    def __call__(self, obj: _Array, to: _NumPy, **o: Unpack[_Free]) -> NDArray[Any]: ...
+    def __call__(self, obj: Array, to: _NumPy, **o: Unpack[_Free]) -> NDArray[Any]: ...
     @overload
-    def __call__(self, obj: _Array, to: _Torch, **o: Unpack[_Free]) -> torch.Tensor: ...
+    def __call__(self, obj: Array, to: _Torch, **o: Unpack[_Free]) -> torch.Tensor: ...
     @overload
-    def __call__(self, obj: _Array, to: _Jax, **o: Unpack[_Free]) -> jax.Array: ...
+    def __call__(self, obj: Array, to: _Jax, **o: Unpack[_Free]) -> jax.Array: ...
     @overload
-    def __call__(self, obj: _Array, to: _TVM, **o: Unpack[_Free]) -> tvm_ffi.Tensor: ...
+    def __call__(self, obj: Array, to: _TVM, **o: Unpack[_Free]) -> tvm_ffi.Tensor: ...
     @overload
-    def __call__(self, obj: _Array, to: _Module[_T], **o: Unpack[_Free]) -> _T: ...
+    def __call__(self, obj: Array, to: _Module[_T], **o: Unpack[_Free]) -> _T: ...
     @overload
-    def __call__(self, obj: _Array, to: type[_Type], **o: Unpack[_Free]) -> _Type: ...
+    def __call__(self, obj: Array, to: type[_Type], **o: Unpack[_Free]) -> _Type: ...
     @overload
-    def __call__(self, obj: _Array, to: None = ..., *, like: Tensor, **o: Unpack[_Free]) -> Tensor: ...
+    def __call__(self, obj: Array, to: None = ..., *, like: HasDetach[_T], **o: Unpack[_Free]) -> _T: ...
     @overload
-    def __call__(self, obj: _Array, to: None = ..., *, like: NDArray[Any], **o: Unpack[_Free]) -> NDArray[Any]: ...
+    def __call__(self, obj: Array, to: None = ..., *, like: NumPyArray, **o: Unpack[_Free]) -> NDArray[Any]: ...
     @overload
-    def __call__(self, obj: _Array, to: None = ..., *, like: torch.Tensor, **o: Unpack[_Free]) -> torch.Tensor: ...
-    @overload
-    def __call__(self, obj: _Array, to: None = ..., *, like: jax.Array, **o: Unpack[_Free]) -> jax.Array: ...
+    def __call__(self, obj: Array, to: None = ..., *, like: _T, **o: Unpack[_Free]) -> _T: ...
     @overload
     def __call__(
         self,
-        obj: _Array,
-        to: Target | _Wrong,
+        obj: Array,
+        to: None = ...,
         *,
-        like: None = ...,
-        device: DeviceLike | _Wrong | None = ...,
-        copy: bool | _Wrong | None = ...,
-        readonly: Readonly | _Wrong = ...,
-        detach: bool | _Wrong = ...,
+        like: Any,
+        device: DeviceLike | None = ...,
+        copy: bool | NothingElse[Never] | None = ...,
+        readonly: Readonly | NothingElse[Never] = ...,
+        detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
-        strict: bool | _Wrong = ...,
-        errors: Errors | _Wrong = ...,
-        lazy: bool | _Wrong = ...,
-        **unknown: _Wrong,
+        strict: bool | NothingElse[Never] = ...,
+        errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
+        lazy: bool | NothingElse[Never] = ...,
+        **unknown: NoSuchOption[Never],
     ) -> Any: ...
     @overload
-    def __call__(self, obj: _Array, to: Target | None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self,
+        obj: Array,
+        to: Target | NothingElse[Never],
+        *,
+        like: NothingElse[Never] | None = ...,
+        device: DeviceLike | None = ...,
+        copy: bool | NothingElse[Never] | None = ...,
+        readonly: Readonly | NothingElse[Never] = ...,
+        detach: bool | NothingElse[Never] = ...,
+        stream: object = ...,
+        strict: bool | NothingElse[Never] = ...,
+        errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
+        lazy: bool | NothingElse[Never] = ...,
+        **unknown: NoSuchOption[Never],
+    ) -> Any: ...
 
     # ---- containers
 
@@ -189,9 +295,21 @@ class Convert:
     @overload
     def __call__(self, obj: list[_Element], to: _Jax, **o: Unpack[_Eager]) -> list[jax.Array]: ...
     @overload
+    def __call__(self, obj: list[_Element], to: _TVM, **o: Unpack[_Eager]) -> list[tvm_ffi.Tensor]: ...
+    @overload
     def __call__(self, obj: list[_Element], to: _Module[_T], **o: Unpack[_Eager]) -> list[_T]: ...
     @overload
     def __call__(self, obj: list[_Element], to: type[_Type], **o: Unpack[_Eager]) -> list[_Type]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: None = ..., *, like: HasDetach[_T], **o: Unpack[_Eager]
+    ) -> list[_T]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: None = ..., *, like: NumPyArray, **o: Unpack[_Eager]
+    ) -> list[NDArray[Any]]: ...
+    @overload
+    def __call__(self, obj: list[_Element], to: None = ..., *, like: _T, **o: Unpack[_Eager]) -> list[_T]: ...
     @overload
     def __call__(self, obj: tuple[_Element, ...], to: _DLX, **o: Unpack[_Eager]) -> tuple[Tensor, ...]: ...
     @overload
@@ -201,9 +319,23 @@ class Convert:
     @overload
     def __call__(self, obj: tuple[_Element, ...], to: _Jax, **o: Unpack[_Eager]) -> tuple[jax.Array, ...]: ...
     @overload
+    def __call__(self, obj: tuple[_Element, ...], to: _TVM, **o: Unpack[_Eager]) -> tuple[tvm_ffi.Tensor, ...]: ...
+    @overload
     def __call__(self, obj: tuple[_Element, ...], to: _Module[_T], **o: Unpack[_Eager]) -> tuple[_T, ...]: ...
     @overload
     def __call__(self, obj: tuple[_Element, ...], to: type[_Type], **o: Unpack[_Eager]) -> tuple[_Type, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: None = ..., *, like: HasDetach[_T], **o: Unpack[_Eager]
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: None = ..., *, like: NumPyArray, **o: Unpack[_Eager]
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: None = ..., *, like: _T, **o: Unpack[_Eager]
+    ) -> tuple[_T, ...]: ...
     @overload
     def __call__(self, obj: dict[_K, _Element], to: _DLX, **o: Unpack[_Eager]) -> dict[_K, Tensor]: ...
     @overload
@@ -213,71 +345,144 @@ class Convert:
     @overload
     def __call__(self, obj: dict[_K, _Element], to: _Jax, **o: Unpack[_Eager]) -> dict[_K, jax.Array]: ...
     @overload
+    def __call__(self, obj: dict[_K, _Element], to: _TVM, **o: Unpack[_Eager]) -> dict[_K, tvm_ffi.Tensor]: ...
+    @overload
     def __call__(self, obj: dict[_K, _Element], to: _Module[_T], **o: Unpack[_Eager]) -> dict[_K, _T]: ...
     @overload
     def __call__(self, obj: dict[_K, _Element], to: type[_Type], **o: Unpack[_Eager]) -> dict[_K, _Type]: ...
     @overload
     def __call__(
-        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Eager]
-    ) -> list[Any]: ...
+        self, obj: dict[_K, _Element], to: None = ..., *, like: HasDetach[_T], **o: Unpack[_Eager]
+    ) -> dict[_K, _T]: ...
     @overload
     def __call__(
-        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., lazy: Literal[True], **o: Unpack[Options]
+        self, obj: dict[_K, _Element], to: None = ..., *, like: NumPyArray, **o: Unpack[_Eager]
+    ) -> dict[_K, NDArray[Any]]: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], to: None = ..., *, like: _T, **o: Unpack[_Eager]) -> dict[_K, _T]: ...
+    @overload
+    def __call__(self, obj: list[Any], to: Target, *, like: None = ..., **o: Unpack[_Eager]) -> list[Any]: ...
+    @overload
+    def __call__(
+        self, obj: list[Any], to: Target, *, like: None = ..., lazy: Literal[True], **o: Unpack[Options]
+    ) -> MutableSequenceView[Any]: ...
+    @overload
+    def __call__(self, obj: list[Any], to: None = ..., *, like: Any, **o: Unpack[_Eager]) -> list[Any]: ...
+    @overload
+    def __call__(
+        self, obj: list[Any], to: None = ..., *, like: Any, lazy: Literal[True], **o: Unpack[Options]
     ) -> MutableSequenceView[Any]: ...
     @overload
     def __call__(
-        self, obj: tuple[Any, ...], to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Eager]
+        self, obj: tuple[Any, ...], to: Target, *, like: None = ..., **o: Unpack[_Eager]
     ) -> tuple[Any, ...]: ...
     @overload
     def __call__(
-        self,
-        obj: tuple[Any, ...],
-        to: Target | None = ...,
-        *,
-        like: Any = ...,
-        lazy: Literal[True],
-        **o: Unpack[Options],
+        self, obj: tuple[Any, ...], to: Target, *, like: None = ..., lazy: Literal[True], **o: Unpack[Options]
     ) -> SequenceView[Any]: ...
     @overload
-    def __call__(
-        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Eager]
-    ) -> dict[_K, Any]: ...
+    def __call__(self, obj: tuple[Any, ...], to: None = ..., *, like: Any, **o: Unpack[_Eager]) -> tuple[Any, ...]: ...
     @overload
     def __call__(
-        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., lazy: Literal[True], **o: Unpack[Options]
+        self, obj: tuple[Any, ...], to: None = ..., *, like: Any, lazy: Literal[True], **o: Unpack[Options]
+    ) -> SequenceView[Any]: ...
+    @overload
+    def __call__(self, obj: dict[_K, Any], to: Target, *, like: None = ..., **o: Unpack[_Eager]) -> dict[_K, Any]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, Any], to: Target, *, like: None = ..., lazy: Literal[True], **o: Unpack[Options]
+    ) -> MutableMappingView[_K, Any]: ...
+    @overload
+    def __call__(self, obj: dict[_K, Any], to: None = ..., *, like: Any, **o: Unpack[_Eager]) -> dict[_K, Any]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, Any], to: None = ..., *, like: Any, lazy: Literal[True], **o: Unpack[Options]
     ) -> MutableMappingView[_K, Any]: ...
     @overload
     def __call__(
         self,
-        obj: list[Any] | tuple[Any, ...] | dict[Any, Any],
-        to: Target | None = ...,
+        obj: Container,
+        to: None = ...,
         *,
-        like: Any = ...,
-        lazy: bool,
-        **o: Unpack[Options],
+        like: Any,
+        device: DeviceLike | None = ...,
+        copy: bool | NothingElse[Never] | None = ...,
+        readonly: Readonly | NothingElse[Never] = ...,
+        detach: bool | NothingElse[Never] = ...,
+        stream: object = ...,
+        strict: bool | NothingElse[Never] = ...,
+        errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
+        lazy: bool | NothingElse[Never] = ...,
+        **unknown: NoSuchOption[Never],
     ) -> Any: ...
     @overload
     def __call__(
         self,
-        obj: _Container,
-        to: Target | _Wrong | None = ...,
+        obj: Container,
+        to: Target | NothingElse[Never],
         *,
-        like: Any = ...,
-        device: DeviceLike | _Wrong | None = ...,
-        copy: bool | _Wrong | None = ...,
-        readonly: Readonly | _Wrong = ...,
-        detach: bool | _Wrong = ...,
+        like: NothingElse[Never] | None = ...,
+        device: DeviceLike | None = ...,
+        copy: bool | NothingElse[Never] | None = ...,
+        readonly: Readonly | NothingElse[Never] = ...,
+        detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
-        strict: bool | _Wrong = ...,
-        errors: Errors | _Wrong = ...,
-        lazy: bool | _Wrong = ...,
-        **unknown: _Wrong,
+        strict: bool | NothingElse[Never] = ...,
+        errors: Errors | NothingElse[Never] = ...,
+        dtype: Any = ...,
+        lazy: bool | NothingElse[Never] = ...,
+        **unknown: NoSuchOption[Never],
     ) -> Any: ...
 
-    # ---- other objects
+    # ---- other objects, and calls without a target
 
     @overload
-    def __call__(self, obj: _WrongObject, to: Target, **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self, obj: ArrayOrContainer[Never] | Iterator[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]
+    ) -> Any: ...
+    @overload
+    def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
+
+    if not MYPY:
+        @overload
+        def __call__(
+            self,
+            obj: Convertible,
+            to: None = ...,
+            *,
+            like: Any,
+            device: DeviceLike | None = ...,
+            copy: bool | None = ...,
+            readonly: Readonly = ...,
+            detach: bool = ...,
+            stream: object = ...,
+            strict: bool = ...,
+            errors: Errors = ...,
+            dtype: Any = ...,
+            lazy: bool = ...,
+            **unknown: NoSuchOption[Never],
+        ) -> Any: ...
+        @overload
+        def __call__(
+            self,
+            obj: Convertible,
+            to: Target,
+            *,
+            like: None = ...,
+            device: DeviceLike | None = ...,
+            copy: bool | None = ...,
+            readonly: Readonly = ...,
+            detach: bool = ...,
+            stream: object = ...,
+            strict: bool = ...,
+            errors: Errors = ...,
+            dtype: Any = ...,
+            lazy: bool = ...,
+            **unknown: NoSuchOption[Never],
+        ) -> Any: ...
 
 convert: Convert
 
@@ -299,14 +504,16 @@ class Stack:
     @overload
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
+    def __call__(self, arrays: MissingTo[Never], **o: Unpack[_Place]) -> Any: ...
+    @overload
     def __call__(
         self,
-        arrays: Iterable[Any] | _Wrong,
-        to: Target | _Wrong,
+        arrays: Iterable[Any] | NothingElse[Never],
+        to: Target | NothingElse[Never],
         *,
         device: DeviceLike | None = ...,
         stream: object = ...,
-        **unknown: _Wrong,
+        **unknown: NoSuchOption[Never],
     ) -> Any: ...
 
 stack: Stack
@@ -315,32 +522,33 @@ class Open:
     """The type of `dlx.open`."""
 
     @overload
-    def __call__(self, path: _Path, to: _DLX = ..., **o: Unpack[_Mapped]) -> FileView[Tensor]: ...
+    def __call__(self, path: FilePath, to: _DLX = ..., **o: Unpack[_Mapped]) -> FileView[Tensor]: ...
     @overload
-    def __call__(self, path: _Path, to: _NumPy, **o: Unpack[_Mapped]) -> FileView[NDArray[Any]]: ...
+    def __call__(self, path: FilePath, to: _NumPy, **o: Unpack[_Mapped]) -> FileView[NDArray[Any]]: ...
     @overload
-    def __call__(self, path: _Path, to: _Torch, **o: Unpack[_Mapped]) -> FileView[torch.Tensor]: ...
+    def __call__(self, path: FilePath, to: _Torch, **o: Unpack[_Mapped]) -> FileView[torch.Tensor]: ...
     @overload
-    def __call__(self, path: _Path, to: _Jax, **o: Unpack[_Mapped]) -> FileView[jax.Array]: ...
+    def __call__(self, path: FilePath, to: _Jax, **o: Unpack[_Mapped]) -> FileView[jax.Array]: ...
     @overload
-    def __call__(self, path: _Path, to: _TVM, **o: Unpack[_Mapped]) -> FileView[tvm_ffi.Tensor]: ...
+    def __call__(self, path: FilePath, to: _TVM, **o: Unpack[_Mapped]) -> FileView[tvm_ffi.Tensor]: ...
     @overload
-    def __call__(self, path: _Path, to: _Module[_T], **o: Unpack[_Mapped]) -> FileView[_T]: ...
+    def __call__(self, path: FilePath, to: _Module[_T], **o: Unpack[_Mapped]) -> FileView[_T]: ...
     @overload
-    def __call__(self, path: _Path, to: type[_Type], **o: Unpack[_Mapped]) -> FileView[_Type]: ...
+    def __call__(self, path: FilePath, to: type[_Type], **o: Unpack[_Mapped]) -> FileView[_Type]: ...
     @overload
     def __call__(
         self,
-        path: _Path | _Wrong,
-        to: Target | _Wrong = ...,
+        path: FilePath | NothingElse[Never],
+        to: Target | NothingElse[Never] = ...,
         *,
         only: Names = ...,
         skip: Names = ...,
         mmap: bool = ...,
         device: DeviceLike | None = ...,
-        readonly: Readonly = ...,
-        detach: bool = ...,
-        **unknown: _Wrong,
+        readonly: Readonly | NothingElse[Never] = ...,
+        detach: bool | NothingElse[Never] = ...,
+        dtype: Any = ...,
+        **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 
 open: Open

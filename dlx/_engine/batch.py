@@ -14,11 +14,12 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.native import Tensor
 from dlx._core.tensor import dense
-from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
+from dlx._engine.compound import Compounds
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
-from dlx._engine.plan import Copy, Relabel, Resolve
+from dlx._engine.plan import Cast, Copy, Relabel, Resolve
 from dlx._engine.planner import (
     DEFERRED,
     UNDECIDED,
@@ -83,7 +84,8 @@ class Transfer:
         if tensor is not None:
             return mark_immutable(tensor, source)
         if before.copies:  # the resolution would copy; its result is contiguous
-            return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
+            cast = next((step.dtype for step in before.steps if isinstance(step, Cast)), None)
+            return None if self.needs_export else _abstract_copy(self.info(), source, self.device, cast)
         described, needs_export = self.description, self.needs_export
         with adapter_call(source):
             if before.steps:
@@ -117,16 +119,16 @@ class Transfer:
         return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
 
 
-def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Tensor | None:
-    device = info.device or found
-    if info.shape is None or info.dtype is None or device is None:
+def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None, cast: DType | None) -> Tensor | None:
+    device, dtype = info.device or found, cast or info.dtype
+    if info.shape is None or dtype is None or device is None:
         return None
     with adapter_call(source):
         declared = source.capabilities()
-    padded = declared is not None and declared.subbyte == "padded" and info.dtype.bits < 8
+    padded = declared is not None and declared.subbyte == "padded" and dtype.bits < 8
     # The address is never read.
     return native.tensor_new(
-        source.arrays.alignment, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None
+        source.arrays.alignment, info.shape, None, dtype, device, SUBBYTE_PADDED if padded else 0, None
     )
 
 
@@ -252,7 +254,8 @@ class Batch:
                 stage(transfer)
             except DlxError as error:
                 del self._transfers[i]
-                self.failures.add(transfer.complete(error, self.request), self.path(i))
+                if self.failures.keep(transfer.complete(error, self.request), self.path(i)):
+                    self.results[i] = self.objs[i]
                 del transfer
 
     def describe(self, transfer: Transfer) -> None:
@@ -266,7 +269,7 @@ class Batch:
             later = defer_chunks(obj, source, self.request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
-            elif blockers or source is self.request.target.source:
+            elif blockers or source is self.request.target.source or self.request.casts is not None:
                 transfer.resolution = decide_before_export(obj, source, blockers, transfer.info, self.request)
             on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.resolution.outcome == "unknown" and not on_host:
@@ -374,13 +377,16 @@ class Batch:
                     self.export(transfer)
                     self._transfers[i] = transfer
             except DlxError as error:
-                self.failures.add(error, self.path(i))
+                if self.failures.keep(error, self.path(i)):
+                    results[i] = objs[i]
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
-                self.results[i] = self._load_one(transfer)
+                results[i] = self._load_one(transfer)
             except DlxError as error:
-                self.failures.add(error, self.path(i))
+                if self.failures.keep(error, self.path(i)):
+                    transfer.restore()
+                    results[i] = objs[i]
 
     def _load_one(self, transfer: Transfer) -> Any:
         """Consume one array and load it into the target; `undo` restores it if the consumer fails."""
@@ -436,13 +442,16 @@ def convert_tree(
     request: Request,
     *,
     strict: bool,
-    collect: bool,
+    errors: str,
     to: Any = None,
     locate: Locate | None = None,
 ) -> Any:
     """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
-    failures = Failures(request.target.name, collect=collect, locate=locate)
-    tree = Tree(root, handler, failures, strict=strict)
+    collect, passes = errors == "collect", errors == "pass"
+    failures = Failures(request.target.name, collect=collect, passes=passes, locate=locate)
+    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
+    if tree.is_one_array():
+        request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     new: Any = None
     try:

@@ -253,9 +253,7 @@ def _array_fields(kind: type, adapter: Adapter) -> dict[str, Any]:
         "is_host_only": type(adapter.devices) is Devices,
         "immutable": adapter.arrays.immutable,
         "export": declared.export,
-        "unblocked": functools.partial(_export_unblocked, adapter)
-        if declared.unblocks is True
-        else declared.unblocks or None,
+        "unblocked": _unblocked(kind, adapter, declared),
         "fields": _fields(adapter, declared, kind),
         "streams": _streams(adapter),
         "copy": _find_copy(adapter),
@@ -311,6 +309,13 @@ def _list_children(flatten: Any, identity: Any, obj: Any, may_copy: bool) -> lis
     """Return the children of a container as a list or dict."""
     keys, children = flatten_once(flatten, identity, obj)
     return children if keys is None else dict(zip(keys, children, strict=True))
+
+
+def _unblocked(kind: type, adapter: Adapter, declared: FastPath) -> Callable[[Any], Any] | None:
+    """Return the function for arrays of a type with blockers; a declared one is not for subclasses."""
+    if not callable(declared.unblocks):
+        return functools.partial(_export_unblocked, adapter) if declared.unblocks else None
+    return declared.unblocks if kind in map(look_up, declared.types) else None
 
 
 def _export_unblocked(source: Adapter, obj: Any) -> Tensor | None:

@@ -8,20 +8,23 @@ from typing import Any, NamedTuple
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import check_gaps, is_cuda, require
 from dlx._core.extension import lib
-from dlx._core.native import Tensor, tensor_check
+from dlx._core.native import Tensor, tensor_check, tensor_new
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
+from dlx._engine.casting import can_cast, check_cast
+from dlx._engine.executor import dense_strides
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
-from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import Address, Cast, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.request import Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
+from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import safe_repr
-from dlx.adapter.base import Adapter, Blocker
+from dlx.adapter.base import Adapter, Blocker, DTypes
 from dlx.adapter.declarations import ALIGNMENTS, Layout
-from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, DTypeError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
 
@@ -46,12 +49,42 @@ def decide_before_export(
     obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request
 ) -> Decision:
     """Plan the steps before the export, or return the array unchanged; ``info()`` gives its `ArrayInfo`."""
-    if is_inside(obj, source, request.target):
-        decision = _decide_inside(obj, source, blockers, info, request)
+    inside = is_inside(obj, source, request.target)
+    in_one_copy = inside or any(blocker.needs == "copy" for blocker in blockers)
+    cast = None if request.casts is None else _own_cast(source, info(), request, in_one_copy)
+    if inside:
+        decision = _decide_inside(obj, source, blockers, info, request, cast)
         if decision is not None:
             return decision
-    steps = tuple(_resolve_step(blocker, info, request) for blocker in blockers)
+    if cast is not None:  # it also does what the other copies do
+        blockers = tuple(blocker for blocker in blockers if blocker.resolution is None or blocker.needs != "copy")
+    steps = (*(_resolve_step(blocker, info, request) for blocker in blockers), *([cast] if cast is not None else ()))
     return Decision(steps, copies=any(step.copies for step in steps))
+
+
+def _casts_itself(adapter: Adapter, *dtypes: DType) -> bool:
+    """Return whether the framework casts between dtypes, which it must all have."""
+    if type(adapter.dtypes).cast is DTypes.cast:
+        return False
+    target = registry.ready(adapter)
+    known = adapter.dtypes.known() if target is None else target.dtypes()
+    return all(each.name in known for each in dtypes)
+
+
+def _own_cast(source: Adapter, info: ArrayInfo, request: Request, in_one_copy: bool) -> Cast | None:
+    """Return the cast by the array's framework; None without a cast, and if `decide` must plan it.
+
+    On the host, dlx casts to the target's layout and alignment in one pass, unless the framework makes the only copy.
+    """
+    new = None if info.dtype is None or request.casts is None else request.casts.find(info.dtype)
+    if new is None or info.dtype is None or not _casts_itself(source, info.dtype, new):
+        return None
+    if not in_one_copy and can_cast(info.dtype, new, info.device):
+        return None
+    check_cast(info.dtype, new, info.shape, request.copy)
+    nbytes = (info.nbytes or 0) * new.bits // info.dtype.bits
+    why, run = f"{info.dtype} to {new}, by {source.name}", functools.partial(source.dtypes.cast, dtype=new)
+    return Cast("cast", why, nbytes, ("dtype", new.name), run=run, copies=True, dtype=new)
 
 
 DEFERRED = Decision((Step("defer", "its chunks are converted when they are computed"),), "deferred")
@@ -67,7 +100,15 @@ def defer_chunks(obj: Any, source: Adapter, request: Request) -> Any:
         why = "its chunks are converted when they are computed, each on its own stream"
         raise StreamError(why, option=(("stream", None),))
     to = target.name if target.kind is None else target.kind
-    options = {"to": to, "device": device and tuple(device), "copy": copy, "readonly": readonly, "detach": detach}
+    options: dict[str, Any] = {
+        "to": to,
+        "device": device and tuple(device),
+        "copy": copy,
+        "readonly": readonly,
+        "detach": detach,
+    }
+    if request.casts is not None:
+        options["dtype"] = {old: new.name for old, new in request.casts.dtypes.items()}
     try:
         return map_chunks(obj, options)
     except DlxError as error:
@@ -101,11 +142,11 @@ def _blocker_error(blocker: Blocker) -> Exception:
 
 
 def _decide_inside(
-    obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request
+    obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request, cast: Cast | None
 ) -> Decision | None:
     """Plan an array of the target framework, which only options change; None if dlx must copy it."""
     for blocker in blockers:
-        requested = {"stay": True, "copy": request.copy, "detach": request.detach}
+        requested = {"stay": True, "copy": request.copy or cast is not None, "detach": request.detach}
         if any(requested[each] for each in blocker.also_blocks):
             raise _blocker_error(blocker)
     steps: tuple[Step, ...] = ()
@@ -116,19 +157,23 @@ def _decide_inside(
             for blocker in blockers
             if blocker.needs == "detach"
         )
+    if cast is not None:
+        steps = (*steps, cast)
+    elif request.casts is not None and info().dtype is not None and request.casts.find(info().dtype) is not None:
+        return None  # dlx casts it
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and request.committed and not is_committed(source, obj):
         return None  # the result shares the memory, committed to the device
     if wanted is not None and not is_at(info().device, wanted):
         return _move_inside(source, blockers, info(), request, steps, own_copies and source.devices.moves)
-    if request.copy:
+    if request.copy and cast is None:
         if not own_copies:
             return None
         why, nbytes = f"made by {source.name}", info().nbytes or 0
         step = Resolve("copy", why, nbytes, ("copy", True), run=source.copy, copies=True)
         return Decision((*steps, step), "copied")
-    return Decision(steps, "shared" if steps else "same")
+    return Decision(steps, "copied" if cast is not None else "shared" if steps else "same")
 
 
 def _move_inside(
@@ -169,6 +214,7 @@ def share_unchanged(
     target = request.target
     if (
         not before.steps
+        and request.casts is None
         and (tensor.is_host or takes_stream(source))
         and (request.copy is None or not tensor.flags & IS_COPIED)
         and request.device is None
@@ -194,6 +240,10 @@ def check_copies(decision: Decision, tensor: Tensor) -> None:
 def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Plan the steps for an exported array; the target caches decisions about host memory."""
     target = request.target
+    if request.casts is not None and not any(isinstance(step, Cast) for step in before.steps):
+        new = request.casts.find(tensor.dtype)
+        if new is not None:
+            return _decide_cast(tensor, new, before, source, request, sync)
     if not tensor.is_host or before.steps or request.stream is not None:
         return _Decider(tensor, before, source, request, sync).decision()
     address = tensor.data_ptr
@@ -208,6 +258,28 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
                 target.decisions.clear()
             target.decisions[key] = known
     return known
+
+
+def _decide_cast(
+    tensor: Tensor, new: DType, before: Decision, source: Adapter, request: Request, sync: Synchronization
+) -> Decision:
+    """Plan a cast that the array's framework does not do: by dlx on the host, or at the end by the target."""
+    target, old = request.target, tensor.dtype
+    check_cast(old, new, tensor.shape, request.copy)
+    why, option = f"{old} to {new}", ("dtype", new.name)
+    keep_order = bool(target.capabilities.layouts & Layout.PERMUTED) and target.adapter.placement is None
+    strides = dense_strides(tensor, keep_order)
+    cast = tensor_new(lib.DLX_ALIGNMENT, tensor.shape, strides, new, HOST, 0, None)  # for the plan only
+    if can_cast(old, new, tensor.device):
+        step = Copy("cast", why, cast.nbytes, option, keep_order=keep_order, dtype=new)
+        after = Decision((*before.steps, step), copies=True)
+        return _Decider(cast, after, source, request, sync).decision()
+    if not _casts_itself(target.adapter, old, new):
+        raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}")
+    steps, _, device, _ = _Decider(tensor, before, source, request, sync).decision()
+    run = functools.partial(target.adapter.dtypes.cast, dtype=new)
+    made = Cast("cast", f"{why}, by {target.name}", cast.nbytes, option, run=run, copies=True, dtype=new, at_end=True)
+    return Decision((*steps, made), "copied", device)
 
 
 class _Decider:

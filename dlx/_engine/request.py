@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from dlx._core import native
 from dlx._core.types import HOST, Device
+from dlx._engine.casting import Casts, read_casts
 from dlx._engine.sources import array_info
 from dlx._registry.registry import NOT_INSPECTED, registry
 from dlx._registry.target import Target, is_committed
@@ -25,6 +26,11 @@ class Request(NamedTuple):
     stream: Any = None
     later: bool = True  # whether a collection may convert its chunks when they are computed
     committed: bool = True  # whether the result must stay on `device`, see `Placement`
+    casts: Casts | None = None
+
+    def for_root(self) -> Request:
+        """Return the request for one array at the root, to which `dtype` must apply."""
+        return self if self.casts is None else self._replace(casts=self.casts._replace(at_root=True))
 
 
 def request_of(
@@ -38,6 +44,7 @@ def request_of(
     errors: str = "raise",
     lazy: bool = False,
     strict: bool = False,
+    dtype: Any = None,
 ) -> Request:
     """Return the checked options of a call, or raise its error."""
     if (to is None) == (like is None):
@@ -48,7 +55,8 @@ def request_of(
         raise _invalid_choice("errors", errors, ERRORS)
     if not type(detach) is type(lazy) is type(strict) is bool:
         check_flags(detach=detach, lazy=lazy, strict=strict)
-    if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
+    has_no_options = device is copy is stream is dtype is None and readonly == "copy" and errors == "raise"
+    if to is not None and has_no_options and not detach:
         target = registry.target(to)
         if target.request is None:
             target.request = Request(target)
@@ -75,7 +83,7 @@ def request_of(
         native.add_host(device)  # for the fast path of later calls
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
-    return Request(target, wanted, copy, readonly, detach, stream, committed=committed)
+    return Request(target, wanted, copy, readonly, detach, stream, committed=committed, casts=read_casts(dtype))
 
 
 def check_flags(**flags: Any) -> None:

@@ -186,6 +186,7 @@ class DeferredAdapter(Adapter):
 
     name = "file"
     package = "builtins"
+    arrays = Arrays(alignment=lib.DLX_ALIGNMENT)
 
     def describe(self, obj: Any) -> Description:
         return Description(obj.info, (obj.blocker,))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from dlx._core.types import HOST, Device
 from dlx._engine.batch import Batch
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
@@ -34,15 +35,25 @@ class Caller(NamedTuple):
     committed: bool
 
     @classmethod
-    def of(cls, spec: FunctionSpec, inside: Target, seen: Sequence[tuple[Adapter, Any, bool]]) -> Caller | None:
-        """Determine the framework and device of results; None if they are not converted. `seen` is `Inputs.seen`."""
+    def of(
+        cls,
+        spec: FunctionSpec,
+        inside: Target,
+        seen: Sequence[tuple[Adapter, Any, bool]],
+        owners: Iterable[Adapter] = (),
+    ) -> Caller | None:
+        """Determine the framework and device of results; None if they are not converted.
+
+        `seen` and `owners` are those of `Inputs`. The framework of sparse arguments may have the arrays of another one.
+        """
         if spec.returns is not None:
             return cls(registry.target(spec.returns), None, True)
         others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
         if len(others) != 1:
             return None
         (adapter,) = others.values()
-        target = registry.ready(adapter)
+        same = (owner for owner in owners if owner.dtypes.package == adapter.dtypes.package)
+        target = registry.ready(next(same, adapter))
         if target is None:
             return None
         arrays = [(array, on_host) for source, array, on_host in seen if source is adapter]
@@ -121,14 +132,15 @@ class Outputs:
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
         owned = identity.weak_owners(known)
-        return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
+        return lazy_view(value, request, None, strict=False, known=known, owned=owned)
 
     def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one; without a request, only restore the caller's arrays."""
         identity, target = self._identity, self._inside.target if request is None else request.target
         failures = Failures(target.name, locate=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self._inside.target.adapter.package, None if request is None else False
-        tree = CallTree(value, handler, failures, package, identity.kept, strict=strict)
+        compounds = None if request is None else Compounds(request)
+        tree = CallTree(value, handler, failures, package, identity.kept, strict=strict, compounds=compounds)
         results = [identity.own(array) for array in tree.arrays]
         has_own = any(identity.has_container(container) for container, *_ in tree.containers())
         has_own = has_own or any(own is not array for own, array in zip(results, tree.arrays, strict=True))

@@ -23,6 +23,7 @@ from dlx.adapter.declarations import (
     Arrays,
     Blocker,
     Capabilities,
+    Compound,
     Container,
     FastPath,
     Guard,
@@ -38,7 +39,7 @@ from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, Plug
 
 __all__ = [
     "COMMON_DTYPES", "OWNER_BOUNDS", "Adapter", "ArrayInfo", "Arrays", "Blocker", "Capabilities", "CompiledFunction",
-    "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
+    "Compound", "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
     "KnownIssue", "Layout", "Operation", "Owner", "Placement", "ReportedDevices", "Stream", "StreamSupport", "Tensor",
     "WriteTracking", "arrow_exchange", "at_rest", "buffer_exchange", "consumed", "forward", "keeping", "look_up",
     "over_memory", "tensor_info", "type_name", "unmarked", "viewed",
@@ -176,6 +177,13 @@ class DTypes:
         """
         return array.view(self.to_native(dtype))
 
+    def cast(self, array: Any, dtype: DType) -> Any:
+        """Return a copy of an array in another dtype, made by the framework, with the same class, device and graph.
+
+        The copy has no blocker that needs a copy. If a subclass does not override this method, dlx casts host memory.
+        """
+        raise NotImplementedError
+
 
 class Devices:
     """The devices of a framework, and their conversion from and to dlx's devices. The default: host memory only.
@@ -304,7 +312,7 @@ class Adapter:
     arrays
         Unusual properties of its arrays.
     containers
-        Containers of the framework.
+        Containers of the framework, and its arrays that consist of dense arrays.
     known_issues
         Known faults of its versions.
     is_tracing
@@ -323,7 +331,7 @@ class Adapter:
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
     arrays: Arrays = Arrays()
-    containers: tuple[Container, ...] = ()
+    containers: tuple[Container | Compound, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
     is_tracing: Callable[[], bool] | None = None
     fast_path: FastPath | None = None

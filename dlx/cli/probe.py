@@ -6,7 +6,6 @@ line of JSON.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import os
@@ -19,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from dlx._api import convert as api
-from dlx._core import cuda
+from dlx._core.driver import query_driver
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx._version import __version__
 from dlx.adapter.base import version_of
 from dlx.cli.sources import capsule_facts
 from dlx.cli.targets import array_of
-from dlx.errors import DeviceError
 
 PATIENCE = 120  # seconds
 
@@ -52,46 +50,6 @@ def ask(question: str, name: str = "") -> dict[str, Any]:
 
 
 # ---- queries, in the other process -----------------------------------------------------------------------------------
-
-# Attributes of cuDeviceGetAttribute, from cuda.h.
-_ATTRIBUTES = {"managed_memory": 83, "concurrent_managed_access": 89, "memory_pools": 115, "host_memory_mapped": 19}
-_CAPABILITY = (75, 76)
-
-
-def _driver() -> dict[str, Any]:
-    """Return the driver's version and devices; without a driver, ``"missing"`` has the reason."""
-    try:
-        cuda.require()
-    except DeviceError as error:
-        return {"missing": error.reason, "fix": error.fix, "devices": []}
-    library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # already loaded by dlx
-
-    def ask(function: str, *arguments: Any, kind: Any = ctypes.c_int) -> Any:
-        """Return the number that a driver function writes to its first argument; None if it fails or is missing."""
-        number = kind()
-        failed = not hasattr(library, function) or library[function](ctypes.byref(number), *arguments)
-        return None if failed else number.value
-
-    version = ask("cuDriverGetVersion")
-    found = {device: name for device, name in cuda.devices().items() if cuda.is_cuda(device)}
-    handles = {device: ask("cuDeviceGet", device.id) for device in found}
-    devices = []
-    for device, handle in handles.items():
-        capability = [ask("cuDeviceGetAttribute", each, handle) for each in _CAPABILITY]
-        others = [other for other in found if other != device]
-        peers = [str(other) for other in others if ask("cuDeviceCanAccessPeer", handle, handles[other])]
-        devices.append(
-            {
-                "device": str(device),
-                "name": found[device],
-                "bytes": ask("cuDeviceTotalMem_v2", handle, kind=ctypes.c_size_t),
-                "compute_capability": None if None in capability else ".".join(map(str, capability)),
-                **{word: bool(ask("cuDeviceGetAttribute", each, handle)) for word, each in _ATTRIBUTES.items()},
-                "peers": peers,
-            }
-        )
-    number = None if version is None else f"{version // 1000}.{version % 1000 // 10}"
-    return {"version": number, "devices": devices}
 
 
 def framework_devices(name: str) -> dict[str, Any]:
@@ -128,7 +86,7 @@ def _framework(name: str) -> dict[str, Any]:
 
 def main(question: str, name: str) -> None:
     """Run one query and print the answer."""
-    queries = {"driver": lambda _: _driver(), "devices": framework_devices, "framework": _framework}
+    queries = {"driver": lambda _: query_driver(), "devices": framework_devices, "framework": _framework}
     print(json.dumps(queries[question](name)))
 
 

@@ -17,6 +17,7 @@ from dlx._support.screen import Screen
 from dlx._support.stdout import own_stdout, silence
 from dlx._version import __version__
 from dlx.testing.check import CHECKS, KINDS, excepting, of_kinds, parse_exceptions
+from dlx.testing.gpu_report import report_gpu
 from dlx.testing.report import SCHEMA, Grades, convert_to_json, print_grades
 from dlx.testing.runner import run
 from dlx.testing.subject import LIBRARIES, find
@@ -39,6 +40,10 @@ def _create_parser() -> argparse.ArgumentParser:
         help="accept this broken promise, and why",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--gpu", action="store_true",
+        help="check dlx on this machine's CUDA devices with the installed frameworks, or NAMEs; write a report",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the checks and exit; as JSON with --json")
     return parser
 
@@ -62,6 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _grade(arguments: list[str] | None) -> int:
     parser = _create_parser()
     options = parser.parse_args(arguments)
+    if options.gpu:
+        if options.json or options.list or options.excepted or options.kinds != ",".join(KINDS):
+            parser.error("--gpu takes only the names of frameworks and --only")
+        return report_gpu(options.subjects, options.only)
     if options.list:
         _list(as_plain_data=options.json)
         return 0

@@ -33,6 +33,13 @@ SEARCHES = {
     "opencv": "cookbook/images.html",
     "jax": "cookbook/jax-torch.html",
     "numpy to torch": "index.html",
+    "torch to numpy": "index.html",
+    "from_numpy": "index.html",
+    "float64": "troubleshooting.html",
+    "stack": "reference/stack.html",
+    "convert": "reference/convert.html",
+    "gradients": "how-to/gradients.html",
+    "performance": "performance.html",
     "did that copy": "how-to/see-copies.html",
     "zero copy": "how-to/see-copies.html",
     "read-only": "how-to/read-only.html",
@@ -48,18 +55,21 @@ SEARCHES = {
     "requires_grad": "troubleshooting.html",
 }
 
-# Faults of the current layout. Parts that scroll may be wider than the window, except output and errors.
+# Faults of the current layout. Only a table may scroll sideways, and no part may be wider than the window.
 LOOK = """() => {
     const wrong = [], root = document.documentElement;
+    document.querySelectorAll('main details').forEach(part => part.open = true);
+    const inside = part => part.closest('.md-typeset__scrollwrap, .md-sidebar, .md-nav, .md-search');
+    const parts = [...document.querySelectorAll('main *')].filter(part => !inside(part));
     if (root.scrollWidth > root.clientWidth) {
-        const inside = part => part.closest('.md-typeset__scrollwrap, pre > code, .md-sidebar, .md-nav, .md-search');
-        const parts = [...document.querySelectorAll('main *')];
-        const found = parts.find(part => !inside(part) && part.getBoundingClientRect().right > root.clientWidth + 1);
+        const found = parts.find(part => part.getBoundingClientRect().right > root.clientWidth + 1);
         const at = found ? ` at ${found.outerHTML.slice(0, 90)}` : '';
         wrong.push(`is ${root.scrollWidth - root.clientWidth} pixels too wide${at}`);
     }
-    for (const code of document.querySelectorAll('.language-text:not(.drawing) pre > code'))
-        if (code.scrollWidth > code.clientWidth + 1) wrong.push(`cuts the output ${code.innerText.slice(0, 60)}`);
+    const cuts = part => part.clientWidth > 20 && part.scrollWidth > part.clientWidth + 1
+        && getComputedStyle(part).overflowX !== 'visible';
+    for (const part of parts.filter(cuts))
+        wrong.push(`cuts ${part.tagName.toLowerCase()} ${part.innerText.slice(0, 60)}`);
     for (const image of document.images)
         if (image.complete && !image.naturalWidth) wrong.push(`lacks the picture ${image.src}`);
     return wrong;

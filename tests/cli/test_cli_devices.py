@@ -63,6 +63,19 @@ def test_devices_of_a_driver(monkeypatch, whole):
     assert listed.strip() == str(["cpu", *(each["device"] for each in found["devices"])])
 
 
+def test_doctor_shows_the_driver_and_its_devices(monkeypatch, whole):
+    """They are in the block for bug reports and in the JSON; a missing driver has its reason, without folders."""
+    monkeypatch.setenv("DLX_CUDA_DRIVER", whole)
+    block = here("doctor")[1].partition("for bug reports:")[2]
+    assert "\n    CUDA: driver of CUDA 12.8\n    cuda:0: Fake device 0, 80.0 GiB, compute capability" in block
+    assert "\n    cuda:1: Fake device 1" in block
+    assert [each["device"] for each in document("doctor")["driver"]["devices"]] == ["cuda:0", "cuda:1"]
+    monkeypatch.setenv("DLX_CUDA_DRIVER", "/no/such/folder/libcuda.so.1")
+    block = here("doctor")[1].partition("for bug reports:")[2]
+    assert "\n    CUDA: there is no CUDA driver here: libcuda.so.1: cannot open" in block and "/" not in block
+    assert max(map(len, block.splitlines())) <= 80
+
+
 def test_a_driver_that_says_less(monkeypatch, fake_driver):
     """Missing facts are left out, the others are shown."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(fake_driver))

@@ -119,10 +119,11 @@ def test_only_one_module_knows_the_extension():
 # Folders of c_src, lowest first; folders of one rank may call each other, but files must not form a cycle.
 C_RANKS = {
     "include": 0,
-    "core": 1,
-    "cuda": 2,
-    "base": 3,
-    **dict.fromkeys(("object", "interop", "view", "convert", "call"), 4),
+    "platform": 1,
+    "core": 2,
+    "cuda": 3,
+    "base": 4,
+    **dict.fromkeys(("object", "interop", "view", "convert", "call"), 5),
 }
 BRIDGE = "c_src/base/module.c"  # adds everything to the module
 
@@ -164,6 +165,53 @@ def test_c_files_and_structs_are_small():
         assert text.count("\n") <= 600, path.name
         for name, n in structure.count_members(text).items():
             assert n <= 24 or name in larger, f"{name} of {path.name} has {n} members"
+
+
+PLATFORM = ROOT / "c_src" / "platform"
+OWN_C = sorted((*(ROOT / "c_src").rglob("*.[ch]"), *(ROOT / "adapters").glob("*.c")))
+SYSTEM = re.compile(
+    r"\b(_WIN32|_MSC_VER|__APPLE__|__linux__|__GLIBC__|_GNU_SOURCE|_DEFAULT_SOURCE|MADV_\w+|pthread_\w+|dlopen|dlsym)\b"
+    r"|#include <(sys/|unistd|pthread|dlfcn|windows|sched|mach)"
+)
+
+
+def test_only_the_platform_layer_knows_the_system():
+    """Other C files neither test for a system nor include its headers; the layer stays small."""
+    assert SYSTEM.search("#ifdef __linux__") and SYSTEM.search("#include <sys/mman.h>")
+    for path in OWN_C:
+        if path.parent == PLATFORM or path.name == "dlpack_abi.h":  # whose DLPACK_DLL is DLPack's
+            continue
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not SYSTEM.search(code), f"{path.name}: {SYSTEM.search(code)}"
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in PLATFORM.iterdir()) <= 600
+
+
+IMPLICIT = re.compile(r"\batomic_(load|store|exchange|fetch_\w+?|compare_exchange_\w+?|flag_\w+?)\(")
+ATOMIC = re.compile(r"^\s*(?:static |extern )?(?:_Atomic\b|atomic_\w+ )[^;/\n]*;", re.MULTILINE)
+ORDER = re.compile(r"[Rr]elaxed|[Aa]cquire|[Rr]elease|acq_rel|seq_cst|fence|Orders? as|as in map\.h")
+
+
+def unstated(text):
+    """Return atomic operations of a C file without an order, and atomic variables without a comment about theirs."""
+    found = [match[0] for match in IMPLICIT.finditer(text) if not match[0].endswith("_explicit(")]
+    found += re.findall(r"__(?:atomic|sync)_\w+", text)
+    for match in ATOMIC.finditer(text):
+        # The comment on the line and the lines that continue it, or the one that ends above it.
+        after = re.match(r"[^\n/]*(?:/\*(?:(?!\*/).)*\*/)?", text[match.start() :].lstrip("\n"), re.DOTALL)
+        before = re.search(r"/\*(?:(?!\*/).)*\*/\n\Z", text[: match.start()], re.DOTALL)
+        comment = after[0][len(match[0].lstrip("\n")) :] + (before[0] if before else "")
+        if not ORDER.search(comment):
+            found.append(match[0].strip())
+    return found
+
+
+def test_atomics_state_their_order_and_its_reason():
+    """Each operation names its order, and each variable has a comment about it: not every processor orders like x86."""
+    planted = "static atomic_int a; /* a count */\nvoid f(void) {\n  atomic_store(&a, 1);\n}\n"
+    assert unstated(planted) == ["atomic_store(", "static atomic_int a;"]
+    assert unstated("/* Relaxed: a hint. */\nstatic _Atomic(int*) b;\nint c = 1;\n") == []
+    for path in OWN_C:
+        assert unstated(path.read_text(encoding="utf-8")) == [], path.name
 
 
 def test_members_of_structs_are_counted():
@@ -239,8 +287,9 @@ def test_adapters_use_the_public_names(adapter):
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
-    # The compiled part, and large gradients.
-    assert top <= {"dlx", f"_{adapter}", f"{adapter}_gradients", *sys.stdlib_module_names}
+    # The compiled part, and large parts.
+    parts = {f"{adapter}_gradients", f"{adapter}_compound"}
+    assert top <= {"dlx", f"_{adapter}", *parts, *sys.stdlib_module_names}
 
 
 def test_the_core_names_no_framework_in_code():

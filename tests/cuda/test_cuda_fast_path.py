@@ -226,8 +226,8 @@ def test_what_python_does(cuda, lib_a, lib_b, warm):
         assert fast(tensor, to="libb") is PYTHON
     with pytest.raises(ReadOnlyError):
         dlx.convert(tensor, to="libb", copy=False)
-    wide = native.tensor_new(memory, (16,), None, dlx.DType("float32"), (2, 0), 0, None)
-    assert fast(wide, to="libb") is PYTHON  # supports only uint8
+    wide = native.tensor_new(memory, (16,), None, dlx.DType("int32"), (2, 0), 0, None)
+    assert fast(wide, to="libb") is PYTHON  # it does not support int32
     for options in ({"copy": False}, {"detach": True}, {"readonly": "error"}):
         assert fast(array, to="libb", **options).ptr == array.ptr
     cuda.free(memory)
@@ -381,6 +381,24 @@ def test_no_elements_and_odd_strides(cuda, lib_a, lib_b, warm):
             assert results[1].tensor.shape == shape
             assert results[1].ptr == (results[0].ptr if 0 not in shape else 0)
             del results, array
+        dlx.release_pending()
+        cuda.clear_report()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "complex128"])
+@pytest.mark.parametrize(("shape", "strides"), [((2,), (1,)), ((2, 2), (2, 1)), ((2, 1, 2), (1, 99, 1)), ((2,), (0,))])
+@pytest.mark.parametrize("target", ["libb", "dlx"])
+def test_wide_elements(cuda, lib_a, lib_b, warm, dtype, shape, strides, target):
+    """Byte strides of elements of any width are read in C."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        array = lib_a.made(shape=shape, strides=strides, dtype=dtype)
+        expected, found = slow(array, to=target), fast(array, to=target)
+        assert found is not PYTHON
+        if target == "libb":
+            expected, found = expected.tensor, found.tensor
+        assert (found.shape, found.strides, found.dtype) == (expected.shape, expected.strides, dlx.DType(dtype))
+        assert found.data_ptr == expected.data_ptr
+        del array, expected, found
         dlx.release_pending()
         cuda.clear_report()
 

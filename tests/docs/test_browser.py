@@ -10,11 +10,13 @@ import pytest
 from support.project import ROOT
 
 HEAD = '<!doctype html><meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
-OUTPUT = f"<div class=language-text><pre><code style='display: block; overflow: auto'>{'x ' * 400}</code></pre></div>"
+CODE = f"<main><pre><code style='display: block; overflow: auto'>{'x' * 400}</code></pre></main>"
+TABLE = f"<main><div class=md-typeset__scrollwrap style='overflow: auto'><table><td>{'x' * 400}</table></div></main>"
 FAULTS = {
     "good": ("<p>good</p><img src='there.svg'>", ""),
     "wide": ("<main><p style='width: 2000px'>wide</p></main>", "pixels too wide"),
-    "output": (OUTPUT, "cuts the output"),
+    "code": (CODE, "cuts code"),
+    "table": (TABLE, ""),
     "picture": ("<img src='gone.svg'>", "lacks the picture"),
     "console": ("<script>console.error('planted')</script>", "logs planted"),
     "raises": ("<script>throw new Error('planted')</script>", "raises"),

@@ -208,11 +208,8 @@ def test_every_fence_says_its_language():
         fences = [line[3:].strip() for line in text.splitlines() if line.startswith("```")]
         opening = fences[::2]
         assert all(not each for each in fences[1::2]), name_of(page)
-        unknown = {each for each in opening if each not in allowed} - ({""} if name_of(page) in PLAIN else set())
+        unknown = {each for each in opening if each not in allowed}
         assert not unknown, f"{name_of(page)}: {unknown}"
-
-
-PLAIN = {"docs/design.md"}  # drawings in plain text
 
 
 def test_no_code_is_without_a_fence():

@@ -157,13 +157,23 @@ def test_trees(np, torch, to):
     assert to == "numpy" or result["a"][1] is result["b"][0]
 
 
+class Asked:
+    """A collection that calls a function when it is searched, just before the fast path copies an array."""
+
+    def __init__(self, contains):
+        self.contains = contains
+
+    def __contains__(self, item):
+        return self.contains(item)
+
+
 def test_nothing_is_copied_beside_what_the_consumer_refuses(np, monkeypatch):
     """Arrays are copied only after every exportable array was accepted."""
     pytest.importorskip("torch")
     import dlx_numpy
 
-    copies, resolve = [], dlx_numpy._native_order
-    monkeypatch.setattr(dlx_numpy, "_native_order", lambda obj: copies.append(1) or resolve(obj))
+    copies, is_copied = [], dlx_numpy._CHARS.__contains__
+    monkeypatch.setattr(dlx_numpy, "_CHARS", Asked(lambda char: copies.append(1) or is_copied(char)))
     swapped = np.arange(3, dtype=">f4")
     assert dlx.convert([swapped], to="torch")[0].tolist() == [0, 1, 2]
     assert copies == [1]
@@ -200,10 +210,11 @@ def test_a_resolution_that_fails(np, monkeypatch):
         (OSError("no"), errors.DlxError),
     ):
 
-        def fail(obj, cause=cause):
+        def fail(*asked, cause=cause):
             raise cause
 
         with monkeypatch.context() as patch:
+            patch.setattr(dlx_numpy, "_CHARS", Asked(fail))
             patch.setattr(dlx_numpy, "_native_order", fail)
             for tree in (source, [source, np.ones(2)]):
                 with pytest.raises(wanted):

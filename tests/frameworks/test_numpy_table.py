@@ -393,6 +393,7 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
     command += [f"-I{sysconfig.get_path('include')}", "-o", str(target)]
     command += [str(ROOT / "adapters" / "_dlx_numpy.c")]
     command += [str(ROOT / "c_src" / name) for name in ("core/allocate.c", "core/thread_state.c", "base/gil.c")]
+    command += map(str, (ROOT / "c_src" / "platform").glob("*.c"))
     subprocess.run(command, check=True, capture_output=True)
     out = python(
         f"""

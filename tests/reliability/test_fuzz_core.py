@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from support.project import program
-from support.stress.fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
+from support.stress.fuzz_core import CORE, CORE_FILES, CORPUS, SANITIZE, TARGETS, compile_into, link
 
 import dlx
 from dlx.errors import LayoutError
@@ -47,7 +47,7 @@ def run(program):
 def objects(tmp_path_factory):
     """Return the targets and the core, compiled without sanitizers."""
     folder = tmp_path_factory.mktemp("objects")
-    compile_into(folder, [TARGETS, *CORE.glob("*.c")], "-O1", "-DALONE")
+    compile_into(folder, [TARGETS, *CORE_FILES], "-O1", "-DALONE")
     return folder
 
 
@@ -55,7 +55,7 @@ def objects(tmp_path_factory):
 def test_what_the_core_promises_holds(objects, tmp_path):
     """Each target runs without a difference to the references or a report of the sanitizers."""
     try:
-        compile_into(tmp_path, CORE.glob("*.c"), "-O1", *SANITIZE)
+        compile_into(tmp_path, CORE_FILES, "-O1", *SANITIZE)
         program = link(tmp_path / "fuzz_core", [objects / "fuzz_core.o", *tmp_path.glob("*.o")], *SANITIZE)
     except subprocess.CalledProcessError:  # no sanitizers
         program = link(tmp_path / "fuzz_core", objects.glob("*.o"))

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from support.project import ROOT
-from support.stress.fuzz_core import CORE, compile_into, link
+from support.stress.fuzz_core import CORE, CORE_FILES, compile_into, link
 
 CUDA = CORE.parent / "cuda"
 PROGRAMS = ROOT / "tests" / "c"
@@ -48,7 +48,7 @@ def objects(tmp_path_factory):
     if done.returncode != 0:
         pytest.skip(f"ThreadSanitizer does not run here: {done.stderr}")
     (folder / "empty.o").unlink()
-    compile_into(folder, [PROGRAMS / "threads_core.c", *CORE.glob("*.c"), *CUDA.glob("*.c")], *THREADS)
+    compile_into(folder, [PROGRAMS / "threads_core.c", *CORE_FILES, *CUDA.glob("*.c")], *THREADS)
     return folder
 
 

@@ -7,14 +7,14 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from dlx._core.driver import format_device, format_memory, format_version
 from dlx._core.types import Device
 from dlx._support.screen import Cell, Screen
-from dlx._support.text import amount, one_line
+from dlx._support.text import one_line
 from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.cli.probe import ask
 
-ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
 AT_ONCE = 4  # frameworks imported at the same time
 
 
@@ -49,7 +49,7 @@ def _frameworks(names: list[str]) -> list[str]:
 def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], screen: Screen) -> None:
     what = {"cpu": "host memory"}
     for each in driver["devices"]:
-        what[each["device"]] = ", ".join([each["name"], *([amount(each["bytes"])] if each["bytes"] else [])])
+        what[each["device"]] = format_memory(each)
     if driver["devices"]:
         what["cuda_host"] = "pinned host memory"
     if any(each["managed_memory"] for each in driver["devices"]):
@@ -78,9 +78,5 @@ def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
         if driver.get("missing"):
             screen.line(("if there is one: set DLX_CUDA_DRIVER to the path of its libcuda.so.1", "quiet"))
         return
-    screen.line(("CUDA: ", "name"), f"driver {driver['version'] or '?'}, devices: {len(driver['devices'])}")
-    for each in driver["devices"]:
-        able = [word.replace("_", " ") for word in ABLE if each[word]]
-        peers = f"peer access to {', '.join(each['peers'])}" if each["peers"] else "no peer access"
-        facts = [f"compute capability {each['compute_capability'] or '?'}", *able, peers]
-        screen.facts([(each["device"], ", ".join(facts))])
+    screen.line(("CUDA: ", "name"), f"{format_version(driver)}, devices: {len(driver['devices'])}")
+    screen.facts([(each["device"], format_device(each)) for each in driver["devices"]])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
+import os
 import platform
 import sys
 import textwrap
@@ -13,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dlx._core.driver import format_device, format_memory, format_version
 from dlx._core.extension import ffi, lib
 from dlx._registry.modules import is_missing
 from dlx._registry.plugin import OURS, error_of, install_of
@@ -72,7 +75,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if arguments.load and row.status in ("ready", "installed"):
             with screen.working(f"importing {row.name}"):
                 _load(row)
-    conflict, core = _find_conflict(), _core_facts()
+    with screen.working("querying the CUDA driver"):
+        core = {**_core_facts(), "driver": ask("driver")}
+    conflict = _find_conflict()
     _show(rows, conflict, core, arguments, screen)
     documents = [row.document(arguments.verbose) for row in rows]
     screen.document({"adapters": documents, "conflict": conflict or None, **core})
@@ -190,16 +195,27 @@ def _core_facts() -> dict[str, Any]:
     }
 
 
+def _driver_lines(driver: dict[str, Any]) -> list[str]:
+    """Return the CUDA driver and its devices in words, or the reason why it is missing, without folders."""
+    cause, chosen = driver.get("missing") or driver.get("broken"), os.environ.get("DLX_CUDA_DRIVER", "")
+    if cause:
+        return [f"CUDA: {one_line(cause.replace(chosen, Path(chosen).name) if chosen else cause, 160)}"]
+    devices = (f"{each['device']}: {format_memory(each)}, {format_device(each)}" for each in driver["devices"])
+    return [f"CUDA: {format_version(driver)}", *devices]
+
+
 def _report(rows: list[Row], facts: dict[str, Any]) -> str:
     """Return the block for bug reports."""
     core = facts["core"]
     built = f"built with {core['compiler']}: {core['flags']}"
+    wrap = textwrap.TextWrapper(76, subsequent_indent="  ", break_on_hyphens=False).wrap
     lines = [
         f"dlx {__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
         f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",
-        *textwrap.wrap(built, 76, subsequent_indent="  ", break_on_hyphens=False),
+        *wrap(built),
         f"{facts['python']} ({core['compiler_of_python']})",
         facts["platform"],
+        *itertools.chain.from_iterable(map(wrap, _driver_lines(facts["driver"]))),
     ]
     for row in rows:
         parts = [row.status]

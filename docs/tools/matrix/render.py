@@ -19,7 +19,7 @@ MEANING = {
     "-": "the source framework has no such dtype",
     "?": "not measured: the two are in separate environments",
 }
-HEAD = """# Results of every conversion
+HEAD = """# Dtypes and odd sources
 
 Each cell is the result of `dlx.convert(source, to=target)`, called with `copy=None`, `False` and `True`. The result was
 compared with `dlx.plan`, with the address of the source, and with each of its bits. The cells show `copy=None`.

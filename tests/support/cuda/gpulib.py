@@ -27,6 +27,7 @@ from dlx.adapter import (
 )
 
 N = 64
+WIDTHS = ("uint8", "float16", "float32", "complex128")  # dtypes
 
 
 class Stream:
@@ -52,9 +53,9 @@ class Array:
     def device(self):
         return self.tensor.device
 
-    dtype = "uint8"
+    dtype = property(lambda self: self.tensor.dtype.name)
     shape = property(lambda self: self.tensor.shape)
-    strides = property(lambda self: self.tensor.strides)
+    strides = property(lambda self: tuple(step * self.tensor.dtype.bits // 8 for step in self.tensor.strides))  # bytes
 
     def __dlpack_device__(self):
         return tuple(self.tensor.device)
@@ -110,13 +111,11 @@ class Framework(types.ModuleType):
     def handle(self, device):
         return self.current(device).ptr or 1
 
-    def made(self, device=0, *, kind=2, shape=(N,), strides=None, readonly=False):
+    def made(self, device=0, *, kind=2, shape=(N,), strides=None, readonly=False, dtype="uint8"):
         """Return a new array, written by a kernel on the current stream."""
         block = Block(self, N, device, self.handle(device), kind)
         place = (2 if kind == 2 else 13, device)
-        tensor = native.tensor_new(
-            block.address, shape, strides, dlx.DType("uint8"), place, 1 if readonly else 0, block
-        )
+        tensor = native.tensor_new(block.address, shape, strides, dlx.DType(dtype), place, 1 if readonly else 0, block)
         array = self.Array(tensor)
         self.write(array)
         return array
@@ -169,7 +168,7 @@ class GpuAdapter(Adapter):
         )
 
     def capabilities(self):
-        return Capabilities(dtypes=frozenset({"uint8"}), **self.facts)
+        return Capabilities(dtypes=frozenset(WIDTHS), **self.facts)
 
     def describe(self, obj):
         return Description(ArrayInfo.of_tensor(obj.tensor, self.name, type(obj), ()))
@@ -210,8 +209,9 @@ class QuickAdapter(GpuAdapter):
 
     def __init__(self, framework, **facts):
         super().__init__(framework, **facts)
-        framework.uint8 = "uint8"
-        self.dtypes = DTypes(self.name, {"uint8": "uint8"})
+        names = {name: name for name in WIDTHS}
+        framework.__dict__.update(names)
+        self.dtypes = DTypes(self.name, names)
         self.fast_path = FastPath(types=self.types, owner=Owner("tensor", address="data_ptr"))
 
     def stream_support(self):

@@ -18,6 +18,7 @@ from pathlib import Path
 from support.project import ROOT
 
 CORE = ROOT / "c_src" / "core"
+CORE_FILES = sorted((*CORE.glob("*.c"), *(ROOT / "c_src" / "platform").glob("*.c")))
 TARGETS = ROOT / "tests" / "c" / "fuzz_core.c"
 CORPUS = TARGETS.with_suffix(".txt")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -49,7 +50,7 @@ def fuzz(executions, seed, target, update, folder):
     found, kept = folder / "found", folder / "kept"
     # The references take most of the time, so they are compiled without sanitizers.
     compile_into(folder, [TARGETS], "-O2", compiler="clang")
-    compile_into(folder, CORE.glob("*.c"), "-O2", "-fsanitize=fuzzer-no-link", *SANITIZE, compiler="clang")
+    compile_into(folder, CORE_FILES, "-O2", "-fsanitize=fuzzer-no-link", *SANITIZE, compiler="clang")
     program = link(folder / "fuzz_core", folder.glob("*.o"), "-fsanitize=fuzzer", *SANITIZE, compiler="clang")
     write_inputs(found)
     limits = [f"-max_len={LONGEST}", "-timeout=10", f"-artifact_prefix={folder}/"]

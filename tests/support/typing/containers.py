@@ -29,8 +29,10 @@ assert_type(dlx.convert({1: tensor}, to="numpy", copy=True), dict[int, NDArray[A
 first, second = dlx.convert((samples, tensor), to="torch")
 assert_type(first, torch.Tensor)
 
-# an example as the target: the container's shape only
-assert_type(dlx.convert([samples], like=tensor), list[Any])
+# an example as the target
+assert_type(dlx.convert([samples], like=tensor), list[torch.Tensor])
+assert_type(dlx.convert((tensor, tensor), like=samples), tuple[NDArray[Any], ...])
+assert_type(dlx.convert({"a": samples}, like=dlx.empty(3, "int8")), dict[str, dlx.Tensor])
 
 # other elements pass through, so that nothing is claimed of them
 assert_type(dlx.convert([1, 2], to="torch"), list[Any])
