@@ -299,7 +299,7 @@ def gpu(session: nox.Session) -> None:
     for framework in os.environ.get("GPU_FRAMEWORKS", f"{CUDA_TORCH} {CUDA_CUPY} jax[cuda13]").split():
         pip(session, ".venv-gpu", "--quiet", "numpy", framework, torch=False, success_codes=[0, 1])
     run_in(session, ".venv-gpu", "-m", "dlx.testing", "--gpu", success_codes=[0, 1])
-    files = ["tests/cuda/test_gpu.py", "tests/cuda/test_gpu_order.py"]
+    files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/cuda/test_gpu*.py"))]
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-ra"]
     try:
         run_in(session, ".venv-gpu", *pytest, *files, *arguments_of(session))

@@ -75,4 +75,4 @@ class Options(TypedDict, total=False):
     stream: object
     strict: bool
     errors: Errors
-    dtype: Any
+    dtype: object

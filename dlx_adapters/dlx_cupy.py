@@ -29,8 +29,11 @@ class _DTypes(api.DTypes):
         found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
-        with array.device:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        with array.device if out is None else out.device:
+            if out is not None:
+                out[...] = array
+                return out
             return array.astype(self.to_native(dtype))
 
 
@@ -57,6 +60,8 @@ class _Devices(api.Devices):
 
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
+        if _is_capturing(_current_stream(device)):
+            return None  # memory of cupy's pool does not belong to the graph
         with self.to_native(device):
             memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
             return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
@@ -196,16 +201,15 @@ class CupyAdapter(api.Adapter):
         here, event = api.Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event
         if device is None or device.id == here.id:
             with DEVICES.to_native(here):
+                if _is_capturing(_current_stream(here)):
+                    why = "its stream is capturing a graph, and a copy in cupy's memory would not belong to the graph"
+                    raise StreamError(why, fix="Copy it before the capture starts.")
                 return obj.copy()
         # cupy does not synchronize two devices: copy after earlier writes to the source, and before later ones.
         with DEVICES.to_native(device):
             target, read = _current_stream(device), event(disable_timing=True)
-            captures = _is_capturing(target)
         with DEVICES.to_native(here):
             source, written = _current_stream(here), event(disable_timing=True)
-            if _is_capturing(source) or captures:
-                why = "a stream is capturing a graph, and copies between devices cannot be captured"
-                raise StreamError(why, fix="Move it before the capture starts.")
             source.record(written)
         with DEVICES.to_native(device):
             target.wait_event(written)

@@ -76,12 +76,9 @@ class _OverNumpy(api.Adapter):
     """Base class of the adapters: dense arrays become numpy's."""
 
     dtypes = api.DTypes("numpy", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
-    dense = "Call .tocsr() first."
 
     def describe(self, obj: Any) -> api.Description:
-        name = api.type_name(type(obj))
-        blocker = api.Blocker(f"{name} has no counterpart in other frameworks", self.dense)
-        return api.Description(api.ArrayInfo(self.name, name, device=api.Device("cpu")), (blocker,))
+        return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(None, layouts=api.Layout.ANY, min_alignment=1, ndims=(0, 64), keeps_readonly=True)
@@ -94,7 +91,6 @@ class ScipyAdapter(_OverNumpy):
     """scipy.sparse."""
 
     name = package = "scipy"
-    types = ("scipy.sparse.sparray", "scipy.sparse.spmatrix")
     containers = tuple(map(_compound, ("csr", "csc", "bsr", "coo")))
 
 
@@ -102,8 +98,6 @@ class SparseAdapter(_OverNumpy):
     """sparse.COO, sparse.GCXS."""
 
     name = package = "sparse"
-    types = ("sparse.SparseArray",)
-    dense = "Call .todense() first."
     containers = (
         api.Compound("coo", ("sparse.COO",), _split_coo, _join_sparse_coo, None, {"coords": _INDICES}, ".todense()"),
         _gcxs("csr", 0),

@@ -104,7 +104,10 @@ class _DTypes(api.DTypes):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            with sys.modules["torch"].no_grad():
+                return out.copy_(array)
         return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
 
 
@@ -156,10 +159,13 @@ class _Devices(api.Devices):
 
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
-        if _is_tracing()():
+        if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
+        options = {"dtype": DTYPES.to_native(dtype), "device": _native_device(device)}
+        if not torch.is_inference_mode_enabled():
+            return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
-            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
+            return torch.empty_strided(shape, strides, **options)
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -170,6 +176,7 @@ class _Devices(api.Devices):
 
 
 DEVICES = _Devices()
+_native_device = functools.cache(DEVICES.to_native)
 
 
 def _current_stream(device: api.Device) -> Any:

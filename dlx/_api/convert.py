@@ -26,6 +26,7 @@ else:  # loaded by the first call that C leaves to Python
         Late, [f"dlx._engine.{name}" for name in ("batch", "failures", "plan", "preview", "request")]
     )
     views = Late("dlx._views.factory")
+output: Any = Late("dlx._api.output")
 
 
 def convert(
@@ -42,6 +43,7 @@ def convert(
     strict: bool = False,
     errors: Errors = "raise",
     dtype: Any = None,
+    out: Any = None,
 ) -> Any:
     """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
@@ -87,6 +89,10 @@ def convert(
         A floating dtype for all floating arrays: a name, a `dlx.DType`, or a framework's dtype. Other arrays keep
         theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. The array's framework
         casts it, or dlx (buffers, columns of a table). An array that changes is a copy.
+    out
+        Instead of `to` and `like`: an array, or a tree of arrays, of any framework with writable memory. The values are
+        copied there, in one pass. Shapes must match, dtypes too unless `dtype` changes them, and containers must hold
+        arrays at the same places. If one array does not fit, none is written to.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
         no effect on a single array.
@@ -94,7 +100,8 @@ def convert(
     Returns
     -------
     array or container
-        An array of the target framework, with the shape of `obj`; `obj` itself if it is one and no option changes it.
+        `out`, if it is given. Else an array of the target framework, with the shape of `obj`; `obj` itself if it is one
+        and no option changes it.
         For a container: a new container of the same type with the converted arrays (a list or dict, if that type cannot
         hold them). Repeated arrays and containers stay the same object in the result.
 
@@ -133,6 +140,12 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
+    if out is not None:
+        requests.check_flags(detach=detach, strict=strict)
+        if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise":
+            names = "to=, like=, device=, stream=, lazy=, errors= and copy=False"
+            raise TypeError(f"convert takes out= without {names}. Leave these or out= out.")
+        return output.convert_into(obj, out, dtype, detach=detach, strict=strict)
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype)
     found = lookup.kind(type(obj))
     if found.compounds:

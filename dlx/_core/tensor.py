@@ -100,7 +100,7 @@ def _values(tensor: Tensor) -> str:
     itemsize = bits // 8
     try:
         # The kernel checks the address: a repr in a debugger must not crash the process.
-        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        memory = os.open("/proc/self/mem", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return ""
     try:

@@ -327,20 +327,24 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),
         readonly=any(info.readonly for info in infos),
+        address=0,
         owner=name,
         notes=(f"{kind}: {', '.join(parts)}",),
     )
 
 
-def fold(path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], target: str) -> Plan:
-    """Return the plan of a compound array from the plans of its parts."""
-    error = next((leaf.error for leaf in leaves if leaf.error is not None), None)
+def fold(
+    path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
+) -> Plan:
+    """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
+    own = (each for each in errors if (each.where or "obj") == path)
+    error = next((leaf.error for leaf in leaves if leaf.error is not None), next(own, None))
     try:
         info = describe_compound(obj, handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves]
-    outcome = next((each for each in ("refused", "unknown", "copied", "shared") if each in outcomes), "same")
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None and not leaves)
+    outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
         replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
     )

@@ -114,7 +114,7 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to the device."""
     kind = registry.kinds().find(type(like))
     with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):
-        known = registry.owner(type(like)) if kind is None else kind.adapter
+        known = registry.owner(type(like)) if kind is None else kind.adapter or getattr(kind.handler, "adapter", None)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

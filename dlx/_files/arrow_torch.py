@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import mmap
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -98,10 +99,13 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
             sizes[storage.data_ptr()] = storage.nbytes()
         return storage
 
+    options: Any = contextlib.nullcontext()
+    if sys.platform != "win32":  # where torch always maps privately
+        options = package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
-            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
+            with options:
                 loaded = package.load(file.location, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # a damaged or hostile file can cause any exception
         raise _why_not_loaded(package, file, error) from error

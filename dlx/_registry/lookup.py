@@ -152,7 +152,10 @@ def kind_of(obj: Any, found: Kind | None = None) -> Kind:
 
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
     """Return an object's classification. `strict` refuses unknown objects, too; None refuses none."""
-    found = kind_of(obj, found)
+    if found is None:
+        found = kind(type(obj))
+    if found.compounds:
+        found = kind_of(obj, found)
     if found.verdict not in _CHECKED_PER_OBJECT:
         return found
     try:
@@ -317,7 +320,10 @@ def not_an_array(obj: Any) -> DlxError:
     reason = "it is not an array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
     if _is_proxy(type(obj)):
         fix = "Convert the object itself; a weak proxy does not keep it alive."
-    elif kind(type(obj)).handler is not None:
+    elif isinstance(handler := kind_of(obj).handler, CompoundHandler):
+        reason = f"it consists of several arrays ({handler.kind_of(obj)})"
+        fix = f"Pass one of dlx.parts(x), or call {handler.compound.dense} first."
+    elif handler is not None:
         reason = "it is a container, not one array"
         fix = "Pass one of its arrays; dlx.convert and dlx.plan accept containers."
     else:

@@ -177,10 +177,11 @@ class DTypes:
         """
         return array.view(self.to_native(dtype))
 
-    def cast(self, array: Any, dtype: DType) -> Any:
-        """Return a copy of an array in another dtype, made by the framework, with the same class, device and graph.
+    def cast(self, array: Any, dtype: DType, out: Any = None) -> Any:
+        """Return a copy of an array in a dtype, made by the framework, with the same class, device and graph.
 
-        The copy has no blocker that needs a copy. If a subclass does not override this method, dlx casts host memory.
+        The copy has no blocker that needs a copy. With `out`, an array of the framework with this shape and dtype, the
+        method writes to that instead, on any device. If a subclass does not override it, dlx casts host memory.
         """
         raise NotImplementedError
 

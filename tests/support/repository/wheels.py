@@ -220,6 +220,8 @@ def compile_all(build: Build, folder: Path, generated: Path) -> list[Path]:
         path = folder / f"{name.replace('.', '/')}{target.suffix.format(v=build.digits)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         libraries = [import_library(build, folder)] if system == "win32" else []
+        if system == "darwin":
+            libraries = [f"-Wl,-install_name,@rpath/{path.name}"]
         run(
             sys.executable, "-m", "ziglang", "cc", "-target", target.zig, "-shared", "-s", *options, *macros,
             "-DNDEBUG", "-Ic_src", "-Ic_src/include", "-isystem", build.headers.folder, *sources, *link, *libraries,
@@ -248,7 +250,8 @@ def python_names(include: Path) -> tuple[set[str], set[str]]:
     text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in include.rglob("*.h"))
     functions = set(re.findall(r"PyAPI_FUNC\([^)]*\)\s*(\w+)", text))
     data = set(re.findall(r"PyAPI_DATA\([^)]*\)\s*\*?\s*(\w+)", text))
-    return functions | data, data
+    sized = {f"_{name}_SizeT" for name in functions}  # with PY_SSIZE_T_CLEAN
+    return functions | data | sized, data
 
 
 # ---- inspection ------------------------------------------------------------------------------------------------------
@@ -282,7 +285,8 @@ def inspect(build: Build, path: Path) -> int:
         exported = {each.name for each in binary.get_export().entries}
         processor = str(binary.header.machine).rpartition(".")[2]
     else:
-        libraries = {str(getattr(each, "name", each)) for each in binary.libraries}
+        # Without the name of the library itself, which Mach-O lists, too.
+        libraries = {str(getattr(each, "name", each)) for each in binary.libraries} - {f"@rpath/{path.name}"}
         symbols = {each.name for each in binary.imported_symbols if each.name}
         exported = {each.name for each in binary.exported_symbols}
         header = binary.header
