@@ -19,7 +19,7 @@ from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx._support.reflect import foreign_errors
 from dlx.adapter.base import Adapter, Devices
-from dlx.errors import DeviceError
+from dlx.errors import DeviceError, DlxError
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the present work of a stream, after a recorded event, or None: now."""
@@ -248,8 +248,7 @@ class StreamSync:
         if stream != consumer:
             cuda.order(consumer, stream)  # which may still use the memory
         self._transfer(source, tensor, readiness, target, stream, waits)
-        if stream != consumer:
-            cuda.order(stream, consumer)
+        self._finish(stream, consumer)
         return array
 
     def stack(self, rows: Sequence[Tensor], sources: Sequence[tuple[Adapter, Readiness]], like: Tensor) -> Any:
@@ -277,10 +276,21 @@ class StreamSync:
                 target = native.tensor_new(place, row.shape, None, row.dtype, here, like.flags, whole)
                 self._transfer(source, row, readiness, target, stream, False)
         for other in others:
-            cuda.order(other, work)
+            self._finish(other, work)
         if waits:
             cuda.synchronize(work)
         return cuda.when(whole, cuda.ready(work)) if array is None else array
+
+    @staticmethod
+    def _finish(stream: Stream, consumer: Stream) -> None:
+        """Make the consumer's stream wait for a copy into its memory."""
+        if stream != consumer:
+            try:
+                cuda.order(stream, consumer)
+            except BaseException:
+                with contextlib.suppress(DlxError):
+                    cuda.synchronize(stream)  # the memory is free after this call
+                raise
 
     def _allocates(self, place: Device) -> Stream | None:
         """Return the consumer's stream on a CUDA device if its framework allocates memory there, in stream order."""
@@ -321,7 +331,7 @@ class StreamSync:
         """Start a copy on a stream; the host waits for it if `waits`."""
         if is_cuda(tensor.device):
             self.wait(readiness, stream)
-            if not waits and source is not None and stream != self.producer(source, stream.device):
+            if not waits and source is not None:
                 tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)  # kept alive
         native.tensor_transfer(tensor, target, stream.handle, waits)
 
