@@ -167,7 +167,9 @@ class Batch:
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
         if self._sync is None:
-            self._sync = StreamSync(self.request.target, self.request.stream, self.request.device)
+            self._sync = StreamSync(
+                self.request.target, self.request.stream, self.request.device, wait=self.request.wait
+            )
         return self._sync
 
     def run(self) -> list[Any]:
