@@ -34,8 +34,11 @@ def mark_written(source: Any, obj: Any) -> None:
     """Tell the array's framework that other code wrote to it, if `source` is an adapter that supports this."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
         return
-    with adapter_call(source, source=type_name(type(obj))):
+    try:
         source.writes.mark_written(obj)
+    except Exception:
+        with adapter_call(source, source=type_name(type(obj))):  # slow, as a context around each call
+            raise
 
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:

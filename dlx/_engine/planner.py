@@ -266,6 +266,11 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     return known
 
 
+def keeps_order(target: Target) -> bool:
+    """Return whether a copy for a target keeps the order of dimensions, without a device of the call."""
+    return bool(target.capabilities.layouts & Layout.PERMUTED) and target.adapter.placement is None
+
+
 def _decide_cast(
     tensor: Tensor, new: DType, before: Decision, source: Adapter, request: Request, sync: Synchronization
 ) -> Decision:
@@ -273,7 +278,7 @@ def _decide_cast(
     target, old = request.target, tensor.dtype
     check_cast(old, new, tensor.shape, request.copy)
     why, option = f"{old} to {new}", ("dtype", new.name)
-    keep_order = bool(target.capabilities.layouts & Layout.PERMUTED) and target.adapter.placement is None
+    keep_order = keeps_order(target)
     strides = dense_strides(tensor, keep_order)
     cast = tensor_new(lib.DLX_ALIGNMENT, tensor.shape, strides, new, HOST, 0, None)  # for the plan only
     if can_cast(old, new, tensor.device):
