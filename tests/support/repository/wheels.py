@@ -443,7 +443,7 @@ def main(arguments: list[str]) -> int:
         before = Path.cwd()
         os.chdir(ROOT)
         recipe = runpy.run_path(str(ROOT / "build_ffi.py"), run_name="recipe")
-        generated = folder / "_ffi.c"
+        generated = (folder / "_ffi").with_suffix(".c")
         recipe["ffibuilder"].emit_c_code(str(generated))
         os.chdir(before)
         pure = build_pure(folder / "pure")
