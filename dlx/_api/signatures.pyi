@@ -30,7 +30,7 @@ from dlx._files.selection import Names
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
-from dlx.typing import DeviceLike, Errors, Options, Readonly, SupportsDLPack, Target
+from dlx.typing import DeviceLike, DTypeLike, Errors, Options, Readonly, SupportsDLPack, Target, _ArrayOptions
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -169,6 +169,9 @@ class _Free(Options, total=False):
 class _Eager(Options, total=False):
     lazy: Literal[False]
 
+class _Passing(_ArrayOptions, total=False):
+    lazy: Literal[False]
+
 class _Place(TypedDict, total=False):
     device: DeviceLike | None
     stream: object
@@ -180,8 +183,9 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
-    dtype: Any
+    dtype: DTypeLike
 
+FileOrPath = TypeVar("FileOrPath", str, PathLike[str], PathLike[bytes], Buffer, IO[bytes])
 FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
 class Convert:
@@ -199,6 +203,10 @@ class Convert:
 
     # ---- tables and objects around arrays
 
+    @overload
+    def __call__(
+        self, obj: Table, to: Target | None = ..., *, like: Any = ..., errors: Literal["pass"], **o: Unpack[_Passing]
+    ) -> dict[Any, Any]: ...
     @overload
     def __call__(self, obj: Table, to: _DLX, **o: Unpack[_Free]) -> dict[Any, Tensor]: ...
     @overload
@@ -270,7 +278,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -288,13 +296,43 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
 
     # ---- containers
 
+    @overload
+    def __call__(
+        self,
+        obj: list[Any],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        errors: Literal["pass"],
+        **o: Unpack[_Passing],
+    ) -> list[Any]: ...
+    @overload
+    def __call__(
+        self,
+        obj: tuple[Any, ...],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        errors: Literal["pass"],
+        **o: Unpack[_Passing],
+    ) -> tuple[Any, ...]: ...
+    @overload
+    def __call__(
+        self,
+        obj: dict[_K, Any],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        errors: Literal["pass"],
+        **o: Unpack[_Passing],
+    ) -> dict[_K, Any]: ...
     @overload
     def __call__(self, obj: list[_Element], to: _DLX, **o: Unpack[_Eager]) -> list[Tensor]: ...
     @overload
@@ -421,7 +459,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -439,7 +477,7 @@ class Convert:
         stream: object = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -470,7 +508,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: Any = ...,
+            dtype: DTypeLike = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -488,7 +526,7 @@ class Convert:
             stream: object = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: Any = ...,
+            dtype: DTypeLike = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -556,8 +594,25 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: DTypeLike = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
+
+    if not MYPY:
+        @overload
+        def __call__(
+            self,
+            path: FileOrPath,
+            to: Target = ...,
+            *,
+            only: Names = ...,
+            skip: Names = ...,
+            mmap: bool = ...,
+            device: DeviceLike | None = ...,
+            readonly: Readonly = ...,
+            detach: bool = ...,
+            dtype: DTypeLike = ...,
+            **unknown: NoSuchOption[Never],
+        ) -> FileView[Any]: ...
 
 open: Open

@@ -17,3 +17,7 @@ __all__ = [*_base, "ArrowSource", "arrow_info", "file_handler", "flatten_mapping
 for _value in [globals()[name] for name in __all__]:
     if str(getattr(_value, "__module__", "")).startswith("dlx.adapter."):
         set_module("dlx.adapter")(_value)
+
+
+def __dir__() -> list[str]:
+    return __all__
