@@ -103,6 +103,15 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 _settle()
             return value
 
+    def _refuse_name(module: Any, name: str) -> Any:
+        text = f"module 'dlx' has no attribute {name!r}"
+        if not name.startswith("_"):
+            from dlx._support.installation import find_conflict
+
+            conflict = find_conflict()  # the name may be the other project's
+            text += f": {conflict}" if conflict else ""
+        raise AttributeError(text, name=name, obj=module)
+
     # A module `__getattr__` would make each `dlx.convert` 50 ns slower.
     _Module = type(
         "module",
@@ -110,6 +119,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         {
             **{name: _Name(name) for name in _MODULES},
             "__getattribute__": object.__getattribute__,
+            "__getattr__": _refuse_name,
             "__reduce__": lambda module: (importlib.import_module, (module.__name__,)),  # for cloudpickle
         },
     )

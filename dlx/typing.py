@@ -83,6 +83,7 @@ class _ArrayOptions(TypedDict, total=False):
     readonly: Readonly
     detach: bool
     stream: object
+    wait: bool
     strict: bool
     dtype: DTypeLike
 
@@ -90,7 +91,7 @@ class _ArrayOptions(TypedDict, total=False):
 class Options(_ArrayOptions, total=False):
     """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
 
-    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict`, `errors` and `dtype`; each is optional.
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `wait`, `strict`, `errors` and `dtype`; each is optional.
     """
 
     errors: Errors

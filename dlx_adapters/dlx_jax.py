@@ -57,7 +57,7 @@ class _DTypes(api.DTypes):
         scalar = getattr(numpy, attribute, None)
         return None if scalar is None else numpy.dtype(scalar)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
         return array.astype(self.to_native(dtype))
 
     def from_native(self, native_dtype: Any) -> api.DType | None:

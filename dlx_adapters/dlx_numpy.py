@@ -93,7 +93,10 @@ class _DTypes(api.DTypes):
             return api.DType(native_dtype.name)
         return super().from_native(native_dtype)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            sys.modules[self.package].copyto(out, array, casting="unsafe")
+            return out
         return array.astype(self.to_native(dtype), order="K")
 
     def refusals(self) -> dict[str, tuple[str, str]]:

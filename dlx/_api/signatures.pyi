@@ -173,6 +173,9 @@ class _Passing(_ArrayOptions, total=False):
     lazy: Literal[False]
 
 class _Place(TypedDict, total=False):
+    axis: int
+    dtype: DTypeLike
+    pad: float | None
     device: DeviceLike | None
     stream: object
 
@@ -276,6 +279,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
@@ -294,6 +298,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
@@ -457,6 +462,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
@@ -475,6 +481,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
@@ -491,6 +498,8 @@ class Convert:
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
     @overload
+    def __call__(self, obj: Any, *, out: _T, dtype: DTypeLike = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
+    @overload
     def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
 
     if not MYPY:
@@ -506,6 +515,7 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
             dtype: DTypeLike = ...,
@@ -524,6 +534,7 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
             dtype: DTypeLike = ...,
@@ -551,6 +562,10 @@ class Stack:
     @overload
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
+    def __call__(
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: DTypeLike = ..., pad: float | None = ...
+    ) -> _T: ...
+    @overload
     def __call__(self, arrays: MissingTo[Never], **o: Unpack[_Place]) -> Any: ...
     @overload
     def __call__(
@@ -558,6 +573,9 @@ class Stack:
         arrays: Iterable[Any] | NothingElse[Never],
         to: Target | NothingElse[Never],
         *,
+        axis: int | NothingElse[Never] = ...,
+        dtype: DTypeLike = ...,
+        pad: float | NothingElse[Never] | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
         **unknown: NoSuchOption[Never],

@@ -72,7 +72,8 @@ def _run(arguments: Any) -> int:
         from dlx.cli.model import BadInput
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python
-        return _fail(arguments.command, f"dlx is not installed completely: {error}", arguments.json, "ImportError")
+        text = _find_conflict() or f"dlx is not installed completely: {error}"
+        return _fail(arguments.command, text, arguments.json, "ImportError")
     from dlx._support.stdout import own_stdout
 
     try:
@@ -92,7 +93,16 @@ def _run(arguments: Any) -> int:
             raise
         kind = class_name(type(error))
         text = f"internal error of dlx: {exception_text(error, 400)}; please report it with the output of {TRACEBACK}=1"
+        if isinstance(error, AttributeError | ImportError):
+            text = _find_conflict() or text
     return _fail(arguments.command, one_line(text, 1500), arguments.json, kind)
+
+
+def _find_conflict() -> str:
+    """Return why the installed files are not dlx's own, and the fix; empty if they are."""
+    from dlx._support.installation import find_conflict
+
+    return find_conflict()
 
 
 def _fail(command: str, text: str, as_json: bool, kind: str) -> int:

@@ -246,10 +246,10 @@ def test_dlx_says_that_it_is_typed():
 
 
 def test_the_options_for_checkers_are_those_of_convert():
-    """`Options` has every option of `convert`; `to`, `like` and `lazy` choose the overload."""
+    """`Options` has every option of `convert`; `to`, `like`, `lazy` and `out` choose the overload."""
     parameters = inspect.signature(dlx.convert).parameters
     options = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
-    assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy"}
+    assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy", "out"}
     assert {*re.findall(r"`(\w+)`", dlx.typing.Options.__doc__)} == {*dlx.typing.Options.__annotations__}
     for name in ("readonly", "errors"):
         words = typing.get_args(getattr(dlx.typing, name.capitalize()))
