@@ -84,8 +84,8 @@ $(VENV)/.made:
 
 $(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "note: installing the extra '$*' into $(VENV)$(SIZE_$*)"
-	@$(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	    print(*extras[sys.argv[1]], sep="\n")' $* >$@.txt
+	@$(BIN)/python -c 'import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	    print(*groups[sys.argv[1]], sep="\n")' $* >$@.txt
 	$(PIP) install $(if $(filter demo,$*),--no-compile )--constraint constraints.txt --requirement $@.txt
 	@touch $@
 

@@ -1,9 +1,10 @@
-"""The adapters of frameworks whose sparse arrays consist of numpy arrays: scipy.sparse and pydata's sparse.
+"""The adapters of frameworks whose arrays consist of numpy arrays: scipy.sparse, pydata's sparse, and awkward.
 
 As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they follow each other in
 memory. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
 As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. In COO, sparse
 itself sorts the indices and adds elements with equal ones, in new memory.
+Awkward: arrays of lists, nested to any depth, in both directions. Refused: rows that are not in order in memory.
 """
 
 from __future__ import annotations
@@ -105,4 +106,44 @@ class SparseAdapter(_OverNumpy):
     )
 
 
-dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter())
+# ---- awkward ---------------------------------------------------------------------------------------------------------
+
+
+_LISTS = ("ListOffsetArray", "ListArray")
+
+
+def _is_ragged(obj: Any) -> bool:
+    return type(obj.layout).__name__ in _LISTS and obj.layout.parameter("__array__") is None  # such as text
+
+
+def _split_awkward(obj: Any) -> dict[str, Any]:
+    ak, lists = sys.modules["awkward"], obj.layout
+    if not hasattr(lists, "offsets"):
+        raise LayoutError("its rows do not follow each other in memory", fix="Call awkward.to_packed(x) first.")
+    offsets = lists.offsets.data
+    values = lists.content[int(offsets[0]) : int(offsets[-1])]
+    if _is_ragged(inner := ak.Array(values)):
+        return {"values": inner, "offsets": offsets}
+    if not (values.is_numpy or values.is_regular):
+        fix = "Convert its fields one by one, and fill missing values first."
+        raise LayoutError(f"its values are of the type {inner.type.content}, not numbers", fix=fix)
+    return {"values": ak.to_numpy(values, allow_missing=False), "offsets": offsets}
+
+
+def _join_awkward(parts: dict[str, Any]) -> Any:
+    ak, offsets, values = sys.modules["awkward"], parts["offsets"], parts["values"]
+    content = values.layout if isinstance(values, ak.Array) else ak.contents.NumpyArray(values)
+    index = ak.index.Index32 if offsets.dtype.itemsize == 4 else ak.index.Index64
+    return ak.Array(ak.contents.ListOffsetArray(index(offsets), content))
+
+
+class AwkwardAdapter(_OverNumpy):
+    """awkward.Array with rows of varying length."""
+
+    name = package = "awkward"
+    containers = (
+        api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, {"offsets": _INDICES}),
+    )
+
+
+dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter(), AwkwardAdapter())

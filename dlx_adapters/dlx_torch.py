@@ -130,6 +130,10 @@ class _Devices(api.Devices):
         version = sys.modules["torch"].version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 
+    @property
+    def pins(self) -> bool:  # type: ignore[override]
+        return self.kind == "cuda"
+
     def to_native(self, device: api.Device) -> Any:
         torch = sys.modules["torch"]
         if self.kind and device.name == self.kind:
@@ -161,7 +165,8 @@ class _Devices(api.Devices):
         torch = sys.modules["torch"]
         if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
-        options = {"dtype": DTYPES.to_native(dtype), "device": _native_device(device)}
+        place = {"pin_memory": True} if device.name == "cuda_host" else {"device": _native_device(device)}
+        options = {"dtype": DTYPES.to_native(dtype), **place}
         if not torch.is_inference_mode_enabled():
             return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
@@ -517,7 +522,7 @@ class TorchAdapter(api.Adapter):
             device_types=frozenset(api.Device(name).type for name in ("cpu", kind) if name),
             layouts=api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED,
             empty_extents="leading",
-            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
+            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "cuda_host", "rocm"), why)),
         )
 
     def load(self, tensor: api.Tensor) -> Any:

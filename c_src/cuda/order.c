@@ -114,10 +114,10 @@ int dlx_cuda_can_order(int32_t from_device, uint64_t from, int32_t to_device, ui
 static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   int hop = from_device != to_device;
   cu_event event;
-  int status = can_order(from_device, from, to_device, to);
-  if (status == DLX_OK) status = take_event(from_device, &event);
+  int status = take_event(from_device, &event);
   if (status != DLX_OK) return status;
-  status = CUDA(EventRecord, event, cuda_stream(from));
+  status = can_order(from_device, from, to_device, to);
+  if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
     status = wait_for(event, to);

@@ -19,10 +19,11 @@ from dlx._engine.casting import Casts, can_cast, read_casts
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
-from dlx._engine.seam import FAST_PATH
+from dlx._engine.seam import FAST_PATH, borrow_all
 from dlx._engine.sources import adapter_call
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
+from dlx._registry.generic import TENSOR
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.reflect import type_name
@@ -102,8 +103,22 @@ def check_fits(out: Array, shape: tuple[int, ...], dtype: DType) -> None:
 
 def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
     """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory."""
-    if native.tensor_fill(whole, rows, axis) == -1:
+    if native.tensor_fill(whole, rows, axis):
         native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
+
+
+def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
+    """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked or cast."""
+    tensors, whole = borrow_all(objs, TENSOR.name), FAST_PATH._borrow(out, TENSOR.name, True)
+    adapter = lookup.kind(type(out)).adapter
+    is_writable = whole is not None and adapter is not None and not (whole.readonly or adapter.arrays.immutable)
+    if tensors is None or not is_writable or not whole.is_host or not tensors[0].is_host:
+        return False
+    is_odd = axis >= 0 and (axis >= whole.ndim or len(objs) != whole.shape[axis])
+    if is_odd or native.tensor_fill(whole, tensors, axis, True):
+        return False
+    mark_written(adapter, out)
+    return True
 
 
 def finish(out: Array) -> None:
@@ -159,6 +174,8 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
+    if dtype is None and fill_plain([obj], out, -1):
+        return out
     target, casts = type_name(type(out)), read_casts(dtype)
     try:
         pairs = [

@@ -22,11 +22,12 @@ else:
     sharing = Late("dlx._sharing.sharing")  # most programs share nothing
 
 
-def check_system() -> None:
+def check_system(what: str) -> None:
     """Raise `DeviceError` if this system cannot share memory between processes."""
     reason = find_missing().get("share")
     if reason is not None:
-        raise DeviceError(reason, fix="Save the arrays to a file, and call dlx.open in the other process.")
+        fix = "Save the arrays to a file, and call dlx.open in the other process."
+        raise DeviceError(reason, source=what, fix=fix)
 
 
 @public
@@ -95,7 +96,7 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """
     if (obj is None) == (like is None):
         raise TypeError("share takes either an array, or a container of arrays, or like=. Pass one of them.")
-    check_system()
+    check_system("the arrays")
     if like is not None:  # no value is read, so no graph is lost
         return sharing.share_tree(like, request_of("dlx", detach=True), with_values=False)
     return sharing.share_tree(obj, request_of("dlx", detach=detach))
@@ -158,7 +159,7 @@ def attach(
     ...     dlx.attach(handle)
     [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
     """
-    check_system()
+    check_system("the handle")
     attach_tree = sharing.attach_tree
     request_of(to, device=device, readonly=readonly)  # before anything is mapped
     mode = "write" if writable else "private" if readonly == "share" else "read"

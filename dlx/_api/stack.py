@@ -10,7 +10,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, fill, finish, open_output
+from dlx._api.output import check_fits, fill, fill_plain, finish, open_output
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -111,6 +111,9 @@ def stack(
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
+    is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
+    if is_at_once and not trace.observers and fill_plain(objs, out, axis):
+        return out
     if out is None:
         request = request_of(to, device=device, stream=stream)
         target = request.target.name

@@ -12,6 +12,7 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor as Tensor
 from dlx._core.native import register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
+from dlx._support.system import read_at
 from dlx.errors import DeviceError
 
 # ---- repr: one line, with the values if they are few and readable
@@ -106,7 +107,7 @@ def _values(tensor: Tensor) -> str:
     try:
 
         def read(at: int) -> Any:
-            return reader(os.pread(memory, itemsize, tensor.data_ptr + at * itemsize))
+            return reader(read_at(memory, itemsize, tensor.data_ptr + at * itemsize))
 
         return _format_nested(tensor, edge, read)
     except (OSError, struct.error):

@@ -19,7 +19,7 @@ from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx._support.reflect import foreign_errors
 from dlx.adapter.base import Adapter, Devices
-from dlx.errors import DeviceError
+from dlx.errors import DeviceError, DlxError
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the present work of a stream, after a recorded event, or None: now."""
@@ -35,8 +35,8 @@ def takes_stream(source: Adapter) -> bool:
 class StreamSync:
     """The streams of one call; `stream` and `device` are the caller's options."""
 
-    def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
-        self._target, self._stream, self._device = target, stream, device
+    def __init__(self, target: Target, stream: Any = None, device: Device | None = None, *, wait: bool = True) -> None:
+        self._target, self._stream, self._device, self._waits = target, stream, device, wait
         self._streams: dict[tuple[int, Device], Stream | None] = {}
         self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
@@ -85,7 +85,8 @@ class StreamSync:
             return "stream=-1: no stream waits for its producer"
         own = self.producer(source, device)
         if host_readable(place):
-            return f"the host waits for {own or 'its producer'}"
+            is_unfinished = own is not None and not self._waits and cuda.is_pinned_device(place)
+            return "" if is_unfinished else f"the host waits for {own or 'its producer'}"
         consumer = self.consumer(place)
         if consumer is not None and own == consumer:
             return ""
@@ -220,8 +221,8 @@ class StreamSync:
             self.ask(consumer, None)
             work = cuda.work_stream(place)
             fresh = native.tensor_on_device(tensor, keep_order, place.id)
-            native.tensor_transfer(tensor, fresh, work.handle, True)
-            return native.tensor_when(fresh, 0), None
+            self._transfer(source, tensor, readiness, fresh, work, self._waits)
+            return (native.tensor_when(fresh, 0), None) if self._waits else (fresh, cuda.ready(work))
         stream = self._stream_of(tensor, readiness) or cuda.work_stream(here)
         self.ask(stream, consumer, None)  # memory of dlx belongs to no graph
         fresh = native.tensor_on_device(tensor, keep_order, place.id, here.id, stream.handle, stream.keep)
@@ -240,7 +241,7 @@ class StreamSync:
         if stream is None:
             stream = consumer if here == place else cuda.work_stream(here)
         waits = self._must_wait(source, tensor, readiness)
-        self.ask(stream, consumer, *([None] if waits else []))
+        self.ask(stream, consumer, *([None] if waits or not is_cuda(here) else []))  # a graph keeps no source alive
         array = self._new_array(tensor.shape, tensor.dtype, strides, consumer)
         if array is None:
             return None
@@ -248,8 +249,32 @@ class StreamSync:
         if stream != consumer:
             cuda.order(consumer, stream)  # which may still use the memory
         self._transfer(source, tensor, readiness, target, stream, waits)
-        if stream != consumer:
-            cuda.order(stream, consumer)
+        self._finish(stream, consumer)
+        return array
+
+    def copy_to_pinned(self, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device) -> Any:
+        """Copy into a new array of the consumer in pinned host memory."""
+        adapter, here = self._target.adapter, physical(tensor.device)
+        stream = self._stream_of(tensor, readiness) if is_cuda(here) else None
+        waits = self._waits or stream is None
+        if is_cuda(here):
+            if stream is None:
+                self.wait(readiness, None)
+            stream = stream or cuda.work_stream(here)
+            self.ask(stream, None)
+        array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
+        if array is None:
+            reason = f"{adapter.name} cannot allocate pinned memory now"
+            raise DeviceError(reason, fix="Pass device='cpu'.")
+        target = native.tensor_view(adapter.export(array, stream=UNORDERED), None, place, None, None)
+        if stream is None:
+            cuda.copy_on_host(tensor, target)
+            return array
+        if not waits:  # keep both alive until the copy is done
+            tensor, target = (
+                native.tensor_behind(each, here.id, stream.handle, stream.keep) for each in (tensor, target)
+            )
+        native.tensor_transfer(tensor, target, stream.handle, waits)
         return array
 
     def stack(self, rows: Sequence[Tensor], sources: Sequence[tuple[Adapter, Readiness]], like: Tensor) -> Any:
@@ -277,10 +302,21 @@ class StreamSync:
                 target = native.tensor_new(place, row.shape, None, row.dtype, here, like.flags, whole)
                 self._transfer(source, row, readiness, target, stream, False)
         for other in others:
-            cuda.order(other, work)
+            self._finish(other, work)
         if waits:
             cuda.synchronize(work)
         return cuda.when(whole, cuda.ready(work)) if array is None else array
+
+    @staticmethod
+    def _finish(stream: Stream, consumer: Stream) -> None:
+        """Make the consumer's stream wait for a copy into its memory."""
+        if stream != consumer:
+            try:
+                cuda.order(stream, consumer)
+            except BaseException:
+                with contextlib.suppress(DlxError):
+                    cuda.synchronize(stream)  # the memory is free after this call
+                raise
 
     def _allocates(self, place: Device) -> Stream | None:
         """Return the consumer's stream on a CUDA device if its framework allocates memory there, in stream order."""
@@ -308,7 +344,7 @@ class StreamSync:
     def _must_wait(self, source: Adapter | None, tensor: Tensor, readiness: Readiness) -> bool:
         """Return whether the host must wait for a copy: of host memory, or if an unknown stream may write next."""
         if not is_cuda(tensor.device):
-            return True
+            return self._waits
         if source is None or source.arrays.immutable or is_unordered(self._stream):
             return False
         if isinstance(readiness, Stream):
@@ -319,10 +355,11 @@ class StreamSync:
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, target: Tensor, stream: Stream, waits: bool
     ) -> None:
         """Start a copy on a stream; the host waits for it if `waits`."""
-        if is_cuda(tensor.device):
+        on_device = is_cuda(tensor.device)
+        if on_device:
             self.wait(readiness, stream)
-            if not waits and source is not None and stream != self.producer(source, stream.device):
-                tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)  # kept alive
+        if not waits and (not on_device or source is not None):
+            tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)  # kept alive
         native.tensor_transfer(tensor, target, stream.handle, waits)
 
     def wait(self, readiness: Readiness, waiting: Stream | None) -> None:

@@ -35,7 +35,7 @@ from dlx._registry.array_like import Refusal, explain, refusal
 from dlx._registry.built_in import HANDLERS
 from dlx._registry.built_in import LIST as LIST
 from dlx._registry.built_in import TUPLE as TUPLE
-from dlx._registry.compound import PARTS, CompoundHandler, Parts
+from dlx._registry.compound import PARTS, CompoundHandler, Parts, handler_of
 from dlx._registry.handlers import Keys, abstract_handler, record_handler, subclass_handler
 from dlx._registry.registry import CONVERT_CONTENTS, NOT_INSPECTED, registry
 from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
@@ -110,7 +110,8 @@ _EXACT: dict[type, Kind] = {
     **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "passthrough")),
     type(native.buffer_exchange()): _ARRAYS[generic.CAPSULE],
     generic.Deferred: _ARRAYS[generic.DEFERRED],
-    arrow.Column: _ARRAYS[generic.ARROW],
+    arrow.Column: Kind(generic.ARROW, None, "array", None, (handler_of(generic.ARROW.containers[0]),)),
+    arrow.Offsets: _ARRAYS[generic.ARROW],
     Parts: Kind(None, PARTS, "container"),
 }
 

@@ -7,10 +7,10 @@ import functools
 import hashlib
 import json
 import shlex
+import sys
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 __all__ = ["find_conflict"]
 
@@ -65,5 +65,6 @@ def _find_changed(ours: metadata.Distribution) -> list[str]:
 def _find_source(ours: metadata.Distribution | None) -> str:
     """Return the file or folder that dlx was installed from, if it still exists; else the name of the distribution."""
     found = ours.read_text("direct_url.json") if ours is not None else None
-    path = Path(url2pathname(urlsplit(json.loads(found)["url"]).path)) if found else None
+    text = unquote(urlsplit(json.loads(found)["url"]).path) if found else ""
+    path = Path(text.lstrip("/") if sys.platform == "win32" else text) if text else None
     return shlex.quote(str(path)) if path is not None and path.exists() else OURS

@@ -16,7 +16,7 @@ def find_missing() -> dict[str, str]:
     """Return the features that this system lacks: the name of each, and the reason."""
     missing = {}
     if not hasattr(os, "memfd_create"):
-        missing["share"] = f"memory without a name that other processes can open needs Linux, and this is {NAME}"
+        missing["share"] = f"this needs the anonymous memory files of Linux, and this system is {NAME}"
     if sys.platform == "darwin":
         missing["cuda"] = "NVIDIA has no CUDA driver for macOS"
     return missing

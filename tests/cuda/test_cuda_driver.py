@@ -65,7 +65,7 @@ def test_a_driver_without_what_came_later(python, tmp_path):
         del tensor, moved
         gc.collect()
         assert driver.release_pending() == 0
-        print(cuda.count("cuMemFree"), cuda.races, cuda.misuses, cuda.depth)
+        print(cuda.count("cuMemFreeAsync"), cuda.races, cuda.misuses, cuda.depth)
     """
     assert run(python, library, code)[:4] == ["refused", "refused", "gone", "2 0 0 0"]
 

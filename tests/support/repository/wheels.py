@@ -398,6 +398,27 @@ def make(build: Build, pure: Path, folder: Path, generated: Path, out: Path) -> 
     )
 
 
+def check_cibuildwheel() -> int:
+    """Check that [tool.cibuildwheel] of pyproject.toml covers the same matrix; return its number of wheels."""
+    systems = {"linux": ("linux", ""), "darwin": ("macos", "macosx_"), "win32": ("windows", "win_")}
+    found: set[str] = set()
+    wanted: set[str] = set()
+    for target in TARGETS:
+        name, prefix = systems[target.system]
+        processor = target.tag.rpartition("_")[2] if target.system != "linux" else target.processor
+        processor = {"64": "x86_64"}.get(processor, processor)
+        asked = "AMD64" if target.system == "win32" else processor
+        command = ["-m", "cibuildwheel", "--print-build-identifiers", "--platform", name, "--archs", asked]
+        found |= {*run(sys.executable, *command, cwd=ROOT).split()}
+        ending = prefix or f"{target.tag.partition('_')[0]}_"
+        wanted |= {
+            f"cp{each.replace('.', '')}-{ending}{'amd64' if name == 'windows' else processor}" for each in PYTHONS
+        }
+    if wanted - found:
+        raise Failed(f"cibuildwheel's configuration lacks {sorted(wanted - found)}")
+    return len(found)
+
+
 def main(arguments: list[str]) -> int:
     """Build the wheels; return 1 if one failed."""
     parser = argparse.ArgumentParser(prog="repository.wheels")
@@ -409,6 +430,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(CACHE / "zig"))
     os.environ.setdefault("ZIG_LOCAL_CACHE_DIR", str(CACHE / "zig"))
     failed = 0
+    print(f"cibuildwheel's configuration covers this matrix: {check_cibuildwheel()} wheels")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = Path.cwd()
