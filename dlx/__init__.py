@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from dlx._support.late import load_name
 from dlx._version import __version__
 
+TYPE_CHECKING = False  # `typing` takes as long to import as Python to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
     from dlx._api.array_namespace import array_namespace
     from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, to_capsule
     from dlx._api.convert import plan
     from dlx._api.describe import describe
+    from dlx._api.parts import parts
+    from dlx._api.save import save
     from dlx._api.share import attach, share
     from dlx._api.shares_memory import shares_memory
     from dlx._api.signatures import convert, stack
@@ -42,10 +46,10 @@ if TYPE_CHECKING:
     from dlx.typing import SupportsDLPack
 
 __all__ = [
-    "convert", "plan", "describe", "stack", "share", "attach", "shares_memory", "array_namespace", "adapters", "using",
-    "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor", "from_dlpack", "empty",
-    "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices", "release_pending", "ffi",
-    "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
+    "convert", "plan", "describe", "parts", "stack", "save", "share", "attach", "shares_memory", "array_namespace",
+    "adapters", "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor",
+    "from_dlpack", "empty", "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices",
+    "release_pending", "ffi", "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
 ]  # fmt: skip
 
 # The public names of each module. `open` and `typing` are not in __all__: `from dlx import *` would hide Python's own.
@@ -55,6 +59,8 @@ _NAMES = {
     "_api.convert": ("convert", "plan"),
     "_api.describe": ("describe",),
     "_api.open": ("open",),
+    "_api.parts": ("parts",),
+    "_api.save": ("save",),
     "_api.share": ("attach", "share"),
     "_api.shares_memory": ("shares_memory",),
     "_api.stack": ("stack",),
@@ -96,6 +102,15 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 _settle()
             return value
 
+    def _refuse_name(module: Any, name: str) -> Any:
+        text = f"module 'dlx' has no attribute {name!r}"
+        if not name.startswith("_"):
+            from dlx._support.installation import find_conflict
+
+            conflict = find_conflict()  # the name may be the other project's
+            text += f": {conflict}" if conflict else ""
+        raise AttributeError(text, name=name, obj=module)
+
     # A module `__getattr__` would make each `dlx.convert` 50 ns slower.
     _Module = type(
         "module",
@@ -103,6 +118,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         {
             **{name: _Name(name) for name in _MODULES},
             "__getattribute__": object.__getattribute__,
+            "__getattr__": _refuse_name,
             "__reduce__": lambda module: (importlib.import_module, (module.__name__,)),  # for cloudpickle
         },
     )

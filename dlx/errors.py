@@ -143,7 +143,7 @@ def sentences(*parts: str) -> str:
 
 # ---- the family ------------------------------------------------------------------------------------------------------
 
-_VERBS = {"from_dlpack": "convert", "from_managed": "convert", "from_pointer": "convert"}
+_VERBS = {"parts": "split", "from_dlpack": "convert", "from_managed": "convert", "from_pointer": "convert"}
 """Verbs for functions whose name is not a verb."""
 
 _VERBS_WITHOUT_TARGET = {

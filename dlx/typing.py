@@ -53,19 +53,19 @@ Readonly: TypeAlias = Literal["copy", "error", "share"]
 
 READONLY: tuple[str, ...] = get_args(Readonly)
 
-Errors: TypeAlias = Literal["raise", "collect"]
-"""Raise the first error of a container, or all errors in an ExceptionGroup."""
+Errors: TypeAlias = Literal["raise", "collect", "pass"]
+"""Raise the first error of a container, or all errors in an ExceptionGroup; or keep what cannot be converted."""
 
 ERRORS: tuple[str, ...] = get_args(Errors)
 
-Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "deferred", "unknown"]
+Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "passed", "tree", "deferred", "unknown"]
 """The outcome of a conversion, see `dlx.Plan`."""
 
 
 class Options(TypedDict, total=False):
     """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
 
-    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict` and `errors`; each is optional.
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `wait`, `strict`, `errors` and `dtype`; each is optional.
     """
 
     device: DeviceLike | None
@@ -73,5 +73,7 @@ class Options(TypedDict, total=False):
     readonly: Readonly
     detach: bool
     stream: object
+    wait: bool
     strict: bool
     errors: Errors
+    dtype: object

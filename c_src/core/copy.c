@@ -148,13 +148,14 @@ static int comes_before(const dlx_axis* a, const dlx_axis* b) {
   return llabs(a->from) > llabs(b->from);
 }
 
-int dlx_find_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes) {
-  int64_t from_step = item, to_step = item;
+int dlx_find_axes(const DLTensor* from, const DLTensor* to, int64_t from_item, int64_t to_item,
+                  dlx_axis* axes) {
+  int64_t from_step = from_item, to_step = to_item;
   int n = 0;
   for (int32_t d = from->ndim - 1; d >= 0; d--) {
     if (from->shape[d] == 1) continue;
-    dlx_axis next = {from->shape[d], from->strides ? from->strides[d] * item : from_step,
-                     to->strides ? to->strides[d] * item : to_step};
+    dlx_axis next = {from->shape[d], from->strides ? from->strides[d] * from_item : from_step,
+                     to->strides ? to->strides[d] * to_item : to_step};
     from_step *= next.extent;
     to_step *= next.extent;
     int at = n++;
@@ -235,7 +236,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];
-  int n = dlx_find_axes(from, to, item, axes);
+  int n = dlx_find_axes(from, to, item, item, axes);
   dlx_copy_in_parts(copy_planes, target, source, axes, n, nbytes, item);
   return DLX_OK;
 }

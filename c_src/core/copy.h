@@ -11,9 +11,10 @@ typedef struct {
   int64_t to;
 } dlx_axis;
 
-/* Find the axes of a copy between validated tensors with the same shape and dtype: outermost in
- * `to` first, adjacent runs merged. Return their number. */
-int dlx_find_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes);
+/* Find the axes of a copy between validated tensors of the same shape, with elements of these
+ * sizes: outermost in `to` first, adjacent runs merged. Return their number. */
+int dlx_find_axes(const DLTensor* from, const DLTensor* to, int64_t from_item, int64_t to_item,
+                  dlx_axis* axes);
 
 /* Advance to the next index of `n` axes; the last one changes fastest. 0 = the end. */
 static inline int dlx_next(const dlx_axis* axes, int n, int64_t* index, char** to,
@@ -29,7 +30,8 @@ static inline int dlx_next(const dlx_axis* axes, int n, int64_t* index, char** t
   return 0;
 }
 
-/* Copies along `n` axes; may reorder them. */
+/* Copies along `n` axes; may reorder them. `item` is the size of an element, or the copier's own.
+ */
 typedef void (*dlx_copier)(char* to, const char* from, dlx_axis* axes, int n, int64_t item);
 
 /* Run a copy of `nbytes` bytes on one thread, or on several if that is faster. The threads are

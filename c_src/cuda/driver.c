@@ -125,11 +125,15 @@ static const struct {
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
+const char* dlx_cuda_library(void) {
+  const char* chosen = getenv("DLX_CUDA_DRIVER");
+  return chosen && *chosen ? chosen : DLX_CUDA_LIBRARY;
+}
+
 /* Fill the table or leave it empty. The caller holds cuda_once_lock. Errors: DLX_E_NO_DRIVER. */
 static int fill_table(void) {
-  const char* chosen = getenv("DLX_CUDA_DRIVER");
   char why[300];
-  void* library = dlx_open_library(chosen && *chosen ? chosen : DLX_CUDA_LIBRARY, why, sizeof why);
+  void* library = dlx_open_library(dlx_cuda_library(), why, sizeof why);
   if (library == NULL) return report_no_driver(why);
   cu_table found;
   memset(&found, 0, sizeof found);

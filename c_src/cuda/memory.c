@@ -224,7 +224,7 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) 
   parts p;
   dlx_fresh_strides(from, keep_order, strides);
   to.strides = strides;
-  return plan_calls(&t, axes, dlx_find_axes(from, &to, item, axes), item, &p) != DLX_OK;
+  return plan_calls(&t, axes, dlx_find_axes(from, &to, item, item, axes), item, &p) != DLX_OK;
 }
 
 /* Start a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
@@ -237,7 +237,7 @@ static int start_copy(const transfer* t) {
   if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
-  int status = plan_calls(t, axes, dlx_find_axes(from, to, item, axes), item, &p);
+  int status = plan_calls(t, axes, dlx_find_axes(from, to, item, item, axes), item, &p);
   if (status != DLX_OK) return status;
   do {
     status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)

@@ -26,6 +26,9 @@ int dlx_cuda_load(void);
 int dlx_cuda_loaded(void);
 int dlx_cuda_entered(int32_t device_id);
 
+/* Return the name or path of the driver: DLX_CUDA_DRIVER, or the system's. */
+const char* dlx_cuda_library(void);
+
 /* Describe the last failed call of this thread. Owns: valid until the next failure. */
 const char* dlx_cuda_message(void);
 

@@ -2,6 +2,7 @@
 
 #include "interop.h"
 #include "core/allocate.h"
+#include "core/copy.h"
 
 #include <string.h>
 
@@ -159,6 +160,28 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   return m ? py_tensor_wrap(m) : NULL;
 }
 
+PY_DOC(tensor_cast, "Copy host memory to another dtype, in row-major or the source's order.");
+static PyObject* tensor_cast(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  DLManagedTensorVersioned *m = py_check_args("tensor_cast", nargs, 3, 3)
+                                    ? py_tensor_managed(args[0])
+                                    : NULL,
+                           *made = NULL;
+  DLTensor like;
+  if (m == NULL) return NULL;
+  like = m->dl_tensor;
+  int keep_order = PyObject_IsTrue(args[2]), status;
+  if (keep_order < 0 || read_dtype(args[1], &like.dtype) < 0) return NULL;
+  dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_managed_empty(&like, 0, keep_order, &made);
+    if (status == DLX_OK) status = dlx_cast(&m->dl_tensor, &made->dl_tensor, 0);
+  Py_END_ALLOW_THREADS
+  py_managed_release(m);
+  if (status == DLX_OK) return py_tensor_wrap(made);
+  if (made) dlx_managed_release(made);
+  return py_raise(status, NULL);
+}
+
 /* Host memory may have different device numbers. */
 static int can_stack(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
   const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
@@ -234,6 +257,125 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   PyMem_Free(rows);
   if (status == DLX_OK && whole) return py_tensor_wrap(whole);
   if (whole) dlx_managed_release(whole);
+  if (status == DLX_OK) Py_RETURN_NONE;
+  return py_raise(status, NULL);
+}
+
+/* Return the tensor of `whole` without an axis; -1 removes none. */
+static DLTensor without_axis(const DLTensor* whole, int axis, int64_t* shape, int64_t* strides) {
+  DLTensor row = *whole;
+  row.ndim = 0;
+  for (int32_t d = 0; d < whole->ndim; d++) {
+    if (d == axis) continue;
+    shape[row.ndim] = whole->shape[d];
+    strides[row.ndim++] = whole->strides[d];
+  }
+  row.shape = shape;
+  row.strides = strides;
+  return row;
+}
+
+/* Return 1 if `row` can be copied to the first elements of `to`. */
+static int fits(const DLTensor* row, const DLTensor* to) {
+  if (row->ndim != to->ndim) return 0;
+  for (int32_t d = 0; d < row->ndim; d++) {
+    if (row->shape[d] > to->shape[d]) return 0;
+  }
+  return memcmp(&row->dtype, &to->dtype, sizeof row->dtype) == 0 ||
+         dlx_can_cast(row->dtype, to->dtype);
+}
+
+/* Return 1 if two tensors of the same shape are the same elements in memory. */
+static int is_same_memory(const DLTensor* a, const DLTensor* b) {
+  return a->data == b->data && memcmp(&a->dtype, &b->dtype, sizeof a->dtype) == 0 &&
+         memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides) == 0;
+}
+
+/* Return 1 if two tensors may have memory in common. */
+static int may_meet(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
+  int64_t a_low, a_high, b_low, b_high;
+  dlx_extent(&a->dl_tensor, a->flags, &a_low, &a_high);
+  dlx_extent(&b->dl_tensor, b->flags, &b_low, &b_high);
+  const char *one = a->dl_tensor.data, *other = b->dl_tensor.data;
+  return one + a_low < other + b_high && other + b_low < one + a_high;
+}
+
+/* Copy the indices [first, first + count) of the first axis of a row, or all of a row without axes,
+ * to the same place of `to`. Errors: a status. */
+static int copy_part(const DLManagedTensorVersioned* row, const DLTensor* to, int64_t first,
+                     int64_t count) {
+  DLTensor from = row->dl_tensor, there = *to;
+  int64_t shape[DLX_MAX_NDIM];
+  if (from.ndim) {
+    memcpy(shape, from.shape, (size_t)from.ndim * sizeof *shape);
+    shape[0] = from.shape[0] - first < count ? from.shape[0] - first : count;
+    if (shape[0] <= 0) return DLX_OK;
+    from.data = (char*)from.data + first * from.strides[0] * dlx_itemsize(from.dtype, row->flags);
+    there.data = (char*)to->data + first * to->strides[0] * dlx_itemsize(to->dtype, row->flags);
+    from.shape = there.shape = shape;
+  }
+  return dlx_cast(&from, &there, row->flags);
+}
+
+/* Copy rows along an axis of `whole`. If elements of several rows are adjacent, copy blocks of them
+ * that fit the cache. Errors: a status. */
+static int fill_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n, const DLTensor* to,
+                     int64_t step, int64_t row_bytes) {
+  enum { BLOCK = 1 << 16 };
+  int64_t extent = to->ndim ? to->shape[0] : 1, count = extent;
+  int is_interleaved = n > 1 && to->ndim && step < to->strides[0];
+  if (is_interleaved && row_bytes * n > BLOCK) count = extent * BLOCK / (row_bytes * n) + 1;
+  int status = DLX_OK;
+  for (int64_t first = 0; first < extent; first += count) {
+    for (Py_ssize_t i = 0; i < n && status == DLX_OK; i++) {
+      DLTensor there = *to;
+      there.data = (char*)to->data + i * step * dlx_itemsize(to->dtype, rows[i]->flags);
+      status = copy_part(rows[i], &there, first, count);
+    }
+  }
+  return status;
+}
+
+PY_DOC(
+    tensor_fill,
+    "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and cast "
+    "them; -1: copy one tensor to all of it. Without a write, return -1 if memory may be shared, "
+    "or -2 if one does not fit (with `exact`: differs in shape or dtype, or the result has gaps).");
+static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_check_args("tensor_fill", nargs, 3, 4)) return NULL;
+  DLManagedTensorVersioned *whole = py_tensor_managed(args[0]), **rows;
+  long axis = PyLong_AsLong(args[2]);
+  int exact = nargs == 4 && args[3] == Py_True;
+  if (whole == NULL || PyErr_Occurred()) return NULL;
+  Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
+  if (axis >= whole->dl_tensor.ndim || (axis < 0 ? n != 1 : n != whole->dl_tensor.shape[axis]))
+    return PyErr_Format(PyExc_TypeError, "tensor_fill takes one tensor for each row");
+  if (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) return py_raise(DLX_E_READONLY, NULL);
+  rows = PyMem_New(DLManagedTensorVersioned*, n);
+  if (rows == NULL) return PyErr_NoMemory();
+  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
+  DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
+  int answer = exact && dlx_layout(&whole->dl_tensor) ? -2 : 0; /* as documented */
+  for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
+    rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
+    if (rows[i] == NULL) break;
+    const DLTensor* row = &rows[i]->dl_tensor;
+    if (!fits(row, &to) || (exact && !dlx_has_same_elements(row, &to)))
+      answer = -2;
+    else if (may_meet(rows[i], whole))
+      answer = -1;
+  }
+  if (answer == -1 && axis < 0 && is_same_memory(&rows[0]->dl_tensor, &to)) n = answer = 0;
+  if (answer || PyErr_Occurred()) {
+    PyMem_Free(rows);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(answer);
+  }
+  int status;
+  int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
+  dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
+  PY_WITHOUT_GIL(status = fill_rows(rows, n, &to, step, row_bytes));
+  py_managed_release(whole);
+  PyMem_Free(rows);
   if (status == DLX_OK) Py_RETURN_NONE;
   return py_raise(status, NULL);
 }
@@ -357,7 +499,9 @@ PyMethodDef py_tensor_functions[] = {
     PY_VARARGS(tensor_new),
     PY_VARARGS(tensor_view),
     PY_FASTCALL(tensor_copy),
+    PY_FASTCALL(tensor_cast),
     PY_FASTCALL(tensor_stack),
+    PY_FASTCALL(tensor_fill),
     PY_ONE(tensor_repack),
     PY_FASTCALL(tensor_check),
     PY_ONE(buffer_address),

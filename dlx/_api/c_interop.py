@@ -107,6 +107,9 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     """
     if not shared:
         return pointer.empty(shape, dtype, device)
+    from dlx._api.share import check_system
+
+    check_system("shared memory")
     from dlx._sharing.sharing import shared_empty  # most programs do not need it
 
     return shared_empty(extents_of(shape), DType(dtype), Device(device))

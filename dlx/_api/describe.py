@@ -6,9 +6,11 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.public import public
+from dlx._engine.compound import describe_compound
 from dlx._engine.fast_path import export_and_describe
 from dlx._engine.sources import array_info
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 
 
 @public
@@ -29,4 +31,9 @@ def describe(obj: Any) -> ArrayInfo:
     'bytes (uint8[3], read-only)'
     """
     known = export_and_describe(obj)
-    return array_info(*lookup.source(obj)) if known is None else known[1]
+    if known is not None:
+        return known[1]
+    inside, handler = lookup.unwrap(obj)
+    if isinstance(handler, CompoundHandler):
+        return describe_compound(inside, handler)
+    return array_info(*lookup.source(obj))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dlx._api import convert as convert  # binds the Python function of FAST_PATH for views
 from dlx._core.public import public
@@ -12,18 +11,25 @@ from dlx._engine.request import request_of
 from dlx._views.factory import lazy_view, repeat_view
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from dlx._files.mapping import FileView
+    from dlx._files.selection import Names
     from dlx.typing import DeviceLike, Readonly, Target
 
 
 @public
 def open(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[Any] | Buffer | IO[bytes],
     to: Target = "dlx",
     *,
+    only: Names = None,
+    skip: Names = None,
+    mmap: bool = True,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
     detach: bool = False,
+    dtype: Any = None,
 ) -> FileView[Any]:
     r"""Map a saved file into memory and return a lazy read-only mapping from names to arrays.
 
@@ -35,9 +41,18 @@ def open(
     ----------
     path
         A file: .safetensors, .npy, .npz, .gguf, and, if the library is installed, .pt (torch), Arrow IPC (pyarrow) and
-        HDF5 (h5py). Or the folder, or the index, of a checkpoint in several .safetensors files.
+        HDF5 (h5py). Or the folder, or the index, of a checkpoint in several .safetensors files. Or the contents of a
+        file: bytes, or another object with a buffer, or a binary file object, which is read to its end. ``bytes``
+        without the signature of a format are a path.
     to
         Target, as in `convert`.
+    only, skip
+        The members to open, or to leave out: a name, a pattern such as ``"encoder.*"``, several of them, or a function
+        of a name that returns a bool. In the nested dicts of a .pt file, names are paths with dots, and a dict's name
+        selects all in it. Members that are left out are neither read nor listed.
+    mmap
+        False: read the members into memory now, with large reads in several threads, for network and fused file
+        systems. The arrays are writable, share one block of memory for each file, and do not depend on the file.
     device
         Device of the arrays, as in `convert`.
     readonly
@@ -45,6 +60,8 @@ def open(
         shares pages that are private to this process, so writes never reach the file.
     detach
         As in `convert`, for parameters of a .pt file.
+    dtype
+        As in `convert`. An array that changes is copied when it is read.
 
     Returns
     -------
@@ -57,7 +74,7 @@ def open(
     ------
     FileError
         If the file has an unsupported format, is damaged or truncated, has an impossible header, or is one part of
-        several. Then nothing is mapped.
+        several, or if it has no member that `only` or `skip` names. Then nothing is mapped.
     FrameworkNotInstalledError
         If the target, or the library that reads the file, is not installed.
     OSError
@@ -82,12 +99,12 @@ def open(
     """
     from dlx._files.mapping import FileView, map_file  # most programs open no file
 
-    request = request_of(to, device=device, readonly=readonly, detach=detach)
-    archive = map_file(Path(path), private=readonly == "share")
-    named = to if device is None and readonly == "copy" and not detach else None
+    request = request_of(to, device=device, readonly=readonly, detach=detach, dtype=dtype)
+    archive = map_file(path, private=readonly == "share", only=only, skip=skip, mapped=mmap)
+    named = to if device is dtype is None and readonly == "copy" and not detach else None
     view: FileView[Any] | None = None if named is None else repeat_view(archive, named, FileView)
     if view is not None:  # a known target
         return view
-    view = lazy_view(archive, request, named, strict=False, collect=False, view=FileView)
+    view = lazy_view(archive, request, named, strict=False, view=FileView)
     assert view is not None
     return view

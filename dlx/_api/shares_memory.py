@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -11,10 +11,12 @@ from dlx._core.public import public
 from dlx._core.types import Device
 from dlx._engine import fast_path as fast_path  # binds FAST_PATH
 from dlx._engine.batch import Batch
+from dlx._engine.compound import arrays_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError
@@ -47,7 +49,7 @@ def shares_memory(a: Any, b: Any) -> bool:
     Parameters
     ----------
     a, b
-        Arrays as in `convert`.
+        Arrays as in `convert`, also sparse and ragged ones.
 
     Returns
     -------
@@ -60,7 +62,7 @@ def shares_memory(a: Any, b: Any) -> bool:
     AdapterNotFoundError
         If an argument isn't an array.
     ConversionError
-        If an array has no ordinary memory: sparse and fake tensors, used capsules.
+        If an array has no ordinary memory: fake tensors, used capsules.
 
     Notes
     -----
@@ -78,12 +80,8 @@ def shares_memory(a: Any, b: Any) -> bool:
     overlap = _overlap(a, b)
     if overlap is not None:
         return overlap
-    one, other = _extent(a), _extent(b)
-    if one is None or other is None or not _same_memory(one.device, other.device):
-        return False
-    if one.start >= other.end or other.start >= one.end:
-        return False
-    return _meet(one, other)
+    others = [*_extents(b)]
+    return any(_overlaps(one, other) for one in _extents(a) for other in others)
 
 
 def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
@@ -107,6 +105,21 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
                 return (min(i, j), max(i, j))
         near[not mine].append((extent, i))
     return None
+
+
+def _extents(obj: Any) -> Iterator[Extent]:
+    """Yield the bytes of an array, or of each part of a sparse or ragged array."""
+    inside, handler = lookup.unwrap(obj)
+    waiting = [inside] if handler is None else [obj]
+    if isinstance(handler, CompoundHandler):
+        waiting = arrays_of(inside, handler)
+    yield from filter(None, map(_extent, waiting))
+
+
+def _overlaps(one: Extent, other: Extent) -> bool:
+    if not _same_memory(one.device, other.device) or one.start >= other.end or other.start >= one.end:
+        return False
+    return _meet(one, other)
 
 
 def _same_memory(a: Device, b: Device) -> bool:

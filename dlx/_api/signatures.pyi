@@ -12,11 +12,11 @@
 - A new option is a key of `dlx.typing.Options`, or of ``_Place`` or ``_Mapped``, and a parameter of the last overloads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import IO, Any, ClassVar, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import torch
@@ -26,6 +26,7 @@ from typing_extensions import Buffer, CapsuleType
 
 from dlx._core.tensor import Tensor
 from dlx._files.mapping import FileView
+from dlx._files.selection import Names
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
@@ -70,15 +71,18 @@ class HasShape(Protocol):  # datasets of HDF5, sparse arrays, arrays of plugins
     @property
     def shape(self) -> Sequence[Any]: ...
 
-# Objects around arrays of any framework, whose type the conversion keeps: of xarray and dask.
-class HasDimensions(Protocol):
+# Objects around arrays: xarray's keep their type for the frameworks that it supports, dask's for all.
+class HasSizes(Protocol):
     @property
     def sizes(self) -> Mapping[Any, int]: ...
 
-class HasTasks(Protocol):
-    def __dask_graph__(self) -> Any: ...
+class HasChunks(Protocol):
+    @property
+    def numblocks(self) -> Any: ...
+    def rechunk(self) -> Any: ...
 
-_Wrapper = TypeVar("_Wrapper", bound=HasDimensions | HasTasks)
+_Labelled = TypeVar("_Labelled", bound=HasSizes)
+_Chunked = TypeVar("_Chunked", bound=HasChunks)
 
 # Tables, which become a dict of columns.
 class Table(ArrowStream, Protocol):
@@ -136,7 +140,7 @@ Convertible = TypeVar("Convertible", Array, Container)
 
 # Types of wrong arguments. No object has them, but mypy, for which MYPY is true, accepts any object for a protocol
 # after it erases type arguments; other checkers see the shorter definitions.
-MYPY: bool
+MYPY = False
 if MYPY:
     class NothingElse(Protocol[_T_co]):
         def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
@@ -166,15 +170,22 @@ class _Eager(Options, total=False):
     lazy: Literal[False]
 
 class _Place(TypedDict, total=False):
+    axis: int
+    dtype: object
+    pad: float | None
     device: DeviceLike | None
     stream: object
 
 class _Mapped(TypedDict, total=False):
+    only: Names
+    skip: Names
+    mmap: bool
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
+    dtype: object
 
-FilePath: TypeAlias = str | PathLike[str]
+FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
 class Convert:
     """The type of `dlx.convert`."""
@@ -216,9 +227,15 @@ class Convert:
     @overload
     def __call__(self, obj: Table, to: Target, **o: Unpack[_Free]) -> dict[Any, Any]: ...
     @overload
-    def __call__(self, obj: _Wrapper, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Wrapper: ...
+    def __call__(self, obj: _Chunked, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Chunked: ...
     @overload
-    def __call__(self, obj: _Wrapper, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Wrapper: ...
+    def __call__(self, obj: _Chunked, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Chunked: ...
+    @overload
+    def __call__(self, obj: _Labelled, to: _NumPy | _Jax, **o: Unpack[_Free]) -> _Labelled: ...
+    @overload
+    def __call__(self, obj: HasSizes, to: _Module[Any] | type[Any], **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: HasSizes, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
 
     # ---- an array
 
@@ -254,8 +271,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -271,8 +290,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -403,8 +424,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -420,8 +443,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -429,9 +454,13 @@ class Convert:
     # ---- other objects, and calls without a target
 
     @overload
-    def __call__(self, obj: ArrayOrContainer[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self, obj: ArrayOrContainer[Never] | Iterator[Never], to: Target, *, like: None = ..., **o: Unpack[_Free]
+    ) -> Any: ...
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: Any, *, out: _T, dtype: object = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
     @overload
     def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
 
@@ -448,8 +477,10 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: object = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -465,8 +496,10 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
+            dtype: object = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -491,6 +524,10 @@ class Stack:
     @overload
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
+    def __call__(
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: object = ..., pad: float | None = ...
+    ) -> _T: ...
+    @overload
     def __call__(self, arrays: MissingTo[Never], **o: Unpack[_Place]) -> Any: ...
     @overload
     def __call__(
@@ -498,6 +535,9 @@ class Stack:
         arrays: Iterable[Any] | NothingElse[Never],
         to: Target | NothingElse[Never],
         *,
+        axis: int | NothingElse[Never] = ...,
+        dtype: object = ...,
+        pad: float | NothingElse[Never] | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
         **unknown: NoSuchOption[Never],
@@ -528,9 +568,13 @@ class Open:
         path: FilePath | NothingElse[Never],
         to: Target | NothingElse[Never] = ...,
         *,
+        only: Names = ...,
+        skip: Names = ...,
+        mmap: bool = ...,
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
+        dtype: object = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 

@@ -51,6 +51,11 @@ def is_loaded() -> bool:
     return bool(lib.dlx_cuda_loaded())
 
 
+def is_pinned_device(device: Device | None) -> bool:
+    """Return whether a device is pinned host memory."""
+    return device is not None and device[0] == lib.kDLCUDAHost
+
+
 def require() -> None:
     """Load the driver."""
     check(lib.dlx_cuda_load())
@@ -147,6 +152,12 @@ def identity(point: Ready) -> int:
 def when(tensor: Tensor, point: Ready) -> Tensor:
     """Return a new tensor over the same memory with another readiness event."""
     return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` stays alive until the call returns
+
+
+def copy_on_host(tensor: Tensor, target: Tensor) -> None:
+    """Copy the elements of host memory, pinned or not, to other host memory of the same shape and dtype."""
+    structs = [ffi.cast("DLTensor *", native.tensor_address(each)) for each in (tensor, target)]
+    check(lib.dlx_copy(*structs, target.flags))
 
 
 def check_gaps(tensor: Tensor, keep_order: bool) -> None:

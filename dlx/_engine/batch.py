@@ -14,11 +14,13 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.native import Tensor
 from dlx._core.tensor import dense
-from dlx._core.types import HOST, SUBBYTE_PADDED, Device, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
+from dlx._engine.casting import can_cast
+from dlx._engine.compound import Compounds
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
-from dlx._engine.plan import Copy, Relabel, Resolve
+from dlx._engine.plan import Cast, Copy, Relabel, Resolve
 from dlx._engine.planner import (
     DEFERRED,
     UNDECIDED,
@@ -27,6 +29,7 @@ from dlx._engine.planner import (
     decide,
     decide_before_export,
     defer_chunks,
+    keeps_order,
     share_unchanged,
 )
 from dlx._engine.request import Request
@@ -34,6 +37,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of, mark_immutable, raise_as_error_of
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
+from dlx._registry.generic import TENSOR
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -83,7 +87,8 @@ class Transfer:
         if tensor is not None:
             return mark_immutable(tensor, source)
         if before.copies:  # the resolution would copy; its result is contiguous
-            return None if self.needs_export else _abstract_copy(self.info(), source, self.device)
+            cast = next((step.dtype for step in before.steps if isinstance(step, Cast)), None)
+            return None if self.needs_export else _abstract_copy(self.info(), source, self.device, cast)
         described, needs_export = self.description, self.needs_export
         with adapter_call(source):
             if before.steps:
@@ -117,16 +122,16 @@ class Transfer:
         return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
 
 
-def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None) -> Tensor | None:
-    device = info.device or found
-    if info.shape is None or info.dtype is None or device is None:
+def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None, cast: DType | None) -> Tensor | None:
+    device, dtype = info.device or found, cast or info.dtype
+    if info.shape is None or dtype is None or device is None:
         return None
     with adapter_call(source):
         declared = source.capabilities()
-    padded = declared is not None and declared.subbyte == "padded" and info.dtype.bits < 8
+    padded = declared is not None and declared.subbyte == "padded" and dtype.bits < 8
     # The address is never read.
     return native.tensor_new(
-        source.arrays.alignment, info.shape, None, info.dtype, device, SUBBYTE_PADDED if padded else 0, None
+        source.arrays.alignment, info.shape, None, dtype, device, SUBBYTE_PADDED if padded else 0, None
     )
 
 
@@ -140,7 +145,7 @@ class Batch:
     """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
-        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
+        *("_borrowed", "_cast", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
         *("sources", "to", "written"),
     )
 
@@ -157,6 +162,7 @@ class Batch:
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # tensors of the fast path
+        self._cast: set[int] = set()  # those that are casts
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
@@ -165,7 +171,9 @@ class Batch:
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
         if self._sync is None:
-            self._sync = StreamSync(self.request.target, self.request.stream, self.request.device)
+            self._sync = StreamSync(
+                self.request.target, self.request.stream, self.request.device, wait=self.request.wait
+            )
         return self._sync
 
     def run(self) -> list[Any]:
@@ -223,7 +231,10 @@ class Batch:
         """Run all stages before `_load`; after them only a consumer can fail."""
         to, borrow = self.to, FAST_PATH._borrow
         for i, obj in enumerate(self.objs):
-            borrowed = None if to is None else borrow(obj, to, brief)
+            if self.request.casts is None:
+                borrowed = None if to is None else borrow(obj, to, brief)
+            else:
+                borrowed = None if to is None else self._borrow_cast(i, brief)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i])
                 self._transfers[i].written = i in self.written
@@ -245,6 +256,24 @@ class Batch:
             if self.failures.errors:
                 self.failures.check()
 
+    def _borrow_cast(self, i: int, brief: bool) -> Any:
+        """Return the tensor of a host array as the fast path does, with the dtype of the result; None for Python."""
+        obj, target, casts = self.objs[i], self.request.target, self.request.casts
+        tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
+        if type(tensor) is not Tensor or not tensor.is_host or casts is None:
+            return None
+        new = casts.dtypes.get(tensor.dtype.name)
+        if new is None:
+            return None if casts.at_root else FAST_PATH._borrow(obj, self.to, brief)
+        is_inside = target.varies or self.sources[i] is target.source
+        if is_inside or self.request.copy is False or trace.observers or not can_cast(tensor.dtype, new, tensor.device):
+            return None
+        cast = native.tensor_cast(tensor, new, keeps_order(target))
+        if target.check(cast):
+            return None
+        self._cast.add(i)
+        return cast
+
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
         for i, transfer in list(self._transfers.items()):
@@ -252,7 +281,8 @@ class Batch:
                 stage(transfer)
             except DlxError as error:
                 del self._transfers[i]
-                self.failures.add(transfer.complete(error, self.request), self.path(i))
+                if self.failures.keep(transfer.complete(error, self.request), self.path(i)):
+                    self.results[i] = self.objs[i]
                 del transfer
 
     def describe(self, transfer: Transfer) -> None:
@@ -266,7 +296,7 @@ class Batch:
             later = defer_chunks(obj, source, self.request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
-            elif blockers or source is self.request.target.source:
+            elif blockers or source is self.request.target.source or self.request.casts is not None:
                 transfer.resolution = decide_before_export(obj, source, blockers, transfer.info, self.request)
             on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.resolution.outcome == "unknown" and not on_host:
@@ -377,20 +407,24 @@ class Batch:
         objs, results = self.objs, self.results
         for i, borrowed in self._borrowed:
             try:
-                results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
+                cast = i in self._cast
+                results[i] = FAST_PATH(borrowed, self.to) if cast else FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
                     self.export(transfer)
                     self._transfers[i] = transfer
             except DlxError as error:
-                self.failures.add(error, self.path(i))
+                if self.failures.keep(error, self.path(i)):
+                    results[i] = objs[i]
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
-                self.results[i] = self._load_one(transfer)
+                results[i] = self._load_one(transfer)
             except DlxError as error:
-                self.failures.add(error, self.path(i))
+                if self.failures.keep(error, self.path(i)):
+                    transfer.restore()
+                    results[i] = objs[i]
 
     def _load_one(self, transfer: Transfer) -> Any:
         """Consume one array and load it into the target; `undo` restores it if the consumer fails."""
@@ -446,13 +480,16 @@ def convert_tree(
     request: Request,
     *,
     strict: bool,
-    collect: bool,
+    errors: str,
     to: Any = None,
     locate: Locate | None = None,
 ) -> Any:
     """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
-    failures = Failures(request.target.name, collect=collect, locate=locate)
-    tree = Tree(root, handler, failures, strict=strict)
+    collect, passes = errors == "collect", errors == "pass"
+    failures = Failures(request.target.name, collect=collect, passes=passes, locate=locate)
+    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
+    if tree.is_one_array():
+        request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     new: Any = None
     try:

@@ -8,32 +8,18 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, host_readable, row_major
-from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import Address, Cast, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.sources import adapter_call
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._support.reflect import type_name
 from dlx.adapter.base import Adapter
 
 
-def forget_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error and its causes, so that a plan keeps no array alive."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        error = waiting.pop()
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
-            error.__traceback__ = None
-            waiting += [error.__cause__, error.__context__]
-            if isinstance(error, BaseExceptionGroup):
-                waiting += error.exceptions
-
-
 def resolve_blockers(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
     """Run the steps before the export and return the array."""
     with adapter_call(source):
         for step in steps:
-            if isinstance(step, Resolve):
+            if isinstance(step, Resolve) and not (isinstance(step, Cast) and step.at_end):
                 obj = step.run(obj)
     return obj
 
@@ -48,8 +34,11 @@ def mark_written(source: Any, obj: Any) -> None:
     """Tell the array's framework that other code wrote to it, if `source` is an adapter that supports this."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
         return
-    with adapter_call(source, source=type_name(type(obj))):
+    try:
         source.writes.mark_written(obj)
+    except Exception:
+        with adapter_call(source, source=type_name(type(obj))):  # slow, as a context around each call
+            raise
 
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:
@@ -62,7 +51,7 @@ def is_read_in_place(steps: tuple[Step, ...]) -> bool:
     return not copied
 
 
-def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
+def dense_strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
     """Return the strides of a dense copy: row-major, or in the source's order if `keep_order`."""
     order = list(range(tensor.ndim))
     if keep_order and all(step > 0 for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1):
@@ -89,7 +78,11 @@ def execute(
                 sync().order(tensor, readiness, step.device)  # otherwise `for_consumer` does it
             tensor = native.tensor_view(tensor, None, step.device, None, None)
         elif isinstance(step, Copy):
-            if host_readable(tensor.device) and host_readable(step.device):
+            if step.dtype is not None:
+                tensor, readiness = native.tensor_cast(tensor, step.dtype, step.keep_order), None
+            elif step is last and cuda.is_pinned_device(step.device):
+                return sync().copy_to_pinned(tensor, readiness, dense_strides(tensor, step.keep_order), step.device)
+            elif host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
                 if step.device != HOST:  # such as a framework's second host device
                     tensor = native.tensor_view(tensor, None, step.device, None, None)
@@ -97,7 +90,7 @@ def execute(
                 tensor, readiness = sync().fetch(tensor, readiness, step.keep_order), None
             else:
                 address, flags = native.lib.DLX_ALIGNMENT, tensor.flags & SUBBYTE_PADDED
-                strides = _strides(tensor, step.keep_order)
+                strides = dense_strides(tensor, step.keep_order)
                 like = native.tensor_new(address, tensor.shape, strides, tensor.dtype, step.device, flags, None)
                 is_last = step is last and tensor.nbytes > 0
                 array, tensor, readiness = sync().copy([tensor], [(writer, readiness)], like, is_last)
@@ -122,4 +115,5 @@ def execute(
         tensor = sync().for_consumer(source, tensor, readiness)
         with adapter.devices.activate(tensor.device):
             array = load(tensor, *options)
-    return array if dtype is None else adapter.dtypes.viewed(array, dtype)
+    array = array if dtype is None else adapter.dtypes.viewed(array, dtype)
+    return last.run(array) if isinstance(last, Cast) and last.at_end else array

@@ -1,23 +1,65 @@
-"""Raise the errors of a tree immediately, or collect them in an ExceptionGroup."""
+"""Raise the errors of a tree immediately, collect them in an ExceptionGroup, or keep what cannot be converted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from dlx.errors import DlxError
+from dlx.errors import AdapterNotFoundError, ConsumedError, ConversionError, DeviceError, DlxError, StreamError
 
 Locate = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 
-class Failures:
-    """Adds paths to errors and raises or collects them; ``locate(path)`` returns an error's (root, path)."""
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error and its causes, so that a plan keeps no array alive."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        error = waiting.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            error.__traceback__ = None
+            waiting += [error.__cause__, error.__context__]
+            if isinstance(error, BaseExceptionGroup):
+                waiting += error.exceptions
 
-    def __init__(self, target: str, *, collect: bool = False, locate: Locate | None = None) -> None:
+
+_OF_THE_CALL = frozenset({"copy", "readonly", "detach", "device", "stream", "strict"})
+
+
+def concerns_object(error: DlxError) -> bool:
+    """Return whether the object cannot be converted, not only with the options of this call."""
+    is_of_object = isinstance(error, ConversionError | AdapterNotFoundError)
+    is_of_call = isinstance(error, ConsumedError | DeviceError | StreamError) or any(
+        name in _OF_THE_CALL for name, _ in error.option
+    )
+    return is_of_object and not is_of_call
+
+
+class Failures:
+    """Adds paths to errors and raises or collects them; ``locate(path)`` returns an error's (root, path).
+
+    With `passes`, objects inside a container that cannot be converted stay as they are.
+    """
+
+    def __init__(
+        self, target: str, *, collect: bool = False, passes: bool = False, locate: Locate | None = None
+    ) -> None:
         self.target = target
         self.collect = collect
+        self.passes = passes
         self.locate = locate
         self.errors: list[DlxError] = []
+        self.passed: list[tuple[tuple[Any, ...], DlxError]] = []  # (path, reason)
+
+    def keep(self, error: DlxError, path: tuple[Any, ...]) -> bool:
+        """Return whether the object at a path stays as it is; if not, `add` the error."""
+        if self.passes and path and concerns_object(error):
+            forget_frames(error)
+            self.passed.append((path, error.complete(path=path, target=self.target)))
+            return True
+        self.add(error, path)
+        return False
 
     def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
         """Collect an error, or raise it unless `collect`."""

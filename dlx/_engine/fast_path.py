@@ -397,7 +397,7 @@ def _target(consumer: Target) -> native.Target:
     """Return the native target of a consumer: its accepted arrays, and the function that loads them."""
     try:
         accepts = consumer.fast_path_struct()
-        if accepts is None:
+        if accepts is None or not classes_of(consumer.adapter):
             return native.Target(consumer=consumer)
         return native.Target(
             consumer=consumer, stated=accepts, accepts=int(ffi.cast("uintptr_t", accepts)), **_target_fields(consumer)

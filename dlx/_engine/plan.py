@@ -29,8 +29,9 @@ class Step:
     Attributes
     ----------
     do
-        ``"detach"``, ``"resolve"``, ``"defer"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``,
-        ``"place"`` (commits the result to its device), or ``"order"`` (a stream or the host waits for another stream).
+        ``"detach"``, ``"resolve"``, ``"cast"``, ``"defer"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``,
+        ``"move"``, ``"place"`` (commits the result to its device), or ``"order"`` (a stream or the host waits for
+        another stream).
     why
         The reason, as text.
     nbytes
@@ -65,6 +66,14 @@ class Resolve(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Cast(Resolve):
+    """Have a framework make an array with another dtype: the source before the export, or the target at the end."""
+
+    dtype: DType | None = None
+    at_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Relabel(Step):
     """Present the memory as memory of another device that can read it."""
 
@@ -78,10 +87,11 @@ class Unmark(Step):
 
 @dataclass(frozen=True, slots=True)
 class Copy(Step):
-    """Copy to new memory of dlx, in row-major order or, if `keep_order`, in the source's order."""
+    """Copy to new memory of dlx, in row-major order or, if `keep_order`, in the source's order; `dtype`: cast it."""
 
     device: Device = HOST
     keep_order: bool = False
+    dtype: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +139,16 @@ class Plan(Shown, _Fields):
     device
         Device of the result; None if the conversion is refused or the device is unknown.
     outcome
-        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, ``"tree"`` (a container: see
-        `leaves`), ``"deferred"`` (a collection that converts its chunks when they are computed), or ``"unknown"``
-        if only an export shows it and `probe` is False.
+        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, ``"passed"`` (with
+        ``errors="pass"``: it stays as it is, because of `error`), ``"tree"`` (a container: see `leaves`),
+        ``"deferred"`` (a collection that converts its chunks when they are computed), or ``"unknown"`` if only an
+        export shows it and `probe` is False.
     steps
         Steps in order; empty if memory is shared unchanged.
     nbytes
         Total number of bytes copied.
     error
-        The error that `dlx.convert` raises, or None.
+        The error that `dlx.convert` raises, or the reason of ``"passed"``; else None.
     leaves
         Plans of the arrays in a container, each array once, with its first path.
     passed

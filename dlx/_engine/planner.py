@@ -6,22 +6,25 @@ import functools
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.cuda import check_gaps, is_cuda, require
+from dlx._core.cuda import check_gaps, is_cuda, is_pinned_device, require, where
 from dlx._core.extension import lib
-from dlx._core.native import Tensor, tensor_check
+from dlx._core.native import Tensor, tensor_check, tensor_new
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, is_at
+from dlx._engine.casting import can_cast, check_cast
+from dlx._engine.executor import dense_strides
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
-from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import Address, Cast, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.request import Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
+from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import safe_repr
-from dlx.adapter.base import Adapter, Blocker
+from dlx.adapter.base import Adapter, Blocker, DTypes
 from dlx.adapter.declarations import ALIGNMENTS, Layout
-from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, DTypeError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
 
@@ -46,12 +49,42 @@ def decide_before_export(
     obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request
 ) -> Decision:
     """Plan the steps before the export, or return the array unchanged; ``info()`` gives its `ArrayInfo`."""
-    if is_inside(obj, source, request.target):
-        decision = _decide_inside(obj, source, blockers, info, request)
+    inside = is_inside(obj, source, request.target)
+    in_one_copy = inside or any(blocker.needs == "copy" for blocker in blockers)
+    cast = None if request.casts is None else _own_cast(source, info(), request, in_one_copy)
+    if inside:
+        decision = _decide_inside(obj, source, blockers, info, request, cast)
         if decision is not None:
             return decision
-    steps = tuple(_resolve_step(blocker, info, request) for blocker in blockers)
+    if cast is not None:  # it also does what the other copies do
+        blockers = tuple(blocker for blocker in blockers if blocker.resolution is None or blocker.needs != "copy")
+    steps = (*(_resolve_step(blocker, info, request) for blocker in blockers), *([cast] if cast is not None else ()))
     return Decision(steps, copies=any(step.copies for step in steps))
+
+
+def _casts_itself(adapter: Adapter, *dtypes: DType) -> bool:
+    """Return whether the framework casts between dtypes, which it must all have."""
+    if type(adapter.dtypes).cast is DTypes.cast:
+        return False
+    target = registry.ready(adapter)
+    known = adapter.dtypes.known() if target is None else target.dtypes()
+    return all(each.name in known for each in dtypes)
+
+
+def _own_cast(source: Adapter, info: ArrayInfo, request: Request, in_one_copy: bool) -> Cast | None:
+    """Return the cast by the array's framework; None without a cast, and if `decide` must plan it.
+
+    On the host, dlx casts to the target's layout and alignment in one pass, unless the framework makes the only copy.
+    """
+    new = None if info.dtype is None or request.casts is None else request.casts.find(info.dtype)
+    if new is None or info.dtype is None or not _casts_itself(source, info.dtype, new):
+        return None
+    if not in_one_copy and can_cast(info.dtype, new, info.device):
+        return None
+    check_cast(info.dtype, new, info.shape, request.copy)
+    nbytes = (info.nbytes or 0) * new.bits // info.dtype.bits
+    why, run = f"{info.dtype} to {new}, by {source.name}", functools.partial(source.dtypes.cast, dtype=new)
+    return Cast("cast", why, nbytes, ("dtype", new.name), run=run, copies=True, dtype=new)
 
 
 DEFERRED = Decision((Step("defer", "its chunks are converted when they are computed"),), "deferred")
@@ -67,7 +100,15 @@ def defer_chunks(obj: Any, source: Adapter, request: Request) -> Any:
         why = "its chunks are converted when they are computed, each on its own stream"
         raise StreamError(why, option=(("stream", None),))
     to = target.name if target.kind is None else target.kind
-    options = {"to": to, "device": device and tuple(device), "copy": copy, "readonly": readonly, "detach": detach}
+    options: dict[str, Any] = {
+        "to": to,
+        "device": device and tuple(device),
+        "copy": copy,
+        "readonly": readonly,
+        "detach": detach,
+    }
+    if request.casts is not None:
+        options["dtype"] = {old: new.name for old, new in request.casts.dtypes.items()}
     try:
         return map_chunks(obj, options)
     except DlxError as error:
@@ -101,11 +142,11 @@ def _blocker_error(blocker: Blocker) -> Exception:
 
 
 def _decide_inside(
-    obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request
+    obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request, cast: Cast | None
 ) -> Decision | None:
     """Plan an array of the target framework, which only options change; None if dlx must copy it."""
     for blocker in blockers:
-        requested = {"stay": True, "copy": request.copy, "detach": request.detach}
+        requested = {"stay": True, "copy": request.copy or cast is not None, "detach": request.detach}
         if any(requested[each] for each in blocker.also_blocks):
             raise _blocker_error(blocker)
     steps: tuple[Step, ...] = ()
@@ -116,19 +157,23 @@ def _decide_inside(
             for blocker in blockers
             if blocker.needs == "detach"
         )
+    if cast is not None:
+        steps = (*steps, cast)
+    elif request.casts is not None and info().dtype is not None and request.casts.find(info().dtype) is not None:
+        return None  # dlx casts it
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and request.committed and not is_committed(source, obj):
         return None  # the result shares the memory, committed to the device
     if wanted is not None and not is_at(info().device, wanted):
         return _move_inside(source, blockers, info(), request, steps, own_copies and source.devices.moves)
-    if request.copy:
+    if request.copy and cast is None:
         if not own_copies:
             return None
         why, nbytes = f"made by {source.name}", info().nbytes or 0
         step = Resolve("copy", why, nbytes, ("copy", True), run=source.copy, copies=True)
         return Decision((*steps, step), "copied")
-    return Decision(steps, "shared" if steps else "same")
+    return Decision(steps, "copied" if cast is not None else "shared" if steps else "same")
 
 
 def _move_inside(
@@ -141,8 +186,9 @@ def _move_inside(
 ) -> Decision | None:
     wanted, accepted = request.device, request.target.capabilities.device_types
     assert wanted is not None
-    is_accepted = accepted is None or wanted.type in accepted
-    if is_accepted and not own_moves and _dlx_reaches(wanted, info.device):
+    is_accepted = accepted is None or wanted.type in accepted or pins(request.target, wanted)
+    dlx_moves = not own_moves or not request.wait or is_pinned_device(wanted)
+    if is_accepted and dlx_moves and _dlx_reaches(wanted, info.device):
         return None  # dlx moves it, or relabels it as host memory
     if not own_moves or not is_accepted:
         raise DeviceError(f"{request.target.arrays} cannot be moved to {wanted} here", option=_DEVICE)
@@ -158,8 +204,13 @@ def _move_inside(
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
     """Return whether dlx can move the memory: from or to CUDA, or because the host can read it."""
-    readable = wanted.type == HOST.type and device is not None and host_readable(device)
+    readable = host_readable(wanted) and device is not None and host_readable(device)
     return readable or is_cuda(wanted) or is_cuda(device)
+
+
+def pins(target: Target, wanted: Device | None) -> bool:
+    """Return whether a device is pinned memory, and the target's framework allocates it."""
+    return is_pinned_device(wanted) and target.adapter.devices.pins
 
 
 def share_unchanged(
@@ -169,6 +220,7 @@ def share_unchanged(
     target = request.target
     if (
         not before.steps
+        and request.casts is None
         and (tensor.is_host or takes_stream(source))
         and (request.copy is None or not tensor.flags & IS_COPIED)
         and request.device is None
@@ -194,7 +246,11 @@ def check_copies(decision: Decision, tensor: Tensor) -> None:
 def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Plan the steps for an exported array; the target caches decisions about host memory."""
     target = request.target
-    if not tensor.is_host or before.steps or request.stream is not None:
+    if request.casts is not None and not any(isinstance(step, Cast) for step in before.steps):
+        new = request.casts.find(tensor.dtype)
+        if new is not None:
+            return _decide_cast(tensor, new, before, source, request, sync)
+    if not tensor.is_host or before.steps or request.stream is not None or is_pinned_device(request.device):
         return _Decider(tensor, before, source, request, sync).decision()
     address = tensor.data_ptr
     alignment = (address & -address) % ALIGNMENTS[-1] if address else None
@@ -210,6 +266,36 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     return known
 
 
+def keeps_order(target: Target) -> bool:
+    """Return whether a copy for a target keeps the order of dimensions, without a device of the call."""
+    return bool(target.capabilities.layouts & Layout.PERMUTED) and target.adapter.placement is None
+
+
+def _decide_cast(
+    tensor: Tensor, new: DType, before: Decision, source: Adapter, request: Request, sync: Synchronization
+) -> Decision:
+    """Plan a cast that the array's framework does not do: by dlx on the host, or at the end by the target."""
+    target, old = request.target, tensor.dtype
+    check_cast(old, new, tensor.shape, request.copy)
+    why, option = f"{old} to {new}", ("dtype", new.name)
+    keep_order = keeps_order(target)
+    strides = dense_strides(tensor, keep_order)
+    cast = tensor_new(lib.DLX_ALIGNMENT, tensor.shape, strides, new, HOST, 0, None)  # for the plan only
+    if can_cast(old, new, tensor.device):
+        step = Copy("cast", why, cast.nbytes, option, keep_order=keep_order, dtype=new)
+        after = Decision((*before.steps, step), copies=True)
+        return _Decider(cast, after, source, request, sync).decision()
+    if not _casts_itself(target.adapter, old, new):
+        raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}")
+    if is_pinned_device(request.device):
+        reason = f"{target.name} would cast it into memory that is not pinned"
+        raise DeviceError(reason, fix="Cast it in its own framework first.")
+    steps, _, device, _ = _Decider(tensor, before, source, request, sync).decision()
+    run = functools.partial(target.adapter.dtypes.cast, dtype=new)
+    made = Cast("cast", f"{why}, by {target.name}", cast.nbytes, option, run=run, copies=True, dtype=new, at_end=True)
+    return Decision((*steps, made), "copied", device)
+
+
 class _Decider:
     """Builds the decision for one tensor."""
 
@@ -223,6 +309,7 @@ class _Decider:
         self.relabel: Device | None = None
         self.copies: list[Step] = []  # a copy or move, after a step that makes the array compact
         self.copy_device = HOST
+        self.pinned: Device | None = None  # where the memory is already
         # An array that is not committed to a device must be in row-major order (see `Placement`).
         self.needs_row_major = self.target.adapter.placement is not None and not (
             request.device is not None and request.committed
@@ -250,7 +337,7 @@ class _Decider:
             after.append(Step("share", why))
         if self.needs_row_major and not self.copies and not contiguous(tensor.shape, tensor.strides):
             after.append(Step("place", f"{target.name} keeps it on its device because it is not in row-major order"))
-        device = self.copy_device if self.copies else self.relabel or tensor.device
+        device = self.copy_device if self.copies else self.pinned or self.relabel or tensor.device
         self._require_driver(device)
         order = self.sync().explain(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
         steps = (
@@ -291,7 +378,14 @@ class _Decider:
             wanted = home
         if wanted is None and accepted is not None and device.type not in accepted:
             wanted = self._nearest(device, accepted)
-        if wanted is not None and not is_at(device, wanted):
+        if wanted is not None and pins(self.target, wanted):
+            if request.copy or not self._is_pinned():
+                self._move(wanted)
+            else:
+                self.pinned = wanted
+                if device != HOST:
+                    self._relabel(HOST, f"{self.target.name} takes pinned memory as host memory")
+        elif wanted is not None and not is_at(device, wanted):
             if wanted.type == HOST.type and (host_readable(device) or device.type == lib.kDLCUDAManaged):
                 self._relabel(wanted, f"{wanted} can read {device} memory")
             elif (device.type, *wanted) == (lib.kDLCUDAManaged, lib.kDLCUDA, device.id):
@@ -302,6 +396,12 @@ class _Decider:
         if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
             reason = f"host memory has no stream, found stream={safe_repr(request.stream)}"
             raise StreamError(reason, option=(("stream", None),))
+
+    def _is_pinned(self) -> bool:
+        """Return whether the memory is pinned already, and the target takes it as host memory."""
+        tensor, accepted = self.tensor, self.target.capabilities.device_types
+        is_taken = host_readable(tensor.device) and (accepted is None or HOST.type in accepted)
+        return is_taken and bool(tensor.nbytes) and is_pinned_device(where(tensor.data_ptr))
 
     @staticmethod
     def _is_default_host(device: Device) -> bool:
@@ -325,12 +425,12 @@ class _Decider:
         """Copy the array to another device."""
         tensor, target = self.tensor, self.target
         device, accepted = tensor.device, target.capabilities.device_types
-        if accepted is not None and wanted.type not in accepted:
+        if accepted is not None and wanted.type not in accepted and not pins(target, wanted):
             known = target.capabilities.refusals.get(wanted.name)
             if known is not None:
                 raise DeviceError(known[0], fix=known[1])
             raise DeviceError(f"{target.arrays} cannot be on {wanted}", option=_DEVICE)
-        reachable = wanted == HOST or wanted.type == lib.kDLCUDA
+        reachable = wanted == HOST or wanted.type == lib.kDLCUDA or pins(target, wanted)
         if not reachable or not (host_readable(device) or is_cuda(device)):
             reason = f"it is on {device}, and dlx cannot move it to {wanted}"
             raise DeviceError(reason, fix="Leave device out, or move it in its own framework first.")
@@ -347,6 +447,8 @@ class _Decider:
             self.copies.append(Copy("copy", why, tensor.nbytes, device=here, keep_order=self.keep_order))
         named = "" if self.request.device is not None else f", the default device of {target.name}"
         why = f"from {device} to {wanted}{named if wanted == target.capabilities.home else ''}"
+        if not self.request.wait and wanted != HOST and is_cuda(device) != is_cuda(wanted):
+            why += ", which the host does not wait for"
         self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
 
     def _can_copy(self, device: Device) -> None:
@@ -373,7 +475,7 @@ class _Decider:
         if not self.copies:
             self.copy_device = HOST if host_readable(here) else Device(lib.kDLCUDA, here.id)
             if self.request.device is not None and here.type == HOST.type:
-                self.copy_device = here  # keeps the device number
+                self.copy_device = self.pinned or here  # keeps the device number
         parts = (why.do, why.why, why.nbytes, why.option, why.details)
         if self.repack and not is_cuda(here):
             self.copies.insert(0, Repack(*parts))
@@ -428,6 +530,8 @@ class _Decider:
         name = self.target.storage.get(dtype.name)
         if name is None:
             return []
+        if is_pinned_device(self.request.device):
+            raise DeviceError(f"{self.target.name} allocates no pinned memory for {dtype}", option=_DEVICE)
         why = f"{self.target.name} imports {dtype} as {name} and views it as {dtype}"
         return [ViewAs("view", why, dtype=DType(name))]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from dlx._core.native import Tensor
 from dlx._engine.batch import Batch, Transfer
-from dlx._engine.executor import forget_frames
-from dlx._engine.failures import Failures, group_errors
+from dlx._engine.compound import Compounds, fold
+from dlx._engine.failures import Failures, concerns_object, forget_frames, group_errors
 from dlx._engine.fast_path import export_and_describe
 from dlx._engine.plan import Plan
 from dlx._engine.planner import UNDECIDED, Decision, decide, decide_before_export, share_unchanged
@@ -17,7 +18,7 @@ from dlx._engine.tree import Tree
 from dlx._support.reflect import type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
+from dlx.errors import DlxError, path_text
 from dlx.typing import Outcome
 
 
@@ -29,7 +30,7 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
     source, info, tensor = known
     target, decision = request.target, UNDECIDED
     try:
-        if source is target.source:
+        if source is target.source or request.casts is not None:
             decision = decide_before_export(obj, source, (), lambda: info, request)
         if decision.outcome == "unknown":
             unchanged = share_unchanged(tensor, decision, source, request, in_full=True)
@@ -87,28 +88,44 @@ def _decide(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool
     return batch.decide(transfer, tensor)
 
 
-def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
+def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, errors: str, probe: bool) -> Plan:
     """Return the plan of `batch.convert_tree`, with the error that it would raise."""
     target = request.target.name
-    failures = Failures(target, collect=True)
-    tree = Tree(root, handler, failures, strict=strict)
+    failures = Failures(target, collect=True, passes=errors == "pass")
+    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
     tree.check_found()
-    for refused in failures.errors:
-        forget_frames(refused)
+    for each in failures.errors:
+        forget_frames(each)
+    if tree.is_one_array():
+        request = request.for_root()
     leaves: list[Plan] = []
     late: list[tuple[int, DlxError]] = []
     for i, (obj, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
         known = plan_known(request, obj)
         plan, stage = (known, 0) if known is not None else plan_one(request, obj, source, probe=probe)
-        if isinstance(plan.error, DlxError):
-            plan.error.complete(path=tree.path(i))
-            late.append((stage, plan.error))
-        if len(tree.arrays) == 1 and not tree.path(i):  # the root is a wrapper of one array
+        refused = plan.error
+        if isinstance(refused, DlxError):
+            refused.complete(path=tree.path(i))
+            if failures.passes and tree.path(i) and concerns_object(refused):
+                plan = plan._replace(outcome="passed")
+            else:
+                late.append((stage, refused))
+        if tree.is_one_array():
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
+    compounds, inside = tree.compounds()
+    ordered = [(i, leaf) for i, leaf in enumerate(leaves) if i not in inside]
+    for place, obj, compound, numbers in compounds:
+        whole = fold(place, obj, compound, [leaves[i] for i in numbers], failures.errors, target)
+        if place == "obj" and not (errors == "collect" and whole.error):  # the root is a compound array
+            return whole._replace(path="")
+        ordered.append((min(numbers, default=len(leaves)), whole))
+    leaves = [leaf for _, leaf in sorted(ordered, key=operator.itemgetter(0))]
     late.sort(key=lambda each: each[0])  # in the order of the stages
-    errors = [*failures.errors, *(error for _, error in late)]
-    error = (group_errors(errors) if collect else errors[0]) if errors else None
+    for path, reason in failures.passed:
+        leaves.append(Plan(path_text(path), None, target, None, "passed", error=reason))
+    found = [*failures.errors, *(error for _, error in late)]
+    error = (group_errors(found) if errors == "collect" else found[0]) if found else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
     passed = tuple((path, type_name(type(obj))) for path, obj in tree.iter_passed())

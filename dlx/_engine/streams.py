@@ -35,8 +35,8 @@ def takes_stream(source: Adapter) -> bool:
 class StreamSync:
     """The streams of one call; `stream` and `device` are the caller's options."""
 
-    def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
-        self._target, self._stream, self._device = target, stream, device
+    def __init__(self, target: Target, stream: Any = None, device: Device | None = None, *, wait: bool = True) -> None:
+        self._target, self._stream, self._device, self._waits = target, stream, device, wait
         self._streams: dict[tuple[int, Device], Stream | None] = {}
         self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
@@ -85,7 +85,8 @@ class StreamSync:
             return "stream=-1: no stream waits for its producer"
         own = self.producer(source, device)
         if host_readable(place):
-            return f"the host waits for {own or 'its producer'}"
+            is_unfinished = own is not None and not self._waits and cuda.is_pinned_device(place)
+            return "" if is_unfinished else f"the host waits for {own or 'its producer'}"
         consumer = self.consumer(place)
         if consumer is not None and own == consumer:
             return ""
@@ -243,7 +244,8 @@ class StreamSync:
             usual = cuda.work_stream(here) if on_device and here != place else consumer
         streams = [self._stream_of(rows[0], readiness) or usual for _, readiness in sources]
         waits = any(self._must_wait(source, rows[0], readiness) for source, readiness in set(sources))
-        self.ask(*streams, consumer, *([None] if waits or not allocates else []))  # dlx's memory belongs to no graph
+        belongs = on_device and allocates and not waits  # a graph keeps no source, and no memory of dlx
+        self.ask(*streams, consumer, *([] if belongs else [None]))
         array = self._new_array(like, consumer) if consumer is not None and allocates else None
         if consumer is not None and array is not None:
             base, whole = consumer, adapter.export(array, stream=UNORDERED)
@@ -257,8 +259,8 @@ class StreamSync:
         for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
             if on_device:
                 self.wait(readiness, stream)
-                if source is not None and not waits:  # keep it alive
-                    row = native.tensor_behind(row, here.id, stream.handle, stream.keep)
+            if not waits and not (on_device and source is None):  # keep it alive
+                row = native.tensor_behind(row, stream.device.id, stream.handle, stream.keep)
             if row.nbytes:
                 address, steps = whole.data_ptr + whole.byte_offset + i * row.nbytes, like.strides[-row.ndim :]
                 part = native.tensor_new(address, row.shape, steps[: row.ndim], row.dtype, place, like.flags, whole)
@@ -274,6 +276,31 @@ class StreamSync:
                     cuda.synchronize(stream)
             raise
         return array, whole, None if waits or array is not None else cuda.ready(base)
+
+    def copy_to_pinned(self, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device) -> Any:
+        """Copy into a new array of the consumer in pinned host memory."""
+        adapter, here = self._target.adapter, physical(tensor.device)
+        stream = self._stream_of(tensor, readiness) if is_cuda(here) else None
+        waits = self._waits or stream is None
+        if is_cuda(here):
+            if stream is None:
+                self.wait(readiness, None)
+            stream = stream or cuda.work_stream(here)
+            self.ask(stream, None)
+        array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
+        if array is None:
+            reason = f"{adapter.name} cannot allocate pinned memory now"
+            raise DeviceError(reason, fix="Pass device='cpu'.")
+        target = native.tensor_view(adapter.export(array, stream=UNORDERED), None, place, None, None)
+        if stream is None:
+            cuda.copy_on_host(tensor, target)
+            return array
+        if not waits:  # keep both alive until the copy is done
+            tensor, target = (
+                native.tensor_behind(each, here.id, stream.handle, stream.keep) for each in (tensor, target)
+            )
+        native.tensor_transfer(tensor, target, stream.handle, waits)
+        return array
 
     def _new_array(self, like: Tensor, consumer: Stream) -> Any:
         """Return a new array of the consumer on its stream; None if its framework cannot allocate one now."""
@@ -291,7 +318,7 @@ class StreamSync:
     def _must_wait(self, source: Adapter | None, tensor: Tensor, readiness: Readiness) -> bool:
         """Return whether the host must wait for a copy: of host memory, or if an unknown stream may write next."""
         if not is_cuda(tensor.device):
-            return True
+            return self._waits
         if source is None or source.arrays.immutable or is_unordered(self._stream):
             return False
         if isinstance(readiness, Stream):

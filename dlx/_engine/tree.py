@@ -13,9 +13,11 @@ from numbers import Number
 from typing import Any
 
 from dlx._engine.failures import Failures
+from dlx._protocols.arrow import Column
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
-from dlx._support.reflect import foreign_error, is_key, type_name
+from dlx._support.reflect import foreign_error, foreign_errors, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -27,7 +29,10 @@ MAX_DEPTH = 1_000_000  # levels of nesting, a limit for containers that generate
 class Node:
     """One container of a tree."""
 
-    __slots__ = ("at", "cursor", "cyclic", "handler", "is_open", "keys", "links", "obj", "parent", "parts", "result")
+    __slots__ = (
+        *("at", "cursor", "cyclic", "handler", "is_kept", "is_open", "keys", "links", "obj", "parent", "parts"),
+        "result",
+    )
 
     def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
         self.obj, self.handler = obj, handler
@@ -38,14 +43,26 @@ class Node:
         self.cursor = 0
         self.is_open = True  # the walk is inside
         self.cyclic = False  # it contains itself
+        self.is_kept = False  # it cannot be flattened, and stays as it is
         self.result: Any = None
 
 
 class Tree:
-    """A flattened container: its arrays, each once, and their adapters; `strict` as in `lookup.look`."""
+    """A flattened container: its arrays, each once, and their adapters; `strict` as in `lookup.look`.
 
-    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
-        self.failures, self.strict = failures, strict
+    `compounds` splits and joins compound arrays (see `compound.Compounds`); without it, they are containers of parts.
+    """
+
+    def __init__(
+        self,
+        root: Any,
+        handler: Container,
+        failures: Failures,
+        *,
+        strict: bool | None = False,
+        compounds: Any = None,
+    ) -> None:
+        self.failures, self.strict, self._compounds = failures, strict, compounds
         self.arrays: list[Any] = []
         self.sources: list[Adapter] = []
         self._spots: list[tuple[int, int]] = []  # of each array: (node, index)
@@ -74,6 +91,8 @@ class Tree:
                     kind = self._kind(cls, number, i)
                 if kind.verdict == "passthrough":
                     continue
+                if kind.compounds:
+                    kind = self._kind_of(child, kind, number, i)
                 if kind.handler is not None:
                     key = _key(child, kind.handler, node.handler)
                     link = self._met.get(key)
@@ -111,9 +130,14 @@ class Tree:
         self._nodes.append(node)
         self._met[key] = number
         try:
-            node.keys, node.parts = handler.flatten(obj)
+            if isinstance(handler, CompoundHandler) and self._compounds is not None:
+                above = parent >= 0 and isinstance(self._nodes[parent].handler, CompoundHandler)
+                node.keys, node.parts = self._compounds.split(obj, handler, above)
+            else:
+                node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
-            self._report_failure(node, error, "cannot be flattened")
+            error = _failure(node, error, "cannot be flattened")
+            node.is_kept = self.failures.keep(error, self._path(parent, at))
         return number
 
     def _kind(self, cls: type, number: int, i: int) -> Kind:
@@ -125,6 +149,14 @@ class Tree:
         if is_key(cls):
             self._kinds[cls] = found
         return found
+
+    def _kind_of(self, obj: Any, kind: Kind, number: int, i: int) -> Kind:
+        """Return the kind of an object whose type has compound arrays."""
+        try:
+            return lookup.kind_of(obj, kind)
+        except DlxError as error:
+            self._fail(error, number, i)
+            return PASSTHROUGH
 
     def _look(self, obj: Any, kind: Kind, number: int, i: int) -> Adapter | None:
         """Return the adapter of an array that only its instance identifies; None for other objects."""
@@ -144,6 +176,10 @@ class Tree:
             return False
         node.cyclic = True
         return True
+
+    def is_one_array(self) -> bool:
+        """Return whether the root is a wrapper of one array, such as a Series."""
+        return len(self.arrays) == 1 and not self.path(0)
 
     def path(self, i: int) -> tuple[Any, ...]:
         """Return the first path of array number `i`, as in `DlxError.path`."""
@@ -166,9 +202,25 @@ class Tree:
                 if i not in met and (number, i) not in self._refused:
                     yield self._path_text(number, i), child
 
+    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
+        """Yield (path, object, whether it is an array) for each place; raise for a container in two places."""
+        entered = {0}
+        for number, node in enumerate(self._nodes):
+            links = dict(node.links)
+            for i, child in enumerate(node.parts):
+                link = links.get(i)
+                if link is None or link < 0:
+                    yield self._path(number, i), child, link is not None
+                elif link in entered:
+                    reason = f"it is the same container as {path_text(self.path_in(link))}"
+                    self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")
+                else:
+                    entered.add(link)
+
     def check_found(self) -> None:
         """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""
-        if self.arrays or self._refused:
+        is_compound = any(isinstance(node.handler, CompoundHandler) for node in self._nodes)
+        if self.arrays or self._refused or is_compound:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
         found = list(islice(self.iter_passed(), SHOWN + 1))
@@ -221,22 +273,36 @@ class Tree:
         """Report a refused child of a container."""
         self._refused.add((number, i))
         try:
-            self.failures.add(error, self._path(number, i))
+            self.failures.keep(error, self._path(number, i))
         finally:
             del error  # break the cycle with this frame
 
     def _report_failure(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container whose code failed."""
-        error, is_set = cause, node.handler.kind == "set" and isinstance(cause, TypeError)
-        fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
-        if not isinstance(error, DlxError):
-            error = foreign_error(f"the container {what}:", cause, fix=fix)
-        error.complete(source=type_name(type(node.obj)))
-        self.failures.add(error, self._path(node.parent, node.at))
+        self.failures.add(_failure(node, cause, what), self._path(node.parent, node.at))
 
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
         """Return (container, keys, a copy of the children, result) of all nodes."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
+
+    def compounds(self) -> tuple[list[tuple[str, Any, CompoundHandler, list[int]]], set[int]]:
+        """Return (path, object, handler, numbers of its arrays) of each outermost compound array, and all inside."""
+        found: dict[int, tuple[str, Any, CompoundHandler, list[int]]] = {}
+        tops: dict[int, int] = {}  # node -> its outermost compound array, or -1
+        for number, node in enumerate(self._nodes):
+            top = tops.get(node.parent, -1)
+            if top < 0 and isinstance(node.handler, CompoundHandler) and not node.is_kept:
+                top, path = number, self._path_text(node.parent, node.at)
+                found[number] = path, node.obj, node.handler, []
+            tops[number] = top
+            if top >= 0:
+                found[top][3].extend(~link for _, link in node.links if link < 0)
+        return [*found.values()], {i for i, (number, _) in enumerate(self._spots) if tops[number] >= 0}
+
+    def owner(self, i: int) -> Adapter:
+        """Return the adapter of the compound array that array number `i` is a part of, or of the array itself."""
+        handler = self._nodes[self._spots[i][0]].handler
+        return (handler.adapter if isinstance(handler, CompoundHandler) else None) or self.sources[i]
 
     def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
         """Yield (container, handler, keys, children, {index: link}) of all nodes by number; the root is number 0."""
@@ -254,10 +320,14 @@ class Tree:
             parts, changed = node.parts, node.cyclic
             for i, link in node.links:
                 new = results[~link] if link < 0 else self._nodes[link].result
+                if type(new) is Column:  # `errors="pass"`
+                    new = _column_of(self._nodes[node.parent].obj, node, i)
                 if new is not parts[i]:
                     parts[i] = new
                     changed = True
-            if replace is not None and not node.cyclic and (new := replace(node.obj, node.keys, parts)) is not None:
+            if node.is_kept:
+                node.result = node.obj
+            elif replace is not None and not node.cyclic and (new := replace(node.obj, node.keys, parts)) is not None:
                 node.result = new
             elif changed or node.handler.mutable:
                 node.result = self._unflatten(node, target)
@@ -277,6 +347,15 @@ class Tree:
 
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
+        if isinstance(handler, CompoundHandler):
+            node.is_kept = self._compounds is None or any(map(self._is_kept, (link for _, link in node.links)))
+            if self._compounds is None or node.is_kept:
+                return node.obj
+            try:
+                return self._compounds.join(keys, parts, handler.kind_of(node.obj))
+            except Exception as error:
+                self._report_failure(node, error, "cannot be joined")
+                return None
         if not _holds(handler, target):
             return _build_built_in(node)
         assert handler.unflatten is not None
@@ -295,6 +374,14 @@ class Tree:
             self._report_failure(node, error, "cannot hold the result")
             return None
 
+    def _is_kept(self, link: int) -> bool:
+        """Return whether a part of a compound array stays as it is, so that the whole array does."""
+        return (
+            self._nodes[link].is_kept
+            if link >= 0
+            else any(path == self.path(~link) for path, _ in self.failures.passed)
+        )
+
     def forget(self) -> None:
         """Release all containers and results."""
         self._nodes.clear()
@@ -307,6 +394,21 @@ class Tree:
             return False  # the handler's author is responsible for `unflatten`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
+
+
+def _failure(node: Node, cause: Exception, what: str) -> DlxError:
+    """Return the error for a container whose code failed."""
+    if isinstance(cause, DlxError):
+        return cause.complete(source=type_name(type(node.obj)))
+    is_set = node.handler.kind == "set" and isinstance(cause, TypeError)
+    fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
+    return foreign_error(f"the container {what}:", cause, fix=fix).complete(source=type_name(type(node.obj)))
+
+
+def _column_of(frame: Any, node: Node, i: int) -> Any:
+    """Return a column of a table as the table's own object."""
+    with foreign_errors(f"the table cannot return its column {node.keys and node.keys[i]!r}:"):
+        return frame[node.keys[i] if node.keys is not None else i]
 
 
 def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:
@@ -337,7 +439,7 @@ def _build_built_in(node: Node) -> Any:
 
 def path_of(array: Any, root: Any) -> tuple[Any, ...]:
     """Return the path of an array in a container; empty if it is no longer there."""
-    handler = lookup.kind(type(root)).handler
+    handler = lookup.kind_of(root).handler
     tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):
         if tree is not None and other is array:

@@ -6,13 +6,11 @@ Quantized tensors consist of blocks with scales, for which DLPack has no dtype.
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import struct
 from typing import Any
 
 from dlx._core.types import DType
-from dlx._files.header import AGAIN, MAX_BYTES, SPLIT, Contents, File, Stored, check_names, check_order
+from dlx._files.header import AGAIN, MAX_BYTES, SPLIT, Contents, File, Stored, by_name, check_order
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
@@ -45,7 +43,7 @@ _TEXT, _ARRAY = 8, 9
 class _Reader:
     """A cursor over the header; `whole` means that the data ends with the file."""
 
-    def __init__(self, data: mmap.mmap, whole: bool) -> None:
+    def __init__(self, data: Any, whole: bool) -> None:
         self.data, self.whole, self.at = data, whole, 0
 
     def skip(self, count: int) -> int:
@@ -64,7 +62,7 @@ class _Reader:
     def read_text(self) -> str:
         length = self.read_number("Q")
         start = self.skip(length)
-        return self.data[start : start + length].decode("utf-8", "replace")
+        return bytes(self.data[start : start + length]).decode("utf-8", "replace")
 
     def read_value(self, kind: int, depth: int = 0) -> Any:
         """Read a metadata value; an array becomes a list."""
@@ -116,14 +114,18 @@ def _read_header(file: File, reader: _Reader) -> Contents:
         raise FileError(reason, fix="Merge them with llama.cpp: llama-gguf-split --merge FIRST_FILE OUT.gguf.")
     described = [_read_tensor(reader) for _ in range(tensors)]
     start = -(-reader.at // alignment) * alignment
-    entries = [_build_entry(*each, start, alignment) for each in described]
-    check_names([each.name for each in entries])
-    end = check_order(entries, start, gaps=True)  # tensors are padded to the alignment
+    entries = by_name(_build_entry(*each, start, alignment) for each in described)
+    end = check_order(map(_span, entries.values()), start, gaps=True)  # tensors are padded to the alignment
     if end > file.size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {file.size:,}", fix=AGAIN)
-    if any(os.pread(file.handle.fileno(), 4, at) == b"GGUF" for at in (end, -(-end // alignment) * alignment)):
+    if any(file.read_at(4, at) == b"GGUF" for at in (end, -(-end // alignment) * alignment)):
         raise FileError("it contains several models, one after the other", fix="Split it into separate files.")
     return Contents(".gguf", entries, metadata)
+
+
+def _span(entry: Stored) -> tuple[int, int, str]:
+    begin = entry.offset or 0
+    return begin, begin + (entry.nbytes or 0), entry.name
 
 
 def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:

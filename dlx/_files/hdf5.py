@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
-from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, import_reader, reader_error
+from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, by_name, import_reader, reader_error
 from dlx._files.npy import entry_from_descr
 from dlx._files.signatures import HDF5
 from dlx._protocols.memory import array_interface
@@ -22,14 +21,14 @@ def read_hdf5(file: File) -> Contents:
     """List the members of an HDF5 file; names are paths in the file."""
     h5py = import_reader("h5py", "HDF5")
     try:
-        opened = h5py.File(file.path, "r")
+        opened = h5py.File(file.path if file.data is None else file.reopen(), "r")
     except Exception as error:
         raise reader_error("h5py", error) from error
     metadata: dict[str, Any] = {}
     try:
         _check_end(file, opened.userblock_size)
         _keep_attributes(metadata, "", opened)
-        entries = [*_walk(h5py, file, opened, metadata)]
+        entries = by_name(_walk(h5py, file, opened, metadata))
     except BaseException as error:
         opened.close()
         if isinstance(error, FileError) or not isinstance(error, Exception):
@@ -40,10 +39,10 @@ def read_hdf5(file: File) -> Contents:
 
 def _check_end(file: File, start: int) -> None:
     """Raise `FileError` if another HDF5 file follows the first one, whose superblock is at `start`."""
-    block = os.pread(file.handle.fileno(), 64, start)
+    block = file.read_at(64, start)
     width, at = (block[13], 28 if block[8] else 24) if block[8] < 2 else (block[9], 12)  # by the version
     base, _, end = (int.from_bytes(block[at + i * width :][:width], "little") for i in range(3))
-    if os.pread(file.handle.fileno(), len(HDF5), start + end - base) == HDF5:
+    if file.read_at(len(HDF5), start + end - base) == HDF5:
         raise FileError("it contains several HDF5 files, one after the other", fix="Split it into separate files.")
 
 

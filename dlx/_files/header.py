@@ -5,25 +5,38 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import io
 import mmap
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import HOST, DType, row_major
+from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, find_in
+from dlx._support.system import map_memory, map_privately, read_at
 from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import FileError, FrameworkNotInstalledError
 
 __all__ = [
     *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Stored"),
-    *("allocate", "check_names", "check_order", "import_reader", "read_next", "reader_error"),
+    *(
+        "allocate",
+        "by_name",
+        "check_names",
+        "copy_to_memory",
+        "check_order",
+        "import_reader",
+        "read_next",
+        "read_stream",
+        "reader_error",
+    ),
 ]
 
 MAX_NDIM = 128
@@ -31,35 +44,51 @@ NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored
 MAX_BYTES = 1 << 63  # of an array; extents stay below
 AGAIN = "Save or download it again."
 SPLIT = "Split it into smaller files first."
+PIECE = 16 << 20  # bytes of one read
+READERS = 4  # threads that read at once
 SAFE = "Save the arrays as .npz or .safetensors."
 
 
 class File:
-    """A regular file, opened once so that dlx maps the file whose header it parsed."""
+    """A regular file, opened once so that dlx maps the file whose header it parsed; or bytes in memory."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            mode = path.stat().st_mode
-        except FileNotFoundError:
-            if not path.is_symlink():
-                raise
-            place = os.readlink(path)  # noqa: PTH115 - unresolved
-            fix = "Run: git annex get FILE." if "annex/objects" in place else "Download it again."
-            reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"
-            raise FileError(reason, source=str(path), fix=fix) from None
-        if not stat.S_ISREG(mode):  # before opening: to open a pipe would wait for its writer
-            raise FileError("it is not a regular file", source=str(path), fix="Pass the path of a regular file.")
-        self.path = path
-        self.handle: BinaryIO = path.open("rb")
-        self.size = os.fstat(self.handle.fileno()).st_size
+    def __init__(self, source: Path | memoryview, name: str = "") -> None:
+        self.data = source if isinstance(source, memoryview) else None
+        if isinstance(source, memoryview):
+            self.path, self.size = Path(name or "bytes"), source.nbytes
+        else:
+            self.path = source
+            _check_regular(source)
+        self.handle: BinaryIO = source.open("rb") if isinstance(source, Path) else io.BufferedReader(self.reopen())
+        if isinstance(source, Path):
+            self.size = os.fstat(self.handle.fileno()).st_size
+        self.has_shards = False  # it is the first of several files in a folder, which are opened together
         if self.size == 0:
             self.handle.close()
-            raise FileError("it is empty", source=str(path), fix=AGAIN)
+            raise FileError("it is empty", source=str(self.path), fix=AGAIN)
 
-    def map(self, length: int, protection: int = mmap.PROT_READ) -> mmap.mmap:
-        """Map the first `length` bytes of the file."""
+    @property
+    def location(self) -> str:
+        """A path by which a library opens this very file, if the system has one, also if another has replaced it."""
+        own = f"/proc/self/fd/{self.handle.fileno()}"
+        return own if os.path.exists(own) else str(self.path)  # noqa: PTH110 - a link
+
+    def reopen(self) -> io.RawIOBase:
+        """Return an unbuffered reader of the same file."""
+        return _Window(self.data) if self.data is not None else io.FileIO(self.handle.fileno(), closefd=False)
+
+    def read_at(self, count: int, offset: int) -> bytes:
+        """Return up to `count` bytes at an offset; the position of `handle` stays."""
+        if self.data is not None:
+            return bytes(self.data[offset : offset + count])
+        return read_at(self.handle.fileno(), count, offset)
+
+    def map(self, length: int, *, writable: bool = False) -> Any:
+        """Map the first `length` bytes of the file; writes do not reach it."""
+        if self.data is not None:
+            return self.data[:length]
         try:
-            return mmap.mmap(self.handle.fileno(), length, flags=mmap.MAP_PRIVATE, prot=protection)
+            return map_privately(self.handle.fileno(), length, writable=writable)
         except ValueError as error:
             raise FileError("another program truncated it while dlx opened it", fix=AGAIN) from error
         except OSError as error:
@@ -74,14 +103,129 @@ class File:
         self.handle.close()
 
 
+def _check_regular(path: Path) -> None:
+    """Raise `FileError` unless a path names a regular file; to open a pipe would wait for its writer."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        place = os.readlink(path)  # noqa: PTH115 - unresolved
+        fix = "Run: git annex get FILE." if "annex/objects" in place else "Download it again."
+        reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"
+        raise FileError(reason, source=str(path), fix=fix) from None
+    if not stat.S_ISREG(mode):
+        raise FileError("it is not a regular file", source=str(path), fix="Pass the path of a regular file.")
+
+
+class _Window(io.RawIOBase):
+    """A reader of bytes in memory, without a copy."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max((0, self._at, self._data.nbytes)[whence] + offset, 0)
+        return self._at
+
+    def readinto(self, target: Any) -> int:
+        piece = self._data[self._at : self._at + len(target)]
+        target[: piece.nbytes] = piece
+        self._at += piece.nbytes
+        return piece.nbytes
+
+
 class Memory:
-    """The mapped bytes of a file. They stay mapped while a tensor uses them, even after the file is closed."""
+    """The mapped bytes of a file. They stay mapped while a tensor uses them, even after the file is closed.
 
-    __slots__ = ("address", "bytes")
+    With `spans`, (begin, end) pairs, these parts are read into new memory instead.
+    """
 
-    def __init__(self, file: File, *, private: bool) -> None:
-        self.bytes = memoryview(file.map(file.size, mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)))
+    __slots__ = ("address", "bytes", "flags")
+
+    def __init__(self, file: File, *, private: bool, spans: Iterable[tuple[int, int]] | None = None) -> None:
+        self.flags = READ_ONLY
+        if spans is not None:
+            self.bytes = memoryview(allocate_block(file.size))
+            read_spans(file, self.bytes, spans)
+            self.flags = 0
+        elif file.data is None:
+            self.bytes = memoryview(file.map(file.size, writable=private))
+        else:
+            self.bytes = file.data
+            self.flags = READ_ONLY if file.data.readonly else 0
+            if private and file.data.readonly:  # a private mapping's pages are copied at the first write: these at once
+                self.bytes = memoryview(allocate_block(file.size))
+                self.bytes[:] = file.data
         self.address = native.buffer_address(self.bytes)
+
+
+def allocate_block(size: int, descriptor: int = -1) -> mmap.mmap:
+    """Return anonymous memory, or the memory of a memfd; pages that are not used take no memory."""
+    try:
+        if descriptor >= 0:
+            os.ftruncate(descriptor, size)
+            return mmap.mmap(descriptor, size)
+        # Without MADV_HUGEPAGE, which took up to ten times as long: the kernel compacted memory first.
+        return map_memory(size)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"cannot allocate {size:,} bytes") from error
+        raise
+
+
+def read_stream(stream: Any) -> memoryview:
+    """Read the rest of a binary file object into writable memory."""
+    data = bytearray()
+    while piece := stream.read(PIECE):
+        if isinstance(piece, str):
+            raise TypeError("the file object is opened in text mode; open it with mode 'rb'")
+        data += piece
+    return memoryview(data)
+
+
+def copy_to_memory(file: File, *, needs_path: bool) -> File:
+    """Return a copy of a file in memory; with `needs_path`, libraries can open its `location`."""
+    descriptor = os.memfd_create("dlx") if needs_path else -1
+    try:
+        block = memoryview(allocate_block(file.size, descriptor))
+        read_spans(file, block, [(0, file.size)])
+        copy = File(Path(f"/proc/self/fd/{descriptor}") if needs_path else block)
+    finally:
+        if needs_path:
+            os.close(descriptor)
+    copy.path = file.path
+    return copy
+
+
+def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]]) -> None:
+    """Read parts of a file to the same offsets of `target`, with large reads in several threads."""
+    pieces, at = [], 0
+    for begin, end in sorted(spans):
+        for start in range(max(begin, at), end, PIECE):
+            pieces.append((start, min(start + PIECE, end)))
+        at = max(at, end)
+
+    def read(piece: tuple[int, int]) -> None:
+        at, end = piece
+        if file.data is not None:
+            target[at:end] = file.data[at:end]
+            return
+        while at < end:
+            count = os.preadv(file.handle.fileno(), [target[at:end]], at)
+            if not count:
+                raise FileError("another program truncated it while dlx read it", fix=AGAIN)
+            at += count
+
+    with ThreadPoolExecutor(min(READERS, len(pieces)) or 1) as pool:
+        for _ in pool.map(read, pieces):
+            pass
 
 
 class Stored(NamedTuple):
@@ -111,7 +255,7 @@ class Contents(NamedTuple):
     """The contents of a file."""
 
     kind: str  # ".npy", ".safetensors" and so on
-    entries: Sequence[Stored]
+    entries: Mapping[str, Stored]  # by name
     metadata: Mapping[str, Any] = {}
     notes: tuple[str, ...] = ()  # shown by dlx inspect
     close: Callable[[], object] | None = None  # closes the reader
@@ -137,15 +281,21 @@ def check_names(names: Sequence[str]) -> None:
         raise FileError(f"its header lists {one_line(twice, 80)!r} twice")
 
 
-def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
-    """Return the end of the last array; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
+def by_name(entries: Iterable[Stored]) -> dict[str, Stored]:
+    """Return entries by their names; raise `FileError` if two have the same."""
+    listed = list(entries)
+    check_names([each.name for each in listed])
+    return {each.name: each for each in listed}
+
+
+def check_order(spans: Iterable[tuple[int, int, str]], start: int, *, gaps: bool) -> int:
+    """Return the end of the last array (begin, end, name); raise if two overlap, or leave a gap and `gaps` is false."""
     at = start
-    for entry in sorted(entries, key=lambda each: (each.offset or 0, each.nbytes or 0)):
-        begin = entry.offset or 0
+    for begin, end, name in sorted(spans):
         if begin < at or (begin > at and not gaps):
             what = "overlap" if gaps else "overlap, or leave a gap,"
-            raise FileError(f"its tensors {what} before {one_line(entry.name, 80)!r}")
-        at = begin + (entry.nbytes or 0)
+            raise FileError(f"its tensors {what} before {one_line(name, 80)!r}")
+        at = end
     return at
 
 

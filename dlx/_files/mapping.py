@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import HOST, READ_ONLY
-from dlx._files.header import Memory, Stored
-from dlx._files.reading import detect_kind, open_file, read_contents
+from dlx._core.types import HOST
+from dlx._files.header import File, Memory, Stored, copy_to_memory
+from dlx._files.reading import LIBRARY_KINDS, detect_kind, find_source, open_file, read_contents, read_torch_shards
+from dlx._files.safetensors import BIN_INDEX, DCP
+from dlx._files.selection import Names, select_names, select_tree
 from dlx._registry.generic import Deferred
-from dlx._support.text import one_line
 from dlx._views.mapping import MappingView
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DTypeError, FileError
@@ -33,30 +34,55 @@ def _open_array(stored: Stored, memory: Memory, file: str) -> Any:
         blocker = Blocker(why, resolution=lambda _: load(stored, memory.bytes), needs="copy")
     else:
         assert stored.dtype is not None and stored.shape is not None and stored.offset is not None
-        return native.tensor_new(
-            memory.address + stored.offset, stored.shape, stored.strides(), stored.dtype, HOST, READ_ONLY, memory.bytes
-        )
+        at = memory.address + stored.offset
+        return native.tensor_new(at, stored.shape, stored.strides(), stored.dtype, HOST, memory.flags, memory.bytes)
     nbytes = stored.nbytes or 0
     info = ArrayInfo("file", file, stored.dtype, stored.dtype_name, stored.shape, device=HOST, nbytes=nbytes)
     return Deferred(info, blocker)
 
 
+class _Members(Mapping[str, Any]):
+    """The arrays of the parts of a file by name. Each access creates a new tensor; only the headers are kept."""
+
+    def __init__(
+        self, file: str, parts: list[tuple[Mapping[str, Stored], Memory]], places: dict[str, int] | None
+    ) -> None:
+        self._file, self._parts, self._places = file, parts, places
+
+    def __getitem__(self, name: str) -> Any:
+        entries, memory = self._parts[0 if self._places is None else self._places[name]]
+        return _open_array(entries[name], memory, self._file)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> Any:
+        return (self._parts[0][0] if self._places is None else self._places).keys()
+
+
 class Archive(Mapping[Any, Any]):
-    """The contents of a file, by name. Each access creates a new tensor."""
+    """The contents of a file, by name."""
+
+    is_file = True
 
     def __init__(
         self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], closing: list[Callable[[], object]]
     ) -> None:
         self.path, self.metadata = path, metadata
-        self._items: dict[Any, Any] = dict(items)
+        self._items = items
         self._closing = closing
         self.closed = False
 
     def __getitem__(self, key: Any) -> Any:
-        item = self._items[key]
-        if self.closed:
+        if self.closed and key in self._items:
             raise FileError(f"it is closed, so {key!r} cannot be read", source=str(self.path), fix="Open it again.")
-        return item(self.path.name) if type(item) is partial else item
+        return self._items[key]
 
     def __iter__(self) -> Any:
         return iter(self._items)
@@ -82,39 +108,84 @@ class Archive(Mapping[Any, Any]):
         )
 
 
-def map_file(path: Path, *, private: bool = False) -> Archive:
-    """Map a saved file; with `private`, the arrays are writable and writes do not reach the file."""
-    with open_file(path) as file:
+def map_file(
+    source: Any, *, private: bool = False, only: Names = None, skip: Names = None, mapped: bool = True
+) -> Archive:
+    """Map the selected members of a saved file; with `private`, writes do not reach the file.
+
+    Without `mapped`, they are read into memory instead.
+    """
+    found, name = find_source(source)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_file(found, name))
         kind = detect_kind(file)
         if kind == ".parquet":
             fix = "Read it with pyarrow: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
             raise FileError("it is a Parquet file; its columns are encoded and cannot be mapped", fix=fix)
-        if kind == ".arrow":
-            from dlx._files.arrow_torch import arrow_columns
+        if kind == "HDF5" and not mapped:
+            file = stack.enter_context(copy_to_memory(file, needs_path=False))
+        path = found if isinstance(found, Path) else file.path
+        select = only is not None or skip is not None
+        if kind in LIBRARY_KINDS:
+            loaded, metadata = _load(file, kind, private, mapped, only, skip)
+            return Archive(path, loaded, metadata, [])
+        parts, places = stack.enter_context(read_contents(file, kind))
+        if select:
+            names = places or {name: i for i, (_, contents) in enumerate(parts) for name in contents.entries}
+            places = {name: names[name] for name in select_names(names, only, skip)}
+        members: list[tuple[Mapping[str, Stored], Any]] = []
+        for i, (each, contents) in enumerate(parts):
+            selected = None if places is None else [name for name, at in places.items() if at == i]
+            spans = None if mapped or kind == "HDF5" else _spans(each, contents.entries, selected)
+            is_empty = not contents.entries or selected == []
+            members.append((contents.entries, None if is_empty else Memory(each, private=private, spans=spans)))
+        closing = [contents.close for _, contents in parts if contents.close is not None]
+        metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
+        return Archive(path, _Members(path.name, members, places), metadata, closing)
 
-            return Archive(path, arrow_columns(file, private=private), {}, [])
-        if kind == ".pt":
-            from dlx._files.arrow_torch import load_checkpoint
 
-            loaded, _ = load_checkpoint(file)
-            return Archive(path, loaded if isinstance(loaded, Mapping) else {"": loaded}, {}, [])
-        with read_contents(file, kind) as parts:
-            items: dict[Any, Any] = {}
-            for each, contents in parts:
-                memory: Any = Memory(each, private=private) if contents.entries else None
-                for stored in contents.entries:
-                    if stored.name in items:
-                        raise FileError(f"two of its files contain {one_line(stored.name, 80)!r}")
-                    items[stored.name] = partial(_open_array, stored, memory)
-            closing = [contents.close for _, contents in parts if contents.close is not None]
-            metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
-            return Archive(path, items, metadata, closing)
+def _load(
+    file: File, kind: str, private: bool, mapped: bool, only: Names, skip: Names
+) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
+    """Return the members and the metadata of a file that another library reads, or of torch's folders."""
+    from dlx._files.arrow_torch import arrow_columns, load_checkpoint
+
+    def pick(names: Any) -> list[str]:
+        return select_names(names, only, skip)
+
+    if kind == ".arrow":
+        memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
+        columns, metadata = arrow_columns(file, memory)
+        return {name: columns[name] for name in pick(columns)}, metadata
+    if kind == DCP:
+        from dlx._files.dcp import read_dcp
+
+        return read_dcp(file, pick, private=private, mapped=mapped), {}
+
+    def load(part: File) -> Any:
+        if mapped and part.data is None:
+            return load_checkpoint(part)[0]
+        with copy_to_memory(part, needs_path=True) as copy:
+            return load_checkpoint(copy)[0]
+
+    found = read_torch_shards(file, load) if kind == BIN_INDEX else load(file)
+    found = found if isinstance(found, Mapping) else {"": found}
+    return dict(found) if only is None and skip is None else select_tree(found, only, skip), {}
+
+
+def _spans(file: File, entries: Mapping[str, Stored], names: list[str] | None) -> list[tuple[int, int]]:
+    """Return the parts of a file that contain the named arrays; the whole file if names or places are unknown."""
+    found = None if names is None else [each for each in map(entries.__getitem__, names) if not each.refused]
+    if found is None or any(each.offset is None for each in found):
+        return [(0, file.size)]
+    return [(each.offset or 0, (each.offset or 0) + (each.nbytes or 0)) for each in found]
 
 
 class FileView(MappingView[str, V]):
     """A lazy read-only mapping over a saved file, returned by `dlx.open`. It is a context manager."""
 
     __slots__ = ()
+    is_file = True
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -13,7 +13,6 @@ import importlib
 import io
 import itertools
 import math
-import os
 import re
 import struct
 import zipfile
@@ -32,6 +31,7 @@ from dlx._files.header import (
     File,
     Stored,
     allocate,
+    by_name,
     check_names,
     read_next,
 )
@@ -74,10 +74,10 @@ def read_npy(file: File) -> Contents:
         raise FileError("it contains pickled Python objects, which can run any code when they are read", fix=SAFE)
     end = (entry.offset or 0) + (entry.nbytes or 0)
     extra = file.size - end if entry.nbytes is not None else 0
-    if extra and os.pread(file.handle.fileno(), 6, end) == MAGIC:
+    if extra and file.read_at(6, end) == MAGIC:
         fix = "Read each with numpy.load from one open file, and save them with numpy.savez."
         raise FileError("it contains several arrays, one after the other", fix=fix)
-    return Contents(".npy", [_add_loader(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
+    return Contents(".npy", {"": _add_loader(entry)}, notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
 def _read_start(file: BinaryIO | Any) -> bytes | None:
@@ -202,14 +202,13 @@ class _BoundedReader(io.BufferedReader):
 def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
     """Open a zip file; raise `FileError` if it is damaged or exceeds dlx's limits."""
     try:
-        raw = io.FileIO(file.handle.fileno(), closefd=False)
-        with _BoundedReader(raw) as bounded, zipfile.ZipFile(bounded) as archive:
+        with _BoundedReader(file.reopen()) as bounded, zipfile.ZipFile(bounded) as archive:
             members = archive.infolist()
             if len(members) > MAX_MEMBERS:
                 raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}", fix=SPLIT)
             check_names([each.filename for each in members])
             first = min((int(each.header_offset) for each in members), default=0)
-            if first and os.pread(raw.fileno(), 4, 0) == b"PK\3\4":
+            if first and file.read_at(4, 0) == b"PK\3\4":
                 fix = "Split it into separate archives; only the last one is listed."
                 raise FileError("it contains several zip archives, or members missing from its list", fix=fix)
             yield archive
@@ -228,11 +227,10 @@ def read_npz(file: File) -> Contents:
     with open_zip(file) as archive:
         members = [each for each in archive.infolist() if not each.is_dir()]
         ends = [(each.header_offset, find_data_start(file, each) + each.compress_size) for each in members]
-        entries = [_read_member(file, archive, each) for each in members]
+        entries = by_name(_read_member(file, archive, each) for each in members)
         names = archive.namelist()
-    if all(entry.dtype_name == "file" for entry in entries):
+    if all(entry.dtype_name == "file" for entry in entries.values()):
         raise identify_zip(names)
-    check_names([each.name for each in entries])
     ends.sort()
     if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
         raise FileError("its members overlap, or end after the file")
@@ -241,7 +239,7 @@ def read_npz(file: File) -> Contents:
 
 def find_data_start(file: File, member: zipfile.ZipInfo) -> int:
     """Return the offset of a member's data, after its local header of variable length."""
-    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # keeps the position of the open archive
+    head = file.read_at(30, member.header_offset)  # keeps the position of the open archive
     if len(head) < 30:
         raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
     name, extra = struct.unpack_from("<HH", head, 26)

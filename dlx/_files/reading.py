@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from dlx._files.header import SAFE, Contents, File
-from dlx._files.safetensors import INDEX, find_index, read_index, read_safetensors
+from dlx._files.header import SAFE, Contents, File, read_stream
+from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
+from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
-__all__ = ["LIBRARY_KINDS", "SUFFIXES", "detect_kind", "open_file", "read_contents"]
+__all__ = [
+    "LIBRARY_KINDS",
+    "SUFFIXES",
+    "Parts",
+    "detect_kind",
+    "find_source",
+    "naming_part",
+    "open_file",
+    "read_contents",
+    "read_torch_shards",
+]
 
-LIBRARY_KINDS = (".pt", ".arrow", ".parquet")
+LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
 """Formats that another library reads."""
 
+MAX_PATH = 4096  # bytes of a path on Linux
 _TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _KINDS = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
@@ -28,30 +42,58 @@ SUFFIXES = (*_KINDS, *_TORCH_SUFFIXES[:-1])
 """Suffixes of supported files; ``.bin`` is left out, since it is used for any content."""
 
 
-@contextmanager
-def open_file(path: Path) -> Iterator[File]:
-    """Open a file, or the index of the checkpoint in a folder; errors name it."""
+def find_source(obj: Any) -> tuple[Path | memoryview, str]:
+    """Return the path that an object is, or the contents of bytes and of a binary file object with their name."""
+    if isinstance(obj, str | os.PathLike) or (isinstance(obj, bytes) and not _is_contents(obj)):
+        return Path(os.fsdecode(obj)), ""
+    if callable(getattr(obj, "read", None)) and not isinstance(obj, mmap.mmap):
+        return read_stream(obj), str(getattr(obj, "name", type_name(type(obj))))
     try:
-        other = identify_folder(path) if path.is_dir() else None
-        if other is not None:
-            raise other
-        with File(find_index(path) if path.is_dir() else path) as file:
+        view = memoryview(obj)
+    except TypeError:
+        kinds = "a path, bytes, or a binary file object"
+        raise TypeError(f"path must be {kinds}, found {type_name(type(obj))}") from None
+    return view.cast("B") if view.nbytes else memoryview(b""), type_name(type(obj))
+
+
+def _is_contents(data: bytes) -> bool:
+    """Return whether bytes are the contents of a file, by its signature, or because no path is like them."""
+    signatures = (*SUPPORTED, b"PK\x03\x04", b"\x80")
+    return data.startswith(signatures) or b"\0" in data or len(data) > MAX_PATH or not data
+
+
+@contextmanager
+def open_file(source: Path | memoryview, name: str = "") -> Iterator[File]:
+    """Open a file, the index of the checkpoint in a folder, or contents in memory; errors name it."""
+    try:
+        folder = source if isinstance(source, Path) and source.is_dir() else None
+        if folder is not None:
+            other = identify_folder(folder)
+            if other is not None:
+                raise other
+            source = find_index(folder)
+        with File(source, name) as file:
+            file.has_shards = folder is not None and len(list_shards(file.path.name)) > 1
             yield file
     except DlxError as error:
-        error.complete(source=str(path))
+        error.complete(source=name or str(source))
         raise
 
 
 def detect_kind(file: File) -> str:
     """Return the format of a file by its first bytes, or by its name if these are ambiguous."""
-    start, name, suffix = os.pread(file.handle.fileno(), SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
+    start, name, suffix = file.read_at(SIGNATURE_BYTES, 0), file.path.name, file.path.suffix
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
     kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
     if kind is not None:
         return kind
-    if name.endswith(INDEX):
-        return INDEX
+    if name.endswith((INDEX, BIN_INDEX)):
+        return INDEX if name.endswith(INDEX) else BIN_INDEX
+    if name == DCP:
+        return DCP
+    if start[:4] == b"\xff\xff\xff\xff" and 0 < int.from_bytes(start[4:8], "little") < file.size:
+        return ".arrow"  # a stream
     if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
         return ".safetensors"
     if _has_user_block(file):
@@ -78,7 +120,7 @@ def _has_user_block(file: File) -> bool:
     """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
     at = 512
     while at < file.size:
-        if os.pread(file.handle.fileno(), len(HDF5), at) == HDF5:
+        if file.read_at(len(HDF5), at) == HDF5:
             return True
         at *= 2
     return False
@@ -104,33 +146,65 @@ def _find_reader(kind: str) -> Callable[[File], Contents]:
     return found
 
 
+Parts = list[tuple[File, Contents]]
+
+
 @contextmanager
-def read_contents(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
-    """Read a file and the files listed in an index; yield each with its contents, and close them afterwards."""
-    if kind != INDEX:
-        yield [(file, _find_reader(kind)(file))]
+def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int] | None]]:
+    """Read a file and the files listed in an index, and close these afterwards.
+
+    Yield each with its contents, and the number of the part that has each array; None if the only part has all.
+    """
+    if kind != INDEX and not file.has_shards:
+        yield [(file, _find_reader(kind)(file))], None
         return
-    contents, shards = read_index(file)
-    parts = [(file, contents)]
-    listed = {name for names in shards.values() for name in names}
+    contents, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
+    parts: Parts = [(file, contents)]
+    places: dict[str, int] = {}
+    listed = {name for names in shards.values() for name in names} if shards else set()
     try:
-        for place, names in shards.items():
-            try:
+        for place in list_shards(file.path.name) if shards is None else shards:
+            with naming_part(place):
                 shard = File(file.path.parent / place)
-                parts.append((shard, Contents(".safetensors", ())))
+                parts.append((shard, Contents(".safetensors", {})))
                 found = read_safetensors(shard)
-                wanted = set(names)
-                missing = wanted - {each.name for each in found.entries}
+                parts[-1] = shard, found
+                wanted = set(found.entries if shards is None else shards[place])
+                missing = wanted - found.entries.keys()
                 if missing:
                     raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
-            except FileError as error:
-                raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
-            except OSError as error:
-                raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
             # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
-            entries = [each for each in found.entries if each.name in wanted or each.name not in listed]
-            parts[-1] = shard, found._replace(entries=entries)
-        yield parts
+            for name in found.entries:
+                if name not in wanted and name in listed:
+                    continue
+                if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
+                    raise FileError(f"two of its files contain {one_line(name, 80)!r}")
+        yield parts, places
     finally:
         for shard, _ in parts[1:]:
             shard.handle.close()
+
+
+@contextmanager
+def naming_part(place: str) -> Iterator[None]:
+    """Name the file of a checkpoint in the errors of reading it."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
+    except OSError as error:
+        raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
+
+
+def read_torch_shards(file: File, load: Callable[[File], Any]) -> dict[str, Any]:
+    """Read the torch checkpoints that an index lists; ``load(file)`` reads one."""
+    _, shards = read_index(file)
+    found: dict[str, Any] = {}
+    for place, names in shards.items():
+        with naming_part(place), File(file.path.parent / place) as part:
+            tensors = load(part)
+            missing = set(names) - tensors.keys() if isinstance(tensors, dict) else set(names)
+            if missing:
+                raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+            found |= {name: tensors[name] for name in names}
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,14 @@ from dlx._files.header import (
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["DTYPE_NAMES", "INDEX", "find_index", "read_index", "read_safetensors"]
+__all__ = ["BIN_INDEX", "DCP", "DTYPE_NAMES", "INDEX", "find_index", "read_index", "read_safetensors"]
 
 INDEX = ".safetensors.index.json"
-MAX_HEADER = 16 << 20  # bytes of a header or an index; 100 000 tensors need about 12 MiB
+BIN_INDEX = ".bin.index.json"  # of torch checkpoints
+DCP = ".metadata"  # of torch.distributed.checkpoint
+MAX_HEADER = 128 << 20  # bytes of a header or an index; a million tensors need about 120 MiB
+_SHIFT = 24  # bits of the number of a kind, more than the tensors in the largest header
+_KINDS = (1 << _SHIFT) - 1
 
 _NAMES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
@@ -55,23 +59,88 @@ def read_safetensors(file: File) -> Contents:
         raise FileError(f"it is truncated, or not a .safetensors file: {claims}")
     if length > MAX_HEADER:
         raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
-    header = _parse_json(read_next(file.handle, length), "header")
+    start = 8 + length
+    packed = _Packed(start)
+    header = _parse_json(read_next(file.handle, length), "header", packed.pack)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise FileError("the metadata in its header is not a JSON object")
-    start = 8 + length
-    entries = [_build_entry(name, stated, start) for name, stated in header.items()]
-    end = check_order(entries, start, gaps=False)
+    end = packed.fill(header)
+    if end is None:
+        end = check_order(packed.spans(), start, gaps=False)
     if end > size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {size:,}", fix=AGAIN)
     if end < size:
         raise FileError(f"{size - end:,} bytes follow its last tensor, which the format forbids")
-    return Contents(".safetensors", entries, {key: str(value) for key, value in metadata.items()})
+    return Contents(".safetensors", packed, {key: str(value) for key, value in metadata.items()})
 
 
-def _parse_json(raw: bytes, what: str) -> dict[str, Any]:
+class _Packed(Mapping[str, Stored]):
+    """The tensors of a header. Besides its name, each takes a number: its offset and its kind, a dtype and a shape."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._places: dict[str, int] = {}  # name -> offset << _SHIFT | number of the kind
+        self._kinds: list[Stored] = []
+        self._sizes: list[int] = []  # bytes of each kind
+        self._numbers: dict[tuple[Any, str], int] = {}
+
+    def pack(self, pairs: list[tuple[str, Any]]) -> Any:
+        """Return an object of the header as a dict, or a valid tensor as (offset << _SHIFT | number of its kind,)."""
+        found = _check_unique(pairs)
+        try:
+            begin, end = found["data_offsets"]
+            key = found["dtype"], str(found["shape"])  # as text, [1], [1.0] and [true] differ
+            number = self._numbers.get(key)
+            if number is None:
+                kind = _build_entry("", found, self._start)
+                number = len(self._kinds)
+                if kind.dtype is not None:  # otherwise the size of its kind is unknown
+                    self._numbers[key] = number
+                self._kinds.append(kind)
+                self._sizes.append(end - begin)
+            if type(begin) is int and type(end) is int and begin >= 0 and end - begin == self._sizes[number]:
+                return (begin << _SHIFT | number,)
+        except (FileError, TypeError, ValueError, KeyError):  # `fill` raises the reason, with the name
+            pass
+        return found
+
+    def fill(self, header: dict[str, Any]) -> int | None:
+        """Take the tensors of a header; return the end of the last one, or None if they are not in order."""
+        at, is_ordered, sizes = self._start, True, self._sizes
+        for name, stated in header.items():
+            if type(stated) is not tuple:
+                _build_entry(name, stated, self._start)  # raises the reason
+                raise FileError(f"its header has an invalid entry for {one_line(name, 80)!r}")
+            header[name] = place = stated[0]
+            is_ordered = is_ordered and self._start + (place >> _SHIFT) == at
+            at += sizes[place & _KINDS]
+        self._places, self._numbers = header, {}
+        return at if is_ordered else None
+
+    def spans(self) -> Iterator[tuple[int, int, str]]:
+        """Yield the offsets and the name of each tensor."""
+        for name, place in self._places.items():
+            begin = self._start + (place >> _SHIFT)
+            yield begin, begin + self._sizes[place & _KINDS], name
+
+    def __getitem__(self, name: str) -> Stored:
+        place = self._places[name]
+        return self._kinds[place & _KINDS]._replace(name=name, offset=self._start + (place >> _SHIFT))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _parse_json(raw: bytes, what: str, build: Callable[[list[tuple[str, Any]]], Any]) -> dict[str, Any]:
     try:
-        found = json.loads(raw, object_pairs_hook=_check_unique)
+        found = json.loads(raw, object_pairs_hook=build)
     except FileError:
         raise
     except RecursionError:
@@ -118,12 +187,17 @@ def _build_entry(name: str, stated: Any, start: int) -> Stored:
 
 
 def find_index(folder: Path) -> Path:
-    """Return the index file of the checkpoint in a folder, or the folder's only .safetensors file."""
+    """Return the file that describes the checkpoint in a folder: an index, a first shard, or the only file."""
     names = sorted(each.name for each in folder.iterdir())
-    found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
-    shard = re.fullmatch(r".*-(\d{5})-of-(\d{5})\.safetensors", found[0]) if len(found) == 1 else None
-    if shard and int(shard[2]) > 1:
-        reason = f"it is a folder with one of {int(shard[2]):,} files, {one_line(found[0], 120)!r}, but no index"
+    found = [DCP] if DCP in names else [name for name in names if name.endswith(INDEX)]
+    files = [name for name in names if name.endswith(".safetensors")]
+    if not found and files and set(files) == set(list_shards(files[0])):
+        return folder / files[0]
+    found = found or files or [name for name in names if name.endswith(BIN_INDEX)]
+    found = found or [name for name in names if name == "pytorch_model.bin"]
+    shards = list_shards(found[0]) if len(found) == 1 else ()
+    if len(shards) > 1:
+        reason = f"it is a folder with one of {len(shards):,} files, {one_line(found[0], 120)!r}, but no index"
         raise FileError(reason, fix="Download the other files and the index, or pass the path of this file.")
     if len(found) != 1:
         text = f"{len(found)} candidates: {one_line(', '.join(found), 120)}" if found else "no such file"
@@ -131,11 +205,18 @@ def find_index(folder: Path) -> Path:
     return folder / found[0]
 
 
+def list_shards(name: str) -> Sequence[str]:
+    """Return the names of all files of a checkpoint, by the name of one: ``model-00001-of-00003.safetensors``."""
+    match = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)", name)
+    count = int(match[3]) if match else 0
+    return [f"{match[1]}{i:05}-of-{match[3]}{match[4]}" for i in range(1, count + 1)] if match else [name]
+
+
 def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
     """Read an index; return its contents, and the names of the tensors in each file."""
     if file.size > MAX_HEADER:
         raise FileError(f"it has {amount(file.size)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
-    index = _parse_json(read_next(file.handle, file.size), "text")
+    index = _parse_json(read_next(file.handle, file.size), "text", _check_unique)
     places, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
         raise FileError("it has no 'weight_map' that names a file for each tensor")
@@ -143,7 +224,8 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
     for name, place in places.items():
         shards.setdefault(place, []).append(name)
     for place in shards:
-        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(".safetensors"):
-            raise FileError(f"it lists {one_line(place, 80)!r}, which is not a .safetensors file in its folder")
+        suffix = ".bin" if file.path.name.endswith(BIN_INDEX) else ".safetensors"
+        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(suffix):
+            raise FileError(f"it lists {one_line(place, 80)!r}, which is not a {suffix} file in its folder")
     texts = {key: str(value) for key, value in metadata.items()} if isinstance(metadata, Mapping) else {}
-    return Contents(INDEX, (), texts, (f"in {len(shards)} files",)), shards
+    return Contents(INDEX, {}, texts, (f"in {len(shards)} files",)), shards

@@ -21,7 +21,7 @@ from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
-__all__ = ["FORMATS", "Item", "write"]
+__all__ = ["FORMATS", "WITH_METADATA", "Item", "write"]
 
 PIECE = 4 << 20  # bytes written at a time
 
@@ -32,12 +32,9 @@ class Item(NamedTuple):
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    nbytes: int  # of its elements, packed
     read: Callable[[], Tensor]  # returns a tensor in host memory, which is released once it is written
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes of its elements, packed."""
-        return -(-math.prod(self.shape) * self.dtype.bits * self.dtype.lanes // 8)
+    source: Any = None  # the array, or a tensor over its memory
 
 
 class _Output(NamedTuple):
@@ -51,9 +48,11 @@ class _Output(NamedTuple):
             raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
         if not contiguous(tensor.shape, tensor.strides) and not (order and _is_column_major(tensor)):
             tensor = tensor_copy(tensor, False)
-        data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes)) if item.nbytes else b""
+        if not item.nbytes:
+            return
+        data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes))
         for start in range(0, item.nbytes, PIECE):
-            piece = memoryview(data)[start : start + PIECE]
+            piece = data[start : start + PIECE]
             yield piece
             self.advance(len(piece))
 
@@ -234,6 +233,8 @@ _DTYPES = {".safetensors": _dtype_name, ".npz": typestr, ".npy": typestr, ".arro
 FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
 FORMATS = {".npy": _write_npy, ".npz": _write_npz, ".safetensors": _write_safetensors, ".arrow": _write_arrow}
 """The writers, by suffix."""
+WITH_METADATA = (".safetensors", ".arrow")
+"""The formats that store metadata."""
 
 
 def write(

@@ -24,7 +24,7 @@ import array
 import enum
 import numbers
 from collections import UserString
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 from weakref import CallableProxyType, ProxyType, ref
 
 from dlx._core import native
@@ -35,6 +35,7 @@ from dlx._registry.array_like import Refusal, explain, refusal
 from dlx._registry.built_in import HANDLERS
 from dlx._registry.built_in import LIST as LIST
 from dlx._registry.built_in import TUPLE as TUPLE
+from dlx._registry.compound import PARTS, CompoundHandler, Parts, handler_of
 from dlx._registry.handlers import Keys, abstract_handler, record_handler, subclass_handler
 from dlx._registry.registry import CONVERT_CONTENTS, NOT_INSPECTED, registry
 from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
@@ -51,6 +52,7 @@ class Kind(NamedTuple):
     # passthrough: returned unchanged; refused: unless the object has a protocol; unknown: checked per object
     verdict: Literal["container", "array", "passthrough", "refused", "unknown"]
     refusal: Refusal | None = None
+    compounds: tuple[CompoundHandler, ...] = ()  # of those objects that `Compound.matches`
 
     @property
     def part(self) -> Container | Adapter | None:
@@ -108,7 +110,9 @@ _EXACT: dict[type, Kind] = {
     **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "passthrough")),
     type(native.buffer_exchange()): _ARRAYS[generic.CAPSULE],
     generic.Deferred: _ARRAYS[generic.DEFERRED],
-    arrow.Column: _ARRAYS[generic.ARROW],
+    arrow.Column: Kind(generic.ARROW, None, "array", None, (handler_of(generic.ARROW.containers[0]),)),
+    arrow.Offsets: _ARRAYS[generic.ARROW],
+    Parts: Kind(None, PARTS, "container"),
 }
 
 # Never flattened, although some are sequences (a string is a sequence of strings).
@@ -136,10 +140,23 @@ def kind(cls: type) -> Kind:
     return found
 
 
+def kind_of(obj: Any, found: Kind | None = None) -> Kind:
+    """Return the classification of an object by its type, and as a compound array if only the object shows that."""
+    if found is None:
+        found = kind(type(obj))
+    for handler in found.compounds:
+        with foreign_errors("its kind cannot be read:", source=type_name(type(obj))):
+            if handler.compound.matches is not None and handler.compound.matches(obj):
+                return Kind(found.adapter, handler, "container")
+    return found
+
+
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
     """Return an object's classification. `strict` refuses unknown objects, too; None refuses none."""
     if found is None:
         found = kind(type(obj))
+    if found.compounds:
+        found = kind_of(obj, found)
     if found.verdict not in _CHECKED_PER_OBJECT:
         return found
     try:
@@ -206,12 +223,15 @@ def _classify_safely(cls: type) -> Kind:
 
 def _classify(cls: type) -> Kind:
     adapter, refused = registry.owner(cls), None
+    compounds: tuple[CompoundHandler, ...] = ()
     if any("__dlx_tree__" in each.__dict__ for each in cls.__mro__):
         handler: Container | None = OWN
     elif getattr(cls, "is_lazy_view", False):
         handler = VIEW
     else:
-        handler = registry.declared_handler(cls)
+        declared = registry.declared_handlers(cls)
+        compounds = tuple(filter(_is_by_object, declared))
+        handler = next((each for each in declared if each not in compounds), None)
     if handler is None and adapter is None and not _has_array_protocol(cls) and not derives(cls, _LEAVES):
         if arrow.has_interface(cls):
             handler = ARROW
@@ -220,11 +240,17 @@ def _classify(cls: type) -> Kind:
     if handler is not None and handler.kind != "leaf":
         return Kind(adapter, handler, "container")
     if adapter is not None:
-        return Kind(adapter, None, "array" if handler is None else "passthrough")
+        return Kind(adapter, None, "array" if handler is None else "passthrough", None, compounds)
     if derives(cls, _LEAVES) or module_of(cls).partition(".")[0] in _PASSTHROUGH_MODULES:
         return PASSTHROUGH
     refused = refused or refusal(cls)
-    return _UNKNOWN if refused is None else Kind(None, None, "refused", refused)
+    verdict: Literal["unknown", "refused"] = "unknown" if refused is None else "refused"
+    return Kind(None, None, verdict, refused, compounds) if refused or compounds else _UNKNOWN
+
+
+def _is_by_object(handler: Container) -> TypeGuard[CompoundHandler]:
+    """Return whether only some objects of a handler's types are compound arrays."""
+    return isinstance(handler, CompoundHandler) and handler.compound.matches is not None
 
 
 def _has_array_protocol(cls: type) -> bool:
@@ -276,10 +302,10 @@ def _has_buffer(obj: Any) -> bool:
 def unwrap(obj: Any, **parts: Any) -> tuple[Any, Container | None]:
     """Return the content of a wrapper, or the object itself; and the handler if it is a container."""
     try:
-        inside, handler = obj, kind(type(obj)).handler
+        inside, handler = obj, kind_of(obj).handler
         while handler is not None and handler.kind == "wrapper":
             _, (inside,) = handler.flatten(inside)
-            handler = kind(type(inside)).handler
+            handler = kind_of(inside).handler
         return inside, handler
     except Exception:
         with foreign_errors(CANNOT_FLATTEN, source=type_name(type(obj)), **parts):
@@ -295,7 +321,10 @@ def not_an_array(obj: Any) -> DlxError:
     reason = "it is not an array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
     if _is_proxy(type(obj)):
         fix = "Convert the object itself; a weak proxy does not keep it alive."
-    elif kind(type(obj)).handler is not None:
+    elif isinstance(handler := kind_of(obj).handler, CompoundHandler):
+        reason = f"it consists of several arrays ({handler.kind_of(obj)})"
+        fix = f"Pass one of dlx.parts(x), or call {handler.compound.dense} first."
+    elif handler is not None:
         reason = "it is a container, not one array"
         fix = "Pass one of its arrays; dlx.convert and dlx.plan accept containers."
     else:

@@ -18,6 +18,7 @@ from dlx._version import __version__
 from dlx.adapter.base import Adapter, Devices, DTypes
 from dlx.adapter.declarations import (
     Arrays,
+    Compound,
     Container,
     FastPath,
     Guard,
@@ -42,23 +43,26 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    "numpy": Framework("dlx_numpy", "numpy", short="np"),
-    "torch": Framework("dlx_torch", "torch", ("pytorch",), short="pt", is_traced=True),
-    "jax": Framework("dlx_jax", "jax", ("jaxlib",), short="jnp"),
-    "tvm_ffi": Framework("dlx_tvm_ffi", "apache-tvm-ffi"),
-    "pyarrow": Framework("dlx_pyarrow", "pyarrow", short="pa"),
-    "cupy": Framework("dlx_cupy", "cupy-cuda12x", short="cp"),
-    "tensorflow": Framework("dlx_tensorflow", "tensorflow", short="tf"),
-    "paddle": Framework("dlx_paddle", "paddlepaddle"),
-    "mlx": Framework("dlx_mlx", "'mlx[cpu]'", short="mx"),
-    "warp": Framework("dlx_warp", "warp-lang", short="wp"),
-    "onnxruntime": Framework("dlx_onnxruntime", "onnxruntime"),
-    "xarray": Framework("dlx_xarray", "xarray", is_target=False),
-    "pandas": Framework("dlx_pandas", "pandas", is_target=False),
-    "dask": Framework("dlx_dask", "'dask[array]'"),
-    "ray": Framework("dlx_ray", "ray", is_target=False),
+    "numpy": Framework("dlx_adapters.dlx_numpy", "numpy", short="np"),
+    "torch": Framework("dlx_adapters.dlx_torch", "torch", ("pytorch",), short="pt", is_traced=True),
+    "jax": Framework("dlx_adapters.dlx_jax", "jax", ("jaxlib",), short="jnp"),
+    "tvm_ffi": Framework("dlx_adapters.dlx_tvm_ffi", "apache-tvm-ffi"),
+    "pyarrow": Framework("dlx_adapters.dlx_pyarrow", "pyarrow", short="pa"),
+    "cupy": Framework("dlx_adapters.dlx_cupy", "cupy-cuda12x", ("cupyx",), short="cp"),
+    "tensorflow": Framework("dlx_adapters.dlx_tensorflow", "tensorflow", short="tf"),
+    "paddle": Framework("dlx_adapters.dlx_paddle", "paddlepaddle"),
+    "mlx": Framework("dlx_adapters.dlx_mlx", "'mlx[cpu]'", short="mx"),
+    "warp": Framework("dlx_adapters.dlx_warp", "warp-lang", short="wp"),
+    "onnxruntime": Framework("dlx_adapters.dlx_onnxruntime", "onnxruntime"),
+    "xarray": Framework("dlx_adapters.dlx_xarray", "xarray", is_target=False),
+    "pandas": Framework("dlx_adapters.dlx_pandas", "pandas", is_target=False),
+    "dask": Framework("dlx_adapters.dlx_dask", "'dask[array]'"),
+    "scipy": Framework("dlx_adapters.dlx_scipy", "scipy"),
+    "sparse": Framework("dlx_adapters.dlx_scipy", "sparse"),
+    "awkward": Framework("dlx_adapters.dlx_scipy", "awkward", short="ak"),
+    "ray": Framework("dlx_adapters.dlx_ray", "ray", is_target=False),
 }
-"""Root package -> data about its adapter. pyproject.toml lists the modules, too."""
+"""Root package -> data about its adapter."""
 
 BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
 """Root package, or another name of it -> built-in module."""
@@ -142,8 +146,13 @@ def normalize_name(name: str) -> str:
 
 # ---- validation of adapters ------------------------------------------------------------------------------------------
 
-_TUPLES: dict[str, type] = {"types": str, "namespaces": str, "containers": Container, "known_issues": KnownIssue}
-"""Attribute -> type of its elements."""
+_TUPLES: dict[str, Any] = {
+    "types": str,
+    "namespaces": str,
+    "containers": (Container, Compound),
+    "known_issues": KnownIssue,
+}
+"""Attribute -> types of its elements."""
 
 _PARTS: dict[str, tuple[type, bool]] = {
     "dtypes": (DTypes, False),
@@ -224,11 +233,12 @@ def _check_attributes(adapter: Adapter) -> None:
             raise PluginError(f"dtypes.{attribute} of {named} is invalid: {message_of(error)}") from error
 
 
-def _check_tuple(value: Any, kind: type, shown: str) -> None:
+def _check_tuple(value: Any, kinds: Any, shown: str) -> None:
     if hasattr(value, "__get__"):
         return
-    if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
-        raise PluginError(f"{shown} is {safe_repr(value)}", fix=f"Use a tuple of {kind.__name__}.")
+    if not isinstance(value, tuple) or not all(isinstance(each, kinds) for each in value):
+        name = (kinds[0] if isinstance(kinds, tuple) else kinds).__name__
+        raise PluginError(f"{shown} is {safe_repr(value)}", fix=f"Use a tuple of {name}.")
 
 
 def error_of(plugin: Plugin) -> PluginError:

@@ -14,6 +14,7 @@ from dlx._core import native
 from dlx._core.stream import Stream, handle_of, with_keeper
 from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
+from dlx._registry.compound import handler_of
 from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalize_name
 from dlx._registry.target import Target, switches_of, target_of
@@ -30,7 +31,7 @@ from dlx._support.reflect import (
     packages_of,
     type_name,
 )
-from dlx.adapter.base import Adapter, Container, classes_of, look_up
+from dlx.adapter.base import Adapter, Compound, Container, classes_of, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, PluginError, did_you_mean
 
 CONVERT_CONTENTS = "Convert an array that it holds."
@@ -200,16 +201,18 @@ class Registry:
             self.remark(adapter, f"looking up the types of {adapter.name!r} failed: {exception_text(error)}")
             return ()
 
-    def declared_handler(self, kind: type) -> Container | None:
-        """Return the handler that an adapter declares for a type or its nearest base, or None."""
+    def declared_handlers(self, kind: type) -> list[Container]:
+        """Return the handlers that adapters declare for a type or its nearest base."""
         self._loader.load_imported()  # packages may contain other's arrays: tensordict, h5py
         handlers = [
-            (look_up(name), handler)
+            (look_up(name), handler, adapter)
             for adapter in self.adapters()
             for handler in adapter.containers
             for name in handler.types
         ]
-        return next((handler for cls in kind.__mro__ for listed, handler in handlers if listed is cls), None)
+        nearest = next((cls for cls in kind.__mro__ if any(listed is cls for listed, *_ in handlers)), None)
+        found = [row[1:] for row in handlers if nearest is not None and row[0] is nearest]
+        return [handler_of(*row) if isinstance(row[0], Compound) else row[0] for row in found]
 
     def target(self, to: Any) -> Target:
         """Return the target for `to` of `dlx.convert`; import its framework."""

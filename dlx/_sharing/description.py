@@ -15,17 +15,20 @@ from contextlib import suppress
 from typing import Any
 
 from dlx._engine.tree import Tree
+from dlx._registry.compound import CompoundHandler, Parts
+from dlx._registry.handlers import Keys
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["decode", "encode", "has_sets", "parse"]
+__all__ = ["decode", "encode", "needs_tensors", "parse"]
 
 # A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and each child is the number n of a node, ~n
 # for array n, or a list of one plain value. Consecutive arrays are {"arrays": [first, end]}. Keys that are all text are
 # {"names": [first, end]}: a range of bytes in the names, separated by zeros, which decodes much faster.
 
 _KINDS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, dict, OrderedDict, deque, set, frozenset)}
-_KEYED = ("dict", "OrderedDict")
+_COMPOUND = "compound "  # then the kind of a compound array
+_KEYED = ("dict", "OrderedDict", _COMPOUND)
 _EMPTY: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (list, dict, OrderedDict, deque, set)}
 _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
 MAX_DEPTH = 200  # of tuples in a key or a set, since Python hashes them recursively
@@ -57,6 +60,8 @@ def encode(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, .
             kind = "dict" if handler.kind in ("mapping", "record") else "list"
         if kind == "deque" and obj.maxlen is not None:
             kind = f"deque {obj.maxlen}"
+        if isinstance(handler, CompoundHandler):
+            kind = _COMPOUND + handler.kind_of(obj)
         children = []
         for j, part in enumerate(parts):
             try:
@@ -64,8 +69,11 @@ def encode(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, .
             except ConversionError as error:
                 fail(error, tree.path_in(i, j))
                 children.append([None])
+        if isinstance(keys, Keys) and kind.startswith(_COMPOUND):
+            children += [[_encode_value(part)] for part in keys.context.values()]
+            keys = [*keys, *keys.context]
         try:
-            encoded = _encode_keys(keys or (), names) if kind in _KEYED else None
+            encoded = _encode_keys(keys or (), names) if kind.startswith(_KEYED) else None
         except ConversionError as error:
             fail(error, tree.path_in(i))
             encoded = []
@@ -154,25 +162,28 @@ def _frozen_children(nodes: list[Any], children: Any) -> list[int]:
 # ---- decode ----------------------------------------------------------------------------------------------------------
 
 
-def decode(tree: Any, names: bytes, arrays: list[Any]) -> Any:
-    """Build the encoded tree with these names and arrays; raise `HandleError` if the encoding is invalid."""
+def decode(tree: Any, names: bytes, arrays: list[Any], *, joins: bool = False) -> Any:
+    """Build the encoded tree with these names and arrays; raise `HandleError` if the encoding is invalid.
+
+    A compound array becomes `Parts` if dlx `joins` them later, otherwise a dict of its parts.
+    """
     try:
         root, nodes = tree
         if type(root) is int and root < 0:
             return arrays[~root]
         if _find_unhashable(nodes) is not None:
             raise HandleError("its description has a set with a member that is nested too deeply")
-        return _Builder(nodes, names, arrays).build_child(root)
+        return _Builder(nodes, names, arrays, joins).build_child(root)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, HandleError):
             raise
         raise HandleError("its description is invalid") from error
 
 
-def has_sets(tree: Any) -> bool:
-    """Return whether an encoded tree has a set; sets cannot contain the arrays of every framework."""
+def needs_tensors(tree: Any) -> bool:
+    """Return whether an encoded tree has a set, which cannot contain the arrays of every framework, or `Parts`."""
     try:
-        return any(kind in ("set", "frozenset") for kind, _, _ in tree[1])
+        return any(kind.startswith(("set", "frozenset", _COMPOUND)) for kind, _, _ in tree[1])
     except (TypeError, ValueError, LookupError) as error:
         raise HandleError("its description is invalid") from error
 
@@ -180,14 +191,14 @@ def has_sets(tree: Any) -> bool:
 class _Builder:
     """Builds the containers of nodes: mutable ones empty, then frozen ones from inside out, then fills the mutable."""
 
-    def __init__(self, nodes: list[Any], names: bytes, arrays: list[Any]) -> None:
+    def __init__(self, nodes: list[Any], names: bytes, arrays: list[Any], joins: bool) -> None:
         self.nodes, self.names, self.arrays = nodes, names, arrays
-        self.made: list[Any] = [_new_container(kind) for kind, _, _ in nodes]
+        self.made: list[Any] = [_new_container(kind, joins) for kind, _, _ in nodes]
         for number, made in enumerate(self.made):
             if made is None:
                 self._build_frozen(number)
         for (kind, keys, children), made in zip(nodes, self.made, strict=True):
-            if type(made) in (dict, OrderedDict):
+            if isinstance(made, dict):
                 values = self._build_children(children)
                 if type(keys) is dict:
                     first, end = keys["names"]
@@ -233,7 +244,9 @@ class _Builder:
                 waiting += inner
 
 
-def _new_container(kind: str) -> Any:
+def _new_container(kind: str, joins: bool) -> Any:
+    if kind.startswith(_COMPOUND):
+        return Parts(kind.removeprefix(_COMPOUND)) if joins else {}
     if kind.startswith("deque "):
         return deque(maxlen=int(kind[6:]))
     return None if kind in _FROZEN else _EMPTY[kind]()

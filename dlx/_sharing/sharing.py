@@ -18,6 +18,7 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, Device, row_major
 from dlx._engine.batch import Batch
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
@@ -25,7 +26,7 @@ from dlx._engine.tree import Tree
 from dlx._protocols.pointer import dltensor
 from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decode, encode, has_sets, parse
+from dlx._sharing.description import decode, encode, needs_tensors, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._support.text import amount
@@ -79,9 +80,9 @@ _Fail = Callable[[DlxError, _Item], None]
 
 def share_tree(obj: Any, request: Request, *, with_values: bool = True) -> Handle:
     """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead."""
-    handler = lookup.kind(type(obj)).handler
+    handler = lookup.kind_of(obj).handler
     failures, path = _AllFailures("shared memory", collect=True), None
-    tree = None if handler is None else Tree(obj, handler, failures)
+    tree = None if handler is None else Tree(obj, handler, failures, compounds=Compounds(None))
     if tree is None:
         objs, sources = [obj], [lookup.source(obj, target=request.target.name)[1]]
     else:
@@ -403,8 +404,8 @@ def attach_tree(
         if sum(counts) != len(numbers):
             raise HandleError("its description contradicts itself")
         whole = fields.get("tree")
-        in_sets = convert is not None and has_sets(whole)
-        tensors, are_converted = _build_tensors(segments, counts, numbers, mode, None if in_sets else to)
+        as_tensors = convert is not None and needs_tensors(whole)
+        tensors, are_converted = _build_tensors(segments, counts, numbers, mode, None if as_tensors else to)
         if memories:
             rest, flags = numbers[sum(counts[: len(segments)]) :], 0 if mode == "write" else READ_ONLY
             if mode == "private":
@@ -418,14 +419,14 @@ def attach_tree(
         raise HandleError(f"its description is invalid: {why}") from error
     if convert is None or (are_converted and not memories):
         return decode(whole, names, tensors)
-    if not in_sets:  # build the containers once, with the converted arrays
+    if not as_tensors:  # build the containers once, with the converted arrays
         try:
             return decode(whole, names, convert(tensors))
         except HandleError:
             raise
         except DlxError:
             pass  # raised again below, with a path
-    return convert(decode(whole, names, tensors))
+    return convert(decode(whole, names, tensors, joins=True))
 
 
 def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:

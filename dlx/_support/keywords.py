@@ -9,7 +9,7 @@ from dlx.errors import did_you_mean
 
 __all__ = ["UNCHANGED", "check_names"]
 
-UNCHANGED = "dlx does not change dtypes; change it in a framework, before or after the conversion"
+UNCHANGED = "Pass a dtype as dtype=, to convert, plan, stack or open"
 
 
 def check_names(function: Any, names: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from dlx._registry.generic import BUFFER
 from dlx._registry.lookup import adapter_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
-from dlx.adapter.base import Adapter
+from dlx.adapter.base import Adapter, Container
 
 if TYPE_CHECKING:
     from dlx._engine.tree import Tree
@@ -121,4 +121,5 @@ def fast_path_name(target: Target) -> Any:
 def find_wrapper(target: Target) -> Any:
     """Return the framework's container that creates a new wrapper of the same array on each access, if it has one."""
     source = target.source
-    return next((each for each in source.containers if each.elements == "same_as" and each.holds == source.name), None)
+    declared = (each for each in source.containers if isinstance(each, Container))
+    return next((each for each in declared if each.elements == "same_as" and each.holds == source.name), None)

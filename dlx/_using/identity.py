@@ -7,11 +7,13 @@ from collections.abc import Iterator, Set
 from typing import Any
 from weakref import ref
 
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import Kind, look
 from dlx._registry.target import Target
 from dlx._support.reflect import derives
@@ -35,9 +37,10 @@ class CallTree(Tree):
         whole: tuple[Any, ...] = (),
         *,
         strict: bool | None = False,
+        compounds: Compounds | None = None,
     ) -> None:
         self._package, self._whole = package, whole  # `whole`: arguments passed unchanged, which are not flattened
-        super().__init__(root, handler, failures, strict=strict)
+        super().__init__(root, handler, failures, strict=strict, compounds=compounds)
 
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
         return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
@@ -127,6 +130,8 @@ class Identity:
     def own_container(self, target: Target | None, container: Any, keys: Any, children: list[Any]) -> Any:
         """Return the caller's container for a passed one if it still has the caller's children, or None."""
         passed, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
+        if passed is container and isinstance(lookup.kind_of(container).handler, CompoundHandler):
+            return own
         if passed is not container or len(old) != len(children):
             return None
         if derives(type(container), Set):  # unordered

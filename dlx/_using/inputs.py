@@ -7,6 +7,7 @@ from typing import Any
 
 from dlx._api.describe import describe
 from dlx._engine.batch import Batch, not_writable
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
@@ -29,6 +30,7 @@ class Inputs:
 
     def __init__(self, spec: FunctionSpec, request: Request, identity: Identity) -> None:
         self._spec, self._request, self._identity = spec, request, identity
+        self._compounds = Compounds(request)
         self.work, self.writes = Work(request.target, request.stream), Writes(request.target)
         self.seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is known to be on the host)
         self._declared: set[int] = set()  # addresses of arrays that the function is declared to write to
@@ -38,7 +40,7 @@ class Inputs:
         """Convert the arguments for the function."""
         values, locate = (args, options), self._spec.locate
         failures = Failures(self._request.target.name, locate=locate)
-        tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package)
+        tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package, compounds=self._compounds)
         self._declared, buffers = self._spec.find_written(tree)
         for at, buffer in buffers:
             if describe(buffer).readonly:
@@ -55,7 +57,7 @@ class Inputs:
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
         locate = lambda path: ("", path if root is value else path[1:])  # noqa: E731
         failures = Failures(self._request.target.name, locate=locate)
-        tree = CallTree(root, handler, failures, self._request.target.adapter.package)
+        tree = CallTree(root, handler, failures, self._request.target.adapter.package, compounds=self._compounds)
         made = self._convert_tree(tree, self._batch(tree, locate), locate, () if root is value else (root,))
         return made if root is value else made[0]
 
@@ -116,7 +118,7 @@ class Inputs:
                     new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
             self._identity.add(new, old)
-            self.seen.append((source, old, on_host))
+            self.seen.append((tree.owner(i), old, on_host))
             if type(old) is Column:
                 columns[id(old)] = new
             if declared:

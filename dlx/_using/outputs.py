@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from dlx._core.types import HOST, Device
 from dlx._engine.batch import Batch
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.sources import device_of
 from dlx._registry import lookup
+from dlx._registry.compound import compounds_of
 from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
@@ -35,17 +37,21 @@ class Caller(NamedTuple):
 
     @classmethod
     def of(cls, spec: FunctionSpec, inside: Target, seen: Sequence[tuple[Adapter, Any, bool]]) -> Caller | None:
-        """Determine the framework and device of results; None if they are not converted. `seen` is `Inputs.seen`."""
+        """Determine the framework and device of results; None if they are not converted.
+
+        `seen` is `Inputs.seen`. A framework of sparse arrays counts as one with the framework of their dense parts.
+        """
         if spec.returns is not None:
             return cls(registry.target(spec.returns), None, True)
         others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
-        if len(others) != 1:
+        found = sorted(others.values(), key=lambda source: not any(compounds_of(source)))
+        if not found or (len(found) > 1 and len({source.dtypes.package for source in found}) > 1):
             return None
-        (adapter,) = others.values()
+        adapter = found[0]
         target = registry.ready(adapter)
         if target is None:
             return None
-        arrays = [(array, on_host) for source, array, on_host in seen if source is adapter]
+        arrays = [(array, on_host) for source, array, on_host in seen if id(source) in others]
         held_there = [pair for pair in arrays if is_committed(adapter, pair[0])]
         devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)
@@ -121,14 +127,15 @@ class Outputs:
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
         owned = identity.weak_owners(known)
-        return lazy_view(value, request, None, strict=False, collect=False, known=known, owned=owned)
+        return lazy_view(value, request, None, strict=False, known=known, owned=owned)
 
     def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one; without a request, only restore the caller's arrays."""
         identity, target = self._identity, self._inside.target if request is None else request.target
         failures = Failures(target.name, locate=lambda path: ("result", path[1:] if wrapped else path))
         package, strict = self._inside.target.adapter.package, None if request is None else False
-        tree = CallTree(value, handler, failures, package, identity.kept, strict=strict)
+        compounds = None if request is None else Compounds(request)
+        tree = CallTree(value, handler, failures, package, identity.kept, strict=strict, compounds=compounds)
         results = [identity.own(array) for array in tree.arrays]
         has_own = any(identity.has_container(container) for container, *_ in tree.containers())
         has_own = has_own or any(own is not array for own, array in zip(results, tree.arrays, strict=True))

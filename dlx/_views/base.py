@@ -22,6 +22,7 @@ from weakref import ref
 from dlx._core import native
 from dlx._core.native import Slots
 from dlx._engine.executor import is_tracing
+from dlx._engine.failures import concerns_object
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import device_of
@@ -71,7 +72,7 @@ class Options(NamedTuple):
     is_tracing: Callable[[], bool] | None  # `Adapter.is_tracing` of the target
     to: Any = None  # the target of the fast path, without other options
     strict: bool = False
-    collect: bool = False
+    errors: str = "raise"
     flags: int = 0  # options of the fast path
 
 
@@ -126,6 +127,8 @@ class Scope:
                 self.record_moved(name, obj, new)  # until its slot is set
                 return new
         except DlxError as error:
+            if options.errors == "pass" and concerns_object(error):
+                return obj
             error.complete(source=type_name(kind), target=options.request.target.name, path=keys_of(inner))
             raise
 
@@ -263,7 +266,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
     if target is None:
         return value
     options = scope.options
-    request = options.request._replace(target=target, device=device, copy=None, stream=None)
+    request = options.request._replace(target=target, device=device, copy=None, stream=None, casts=None)
     inner = Options(request, options.create, options.convert, target.adapter.is_tracing)
     return options.convert(value, what, inner, path)
 

@@ -84,6 +84,8 @@ _classes: TypeCache[Any] = TypeCache()
 
 def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container, or None if it cannot have one."""
+    if handler.kind == "compound":
+        return None
     kind = type(obj)
     cls: Any = _EXACT.get(kind) if type(kind) is type else None
     if handler is VIEW:
@@ -137,8 +139,8 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
         def locate(inside: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
             return "", keys_of(path) + inside
 
-        strict, collect, to = options.strict, options.collect, options.to
-        return convert_tree(obj, what, request, strict=strict, collect=collect, to=to, locate=locate)
+        strict, errors, to = options.strict, options.errors, options.to
+        return convert_tree(obj, what, request, strict=strict, errors=errors, to=to, locate=locate)
     except REFUSALS as error:
         name_action(error, "convert")  # a container may have called another function
         raise
@@ -201,16 +203,16 @@ def lazy_view(
     to: Any,
     *,
     strict: bool,
-    collect: bool,
+    errors: str = "raise",
     known: Iterable[tuple[Any, Any]] = (),
     owned: dict[Any, Any] | None = None,
     view: Any = None,
 ) -> Any:
     """Return a lazy view of a container, or convert it if it cannot have a view."""
-    generation, handler = registry.generation, lookup.kind(type(obj)).handler
+    generation, handler = registry.generation, lookup.kind_of(obj).handler
     assert handler is not None
-    options = Options(request, create_view, _convert, request.target.adapter.is_tracing, to, strict, collect)
-    if isinstance(to, str | type) and not strict and not collect and not request.target.adapter.dtypes.switches:
+    options = Options(request, create_view, _convert, request.target.adapter.is_tracing, to, strict, errors)
+    if isinstance(to, str | type) and not strict and errors == "raise" and not request.target.adapter.dtypes.switches:
         _makers[to] = ViewMaker(options, generation)
     scope = Scope(options, owned)
     for old, new in known:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from dlx._support.reflect import derives
 from dlx._views.base import MISSING, KeyedView, View, is_view
 
 __all__ = ["MappingView", "MutableMappingView"]
 
+D = TypeVar("D")
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -79,6 +80,10 @@ class MappingView(KeyedView, Mapping[K, V]):
         """Return a view of keys and results."""
         return Items(self)
 
+    @overload
+    def get(self, key: K, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V | D) -> V | D: ...
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the result for a key, or the default, unconverted."""
         if isinstance(self._source, dict) and key not in self:  # avoids __missing__
@@ -111,7 +116,7 @@ class MappingView(KeyedView, Mapping[K, V]):
 
     # ---- operators --------------------------------------------------------------------------------------------------
 
-    def copy(self) -> Any:
+    def copy(self) -> dict[K, V]:
         """Return a dict of the view's elements: converted arrays, and views of nested containers."""
         return dict(self.items())
 

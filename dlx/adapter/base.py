@@ -23,6 +23,7 @@ from dlx.adapter.declarations import (
     Arrays,
     Blocker,
     Capabilities,
+    Compound,
     Container,
     FastPath,
     Guard,
@@ -38,7 +39,7 @@ from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, Plug
 
 __all__ = [
     "COMMON_DTYPES", "OWNER_BOUNDS", "Adapter", "ArrayInfo", "Arrays", "Blocker", "Capabilities", "CompiledFunction",
-    "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
+    "Compound", "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
     "KnownIssue", "Layout", "Operation", "Owner", "Placement", "ReportedDevices", "Stream", "StreamSupport", "Tensor",
     "WriteTracking", "arrow_exchange", "at_rest", "buffer_exchange", "consumed", "forward", "keeping", "look_up",
     "over_memory", "tensor_info", "type_name", "unmarked", "viewed",
@@ -176,6 +177,14 @@ class DTypes:
         """
         return array.view(self.to_native(dtype))
 
+    def cast(self, array: Any, dtype: DType, out: Any = None) -> Any:
+        """Return a copy of an array in a dtype, made by the framework, with the same class, device and graph.
+
+        The copy has no blocker that needs a copy. With `out`, an array of the framework with this shape and dtype, the
+        method writes to that instead, on any device. If a subclass does not override it, dlx casts host memory.
+        """
+        raise NotImplementedError
+
 
 class Devices:
     """The devices of a framework, and their conversion from and to dlx's devices. The default: host memory only.
@@ -187,9 +196,15 @@ class Devices:
         framework has no device objects.
     moves
         Whether `Adapter.copy` can copy to another device of the framework. If not, dlx moves its arrays.
+
+    Attributes
+    ----------
+    pins
+        Whether `new_array` can allocate pinned host memory, for ``device="cuda_host"``.
     """
 
     moves: bool = True
+    pins: bool = False
     _read: Callable[[Any], Device] | None = None
 
     def __init__(self, read: Callable[[Any], Device] | None = None, *, moves: bool = True) -> None:
@@ -228,7 +243,7 @@ class Devices:
         """Return a new, uninitialized array on a device, from the framework's allocator and on its current stream.
 
         dlx copies into it. `strides` are in elements and describe a dense array. None, the default: dlx allocates the
-        memory itself.
+        memory itself; with pinned memory it raises an error.
         """
         return None
 
@@ -304,7 +319,7 @@ class Adapter:
     arrays
         Unusual properties of its arrays.
     containers
-        Containers of the framework.
+        Containers of the framework, and its arrays that consist of dense arrays.
     known_issues
         Known faults of its versions.
     is_tracing
@@ -323,7 +338,7 @@ class Adapter:
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
     arrays: Arrays = Arrays()
-    containers: tuple[Container, ...] = ()
+    containers: tuple[Container | Compound, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
     is_tracing: Callable[[], bool] | None = None
     fast_path: FastPath | None = None

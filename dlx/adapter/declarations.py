@@ -15,8 +15,8 @@ from dlx._core.types import Device
 from dlx.errors import Attribute, ConversionError, LayoutError, Member
 
 __all__ = [
-    "ALIGNMENTS", "OWNER_BOUNDS", "Arrays", "Blocker", "Capabilities", "Container", "FastPath", "Guard", "KnownIssue",
-    "Layout", "Owner", "StreamSupport", "WriteTracking",
+    "ALIGNMENTS", "OWNER_BOUNDS", "Arrays", "Blocker", "Capabilities", "Compound", "Container", "FastPath", "Guard",
+    "KnownIssue", "Layout", "Owner", "StreamSupport", "WriteTracking",
 ]  # fmt: skip
 
 OWNER_BOUNDS = "owner_bounds"
@@ -462,6 +462,47 @@ class Container:
             return children[0]
         names = range(len(children)) if keys is None else keys
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
+
+
+@dataclass(frozen=True, eq=False)
+class Compound:
+    """A type whose objects consist of several dense arrays: sparse and ragged arrays.
+
+    dlx converts the parts and joins them in the target, if the target's adapter declares the same kind.
+
+    Attributes
+    ----------
+    kind
+        The format: ``"csr"``, ``"csc"`` or ``"bsr"`` with the parts data, indices, indptr and shape; ``"coo"`` with
+        data, coords ``(ndim, count)`` and shape; ``"ragged"`` with values and offsets; or another name and its parts.
+    types
+        Importable names of its types, including subclasses without another handler.
+    split
+        ``split(obj)`` returns the parts by name: arrays, lists of arrays of one shape and dtype (dlx stacks them), and
+        plain values.
+    join
+        ``join(parts)`` returns an object of this kind over arrays of the framework, without a copy. None: the framework
+        is only a source.
+    matches
+        ``matches(obj)`` returns whether an object of `types` is of this kind. None: all are.
+    indices
+        Names of the parts that are indices -> names of the dtypes that the framework supports for them. dlx casts all
+        of them to one of these.
+    dense
+        A call that returns a dense array, for errors: ``".toarray()"``.
+    limits
+        Restrictions of `join`: ``"unique"``: no index twice in a row; ``"flat"``: the parts are dense; ``"swapped"``:
+        its coords are ``(count, ndim)``, in `split` as well.
+    """
+
+    kind: str
+    types: tuple[str, ...]
+    split: Callable[[Any], dict[str, Any]]
+    join: Callable[[dict[str, Any]], Any] | None = None
+    matches: Callable[[Any], bool] | None = None
+    indices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dense: str = ""
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

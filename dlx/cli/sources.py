@@ -36,7 +36,8 @@ from dlx._files.arrow_torch import load_checkpoint
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
 from dlx._files.mapping import map_file
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
-from dlx._files.safetensors import INDEX
+from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
+from dlx._files.selection import dotted_path
 from dlx._files.signatures import identify_folder
 from dlx._protocols import dlpack
 from dlx._registry import lookup
@@ -104,7 +105,7 @@ def _expand_word(word: str) -> Iterator[str]:
 def _list_folder(path: Path, shown: str) -> list[str]:
     """Return the supported files of a folder, or the folder itself if it is a checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if identify_folder(path) is not None or any(name.endswith(INDEX) for name in names):
+    if identify_folder(path) is not None or any(name.endswith((INDEX, BIN_INDEX, DCP)) for name in names):
         return [str(path)]
     known = [str(path / name) for name in names if name.endswith(SUFFIXES)]
     if known:
@@ -120,13 +121,19 @@ def stdin_file(screen: Screen) -> Iterator[str]:
         raise BadInput("-: stdin is closed")
     descriptor = sys.stdin.fileno()
     with contextlib.ExitStack() as stack:
+        if sys.platform == "win32":  # descriptors have no paths
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)), "stdin")
+            with screen.working("reading stdin"), copy.open("wb") as named:
+                shutil.copyfileobj(sys.stdin.buffer, named)
+            yield str(copy)
+            return
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             kept = stack.enter_context(tempfile.TemporaryFile())
             with screen.working("reading stdin"):
                 shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.flush()
             descriptor = kept.fileno()
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else f"/dev/fd/{descriptor}"
 
 
 def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None) -> Source:
@@ -170,11 +177,16 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
     with open_file(path) as file:
         kind = detect_kind(file)
         if kind in LIBRARY_KINDS:
-            readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
-            return readers[kind](file, readonly or "copy")
+            readers = {".pt": _read_torch, ".parquet": _read_parquet}
+            return readers.get(kind, _read_mapped)(file, readonly or "copy")
         arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
-        with read_contents(file, kind) as parts:
-            entries = tuple(_stored_entry(each, arrays) for _, contents in parts for each in contents.entries)
+        with read_contents(file, kind) as (parts, places):
+            entries = tuple(
+                _stored_entry(each, arrays)
+                for i, (_, contents) in enumerate(parts)
+                for name, each in contents.entries.items()
+                if places is None or places.get(name) == i
+            )
             for _, contents in parts:
                 if contents.close is not None:
                     contents.close()
@@ -233,10 +245,10 @@ def _read_torch(file: File, readonly: Readonly) -> Source:
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 
-def _read_arrow(file: File, readonly: Readonly) -> Source:
-    """List the columns of an Arrow IPC file or stream."""
+def _read_mapped(file: File, readonly: Readonly) -> Source:
+    """List the columns of an Arrow IPC file or stream, or the tensors of a folder."""
     entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _map_entries(file.path, readonly))
-    return Source(str(file.path), ".arrow", entries, file.size)
+    return Source(str(file.path), detect_kind(file), entries, file.size)
 
 
 def _read_parquet(file: File, _: Readonly) -> Source:
@@ -336,12 +348,6 @@ def _suggest_names(module: str, path: str, attribute: str) -> str:
     near = difflib.get_close_matches(attribute, names, 3)
     found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
     return f". It has {', '.join(found[:8])}" if found else ""
-
-
-def dotted_path(path: tuple[Any, ...]) -> str:
-    """Return a path in a file or state dict as text, with dots instead of brackets around names."""
-    steps = [f".{one_line(key)}" if type(key) in (str, errors.Attribute) else path_text((key,), "") for key in path]
-    return "".join(steps).removeprefix(".")
 
 
 def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:

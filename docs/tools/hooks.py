@@ -28,6 +28,7 @@ BOOSTS = {
     "troubleshooting.md": 1.5,
     **dict.fromkeys(("changelog.md", "conformance.md", "contributing.md", "design.md", "performance.md"), 0.2),
 }
+WIDE = {"matrix.md", "conformance.md"}  # pages whose figures and tables need the place of their contents
 BARE = {"ffi", "exchange_api", "hookimpl"}  # without an entry in the reference
 VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "dlx" / "_version.py").read_text(encoding="utf-8"))[0]
 FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
@@ -128,6 +129,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         markdown += link_source(markdown, config.repo_url)
     if uri in BOOSTS:
         page.meta["search"] = {"boost": BOOSTS[uri]}
+    if uri in WIDE:
+        page.meta["hide"] = ["toc"]
     here = ROOT / OUTSIDE[uri] if uri in OUTSIDE else ROOT / "docs" / uri
 
     def rewrite_link(link: re.Match[str]) -> str:

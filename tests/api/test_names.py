@@ -169,22 +169,21 @@ def test_a_target_that_is_misspelt(name, said):
     ("to", "said"),
     [
         (lambda torch: torch.device("cpu"), "found torch.device. Pass a device as device="),
-        (lambda torch: torch.float32, "found torch.dtype. dlx does not change dtypes"),
+        (lambda torch: torch.float32, "found torch.dtype. Pass a dtype as dtype="),
         (lambda _: 3, "found int$"),
     ],
     ids=["device", "dtype", "int"],
 )
 def test_what_is_no_target_at_all(torch, to, said):
-    """The error names the option for a device; dlx does not change dtypes."""
+    """The error names the option for a device or a dtype."""
     with pytest.raises(TypeError, match=said):
         dlx.convert(np.ones(3), to=to(torch))
 
 
-@pytest.mark.parametrize("call", [dlx.convert, dlx.plan, dlx.stack], ids=["convert", "plan", "stack"])
-def test_a_dtype_is_no_option(call):
-    """The error explains how to change a dtype."""
-    with pytest.raises(TypeError, match=r"'dtype'. dlx does not change dtypes; change it in a framework"):
-        call([np.ones(3)], "numpy", dtype="float32")
+def test_a_dtype_is_no_option_of_other_functions():
+    """The error names the functions that change a dtype."""
+    with pytest.raises(TypeError, match=r"'dtype'. Pass a dtype as dtype=, to convert, plan, stack or open"):
+        dlx.using("numpy", dtype="float32")
 
 
 @pytest.mark.parametrize(

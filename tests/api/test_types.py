@@ -33,29 +33,23 @@ def is_made():
 SEARCHED = [] if is_made() else [str(ROOT)]
 
 
-def run_mypy(names, *options):
-    """Run mypy as a project that has dlx installed does, in its strict mode.
-
-    Give {(file, line) of an error: how many lines mypy prints about it}.
-    """
+def report_of_mypy(names, *options, folder=EXAMPLES):
+    """Run mypy as a project that has dlx installed does, in its strict mode: (severity, file, line, text) of each."""
     environment = {**os.environ, "MYPYPATH": "" if "--python-executable" in options else ":".join(SEARCHED)}
     environment |= {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")}
-    command = [sys.executable, "-m", "mypy", "--python-version", "3.11", "--output", "json", *options, *names]
-    done = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(EXAMPLES / "mypy.ini"), "--python-version", "3.11"]
+    command += ["--output", "json", *options, *names]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    printed = {}
-    for each in found:
-        if each["severity"] == "error":
-            place = os.path.basename(each["file"]), each["line"]
-            printed[place] = printed.get(place, 0) + 1 + len((each["hint"] or "").splitlines())
-    return printed
+    place = [(each["severity"], os.path.basename(each["file"]), each["line"]) for each in found]
+    return [
+        (*at, "\n".join(filter(None, (each["message"], each["hint"])))) for at, each in zip(place, found, strict=True)
+    ]
 
 
-def run_pyright(names, folder, python=sys.executable):
-    """Run pyright with its defaults; return (file, line) of the errors."""
-    for name in names:
-        shutil.copy(EXAMPLES / name, folder)
+def report_of_pyright(names, folder, python=sys.executable):
+    """Run pyright with its defaults: (severity, file, line, text) of each message."""
     settings = {"include": names, "extraPaths": SEARCHED if python == sys.executable else []}
     (folder / "pyrightconfig.json").write_text(json.dumps({"pythonVersion": "3.11", **settings}))
     command = [sys.executable, "-m", "pyright", "--project", str(folder), "--outputjson", "--pythonpath", python]
@@ -64,8 +58,26 @@ def run_pyright(names, folder, python=sys.executable):
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["summary"]["filesAnalyzed"] == len(names)
-    found = [each for each in report["generalDiagnostics"] if each["severity"] == "error"]
-    return {(os.path.basename(each["file"]), each["range"]["start"]["line"] + 1) for each in found}
+    return [
+        (each["severity"], os.path.basename(each["file"]), each["range"]["start"]["line"] + 1, each["message"])
+        for each in report["generalDiagnostics"]
+    ]
+
+
+def report_of(checker, names, folder, *, python=sys.executable):
+    """Copy the examples into the folder and check them there; return the lines of each error, by (file, line)."""
+    for name in names:
+        shutil.copy(EXAMPLES / name, folder)
+    if checker == "mypy":
+        options = () if python == sys.executable else ("--python-executable", python)
+        report = report_of_mypy(names, *options, folder=folder)
+    else:
+        report = report_of_pyright(names, folder, python)
+    errors = {}
+    for severity, name, line, text in report:
+        if severity == "error":
+            errors[name, line] = [*errors.get((name, line), []), *text.splitlines()]
+    return errors
 
 
 def need(*modules):
@@ -77,14 +89,13 @@ def need(*modules):
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """Give a function: the errors of one checker in the files that use frameworks; of mypy with numbers of lines."""
+    """Give a function: the errors of one checker in the files that use frameworks."""
     known = {}
 
     def of(checker):
         need(checker, "numpy", "torch", "jax")
         if checker not in known:
-            folder = tmp_path_factory.mktemp(checker)
-            known[checker] = run_mypy(WITH) if checker == "mypy" else run_pyright(WITH, folder)
+            known[checker] = report_of(checker, WITH, tmp_path_factory.mktemp(checker))
         return known[checker]
 
     return of
@@ -111,22 +122,109 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
     assert set(errors(checker)) == set().union(*map(announced, WITH))
 
 
-@pytest.mark.slow
-def test_mypy_tells_a_wrong_argument_in_one_line(errors):
-    """Otherwise mypy would print every overload of `convert`: 47 lines for each mistake."""
+SHORT = (
+    "neither to", "both to", "a number", "a text", "copy is", "no such word", "no such option", "no path", "no target",
+    "nothing to stack", "unknown object",
+    "may be nothing",
+    "a generator", "a module holds",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_wrong_call_is_one_short_error(errors, checker):
+    """Otherwise mypy would print every overload of `convert`, and pyright the attributes of protocols."""
     lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
-    said = ("no such option", "no such word", "copy is", "neither to", "both to", "a number", "a text")
-    said += ("unknown object", "a module holds", "no path", "nothing to stack")
-    wrong = [number for number, line in enumerate(lines, 1) if line.partition("# error: ")[2].startswith(said)]
-    assert len(wrong) >= 22
-    printed = {number: errors("mypy")["mistakes.py", number] for number in wrong}
-    assert all(number <= 2 for number in printed.values()), printed  # the second: the definition of a plain function
+    wrong = [number for number, line in enumerate(lines, 1) if line.partition("# error: ")[2].startswith(SHORT)]
+    assert len(wrong) >= 28
+    printed = {number: errors(checker)["mistakes.py", number] for number in wrong}
+    most = 2 if checker == "mypy" else 9  # the second: the definition of a plain function
+    assert all(len(text) <= most for text in printed.values()), printed
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_errors_show_no_private_name(errors, checker):
+    """Readers could not look up names of the stub that begin with an underscore."""
+    stub = (ROOT / "dlx" / "_api" / "signatures.pyi").read_text()
+    private = {*re.findall(r"^\s*(?:class )?(_\w+)(?:[:(]| =)", stub, re.MULTILINE)}
+    assert {"_Free", "_Module", "_Torch"} <= private
+    lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
+    texts = {place: text for place, text in errors(checker).items() if "# error: nothing" not in lines[place[1] - 1]}
+    said = {(place, name) for place, text in texts.items() for name in re.findall(r"\b_\w+", "\n".join(text))}
+    assert {(place, name) for place, name in said if name in private} == set()
 
 
 def test_the_examples_do_announce_mistakes():
     """The test above would be empty otherwise."""
     assert len(announced("mistakes.py")) > 30
     assert not announced("targets.py")
+
+
+LINE = re.compile(r"(?P<call>\w.*?)  # (?!type: )(?P<type>[^#]+?)(?:  # mypy: (?P<mypy>.+))?")
+
+
+def calls(text):
+    """Return {number of a line: match} of the lines that have their type beside them."""
+    return {number: match for number, line in enumerate(text.splitlines(), 1) if (match := LINE.fullmatch(line))}
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """The sections of libraries.py whose libraries are installed."""
+    need("numpy", "torch", "jax")
+    first, *others = re.split(r"(?m)^(?=# ---- )", (EXAMPLES / "libraries.py").read_text())
+    found = [first]
+    for section in others:
+        modules = re.findall(r"(?m)^(?:import|from) (\w+)", section)
+        if all(importlib.util.find_spec(name) for name in modules):
+            found.append(section)
+    return "".join(found)
+
+
+def shorten(text):
+    """Return a type as the examples write it: without modules, and with the names of numpy and dlx for two of them."""
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Unknown", "Any")
+    text = re.sub(r"ndarray\[(?:tuple\[Any, \.\.\.\]|Any), (?:dtype\[Any\]|Any)\]", "NDArray[Any]", text)
+    return re.sub(r"Literal\['same'.*'unknown'\]", "Outcome", text)
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checkers_know_calls_with_objects_of_many_libraries(installed, checker, tmp_path):
+    """Each is accepted, and has the type beside it."""
+    need(checker)
+    wanted = calls(installed)
+    assert len(wanted) >= 60
+    lines = installed.splitlines()
+    for number, match in wanted.items():
+        lines[number - 1] = f"reveal_type({match['call']})"
+    (tmp_path / "libraries.py").write_text("\n".join(lines) + "\n")
+    if checker == "mypy":
+        report = report_of_mypy(["libraries.py"], "--disable-error-code", "import-untyped", folder=tmp_path)
+    else:
+        report = report_of_pyright(["libraries.py"], tmp_path)
+    assert [each for each in report if each[0] == "error"] == []
+    shown = {
+        line: text[text.index('"', text.rindex(" is ")) + 1 : -1] for _, _, line, text in report if ' is "' in text
+    }
+    untyped = checker == "mypy" and importlib.util.find_spec("pandas-stubs") is None
+    for number, match in wanted.items():
+        expected = (checker == "mypy" and match["mypy"]) or match["type"]
+        assert shorten(shown[number]) == expected or (untyped and "frame" in match["call"]), match[0]
+
+
+def test_calls_with_objects_of_many_libraries_run(installed, python, tmp_path):
+    """Each returns an object of the type beside it."""
+    lines = installed.splitlines()
+    for number, match in calls(installed).items():
+        name = re.match(r"\w+", match["type"])[0].replace("NDArray", "ndarray").replace("Outcome", "str")
+        if name != "Any":
+            lines[number - 1] = (
+                f"assert {name!r} in [each.__name__.removesuffix('Impl') for each in type({match['call']}).__mro__]"
+            )
+    python(
+        "import os\nos.chdir(os.environ['FOLDER'])\n" + "\n".join(lines),
+        args=(),
+        env={**os.environ, "FOLDER": str(tmp_path)},
+    )
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
@@ -137,12 +235,9 @@ def test_a_framework_that_is_not_installed_is_any(checker, tmp_path):
     (packages,) = (tmp_path / "empty").glob("lib/python*/site-packages")
     (packages / "dlx").symlink_to(ROOT / "dlx")
     python = str(tmp_path / "empty" / "bin" / "python")
-    names = ["alone.py", "strict.py"]
-    if checker == "mypy":
-        found = run_mypy(names, "--python-executable", python)
-    else:
-        found = run_pyright(names, tmp_path, python=python)
-    assert set(found) == announced("alone.py")
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    assert set(report_of(checker, ["alone.py", "strict.py"], folder, python=python)) == announced("alone.py")
 
 
 def test_dlx_says_that_it_is_typed():
@@ -151,10 +246,10 @@ def test_dlx_says_that_it_is_typed():
 
 
 def test_the_options_for_checkers_are_those_of_convert():
-    """`Options` has every option of `convert`; `to`, `like` and `lazy` choose the overload."""
+    """`Options` has every option of `convert`; `to`, `like`, `lazy` and `out` choose the overload."""
     parameters = inspect.signature(dlx.convert).parameters
     options = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
-    assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy"}
+    assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy", "out"}
     assert {*re.findall(r"`(\w+)`", dlx.typing.Options.__doc__)} == {*dlx.typing.Options.__annotations__}
     for name in ("readonly", "errors"):
         words = typing.get_args(getattr(dlx.typing, name.capitalize()))

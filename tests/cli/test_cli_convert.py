@@ -312,7 +312,7 @@ def test_what_ends_the_writing_is_said_of_out(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("saved", "because"),
     [
-        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one in the source file"),
+        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one in the source"),
         ({}, "it contains no array"),
         ({"m": None}, "'m': "),
     ],

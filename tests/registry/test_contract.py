@@ -44,10 +44,10 @@ def test_no_part_has_more_than_14_fields(kind):
 
 
 def test_the_contract_does_not_grow():
-    """The six most common classes had 100 members, all classes 135."""
+    """The six most common classes had 100 members, all classes 135; `Compound` has 8."""
     six = (Adapter, FastPath, Capabilities, Container, Guard, Blocker)
     assert sum(len(members(kind)) for kind in six) <= 70
-    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 114
+    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 122
 
 
 def test_the_hook_s_page_is_one_screen():
@@ -61,18 +61,18 @@ def test_the_hook_s_page_is_one_screen():
 
 
 def test_the_modules_of_our_adapters_are_shipped():
-    """pyproject.toml lists exactly the modules of the table and their imports."""
-    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["py-modules"]
-    helpers = {name for name in shipped if name.endswith("_gradients")}
-    assert {row.module for row in FRAMEWORKS.values()} == set(shipped) - helpers
-    assert set(shipped) == {path.stem for path in (ROOT / "adapters").glob("dlx_*.py")}
+    """The package has exactly the modules of the table and their imports, and is in the wheel."""
+    assert "dlx_adapters" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {f"dlx_adapters.{path.stem}" for path in (ROOT / "dlx_adapters").glob("dlx_*.py")}
+    helpers = {name for name in there if name.endswith(("_gradients", "_compound"))}
+    assert {row.module for row in FRAMEWORKS.values()} == there - helpers
 
 
 def test_the_table_is_true_of_the_adapters():
     """Root package, target or source, tracing, and the install command are correct."""
     loaded = Registry().load_all()
     for root, row in FRAMEWORKS.items():
-        first = loaded[root].adapters[0]
+        first = next(each for each in loaded[root].adapters if each.package.partition(".")[0] == root)
         assert first.package.partition(".")[0] == root and loaded[root].module == row.module
         assert row.is_target is (type(first).capabilities is not Adapter.capabilities), root
         assert install_of(first) == f"pip install {row.install}"

@@ -1,5 +1,6 @@
 """Type errors: one on each line marked as an error, and none on other lines."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import dlx
 
 samples = np.zeros((2, 3), np.float32)
 tensor = torch.zeros(3)
+maybe = samples if Path("x").exists() else None
 
 # the call
 dlx.convert(samples)  # error: neither to nor like
@@ -41,6 +43,7 @@ dlx.convert(3, to="torch")  # error: a number
 dlx.convert(None, to="torch")  # error: nothing
 dlx.convert("text", to="torch")  # error: a text
 dlx.convert(object(), to="torch")  # error: unknown object
+dlx.convert(maybe, to="torch")  # error: may be nothing
 dlx.convert((each for each in [samples]), to="torch")  # error: a generator
 dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module holds arrays, but is not one
 number: dlx.SupportsDLPack = 3  # error: a number

@@ -29,11 +29,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import dlx_jax_gradients
-
 import dlx
 from dlx import adapter as api
-from dlx.errors import ConversionError, DeviceError, DTypeError
+from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx_adapters import dlx_jax_gradients
 
 HOST = api.Device("cpu")
 CUDA = api.Device("cuda").type
@@ -57,6 +56,9 @@ class _DTypes(api.DTypes):
         numpy = sys.modules["jax"].numpy
         scalar = getattr(numpy, attribute, None)
         return None if scalar is None else numpy.dtype(scalar)
+
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        return array.astype(self.to_native(dtype))
 
     def from_native(self, native_dtype: Any) -> api.DType | None:
         if isinstance(native_dtype, type):
@@ -257,12 +259,64 @@ def _stop_gradient(obj: Any) -> Any:
 _GRAPH = api.Blocker("its gradients would be lost", "", ConversionError, resolution=_stop_gradient, needs="detach")
 
 
+# ---- sparse arrays -----------------------------------------------------------------------------------------------
+
+
+def _require_plain(obj: Any) -> None:
+    if obj.n_batch or obj.n_dense:
+        raise LayoutError("it has batches or dense dimensions", fix="Call .todense() first.")
+
+
+def _split_bcoo(obj: Any) -> dict[str, Any]:
+    _require_plain(obj)
+    return {"data": obj.data, "coords": obj.indices, "shape": tuple(obj.shape)}
+
+
+def _join_bcoo(parts: dict[str, Any]) -> Any:
+    return importlib.import_module("jax.experimental.sparse").BCOO(
+        (parts["data"], parts["coords"]), shape=parts["shape"]
+    )
+
+
+def _split_bcsr(obj: Any) -> dict[str, Any]:
+    _require_plain(obj)
+    return {"data": obj.data, "indices": obj.indices, "indptr": obj.indptr, "shape": tuple(obj.shape)}
+
+
+def _join_bcsr(parts: dict[str, Any]) -> Any:
+    arrays = parts["data"], parts["indices"], parts["indptr"]
+    return importlib.import_module("jax.experimental.sparse").BCSR(arrays, shape=parts["shape"])
+
+
+_INDICES = ("int32", "int64")
+_SPARSE = (
+    api.Compound(
+        "coo",
+        ("jax.experimental.sparse.BCOO",),
+        _split_bcoo,
+        _join_bcoo,
+        indices={"coords": _INDICES},
+        dense=".todense()",
+        limits=("swapped",),
+    ),
+    api.Compound(
+        "csr",
+        ("jax.experimental.sparse.BCSR",),
+        _split_bcsr,
+        _join_bcsr,
+        indices=dict.fromkeys(("indices", "indptr"), _INDICES),
+        dense=".todense()",
+    ),
+)
+
+
 class JaxAdapter(api.Adapter):
     """jax.Array."""
 
     name = package = "jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     namespaces = ("jax.numpy",)
+    containers = _SPARSE
     arrays = api.Arrays(immutable=True, alignment=64)
     dtypes = DTYPES
     devices = DEVICES

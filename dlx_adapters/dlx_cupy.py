@@ -29,6 +29,13 @@ class _DTypes(api.DTypes):
         found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        with array.device if out is None else out.device:
+            if out is not None:
+                out[...] = array
+                return out
+            return array.astype(self.to_native(dtype))
+
 
 _NAMES = (*api.COMMON_DTYPES, "complex64", "complex128")
 DTYPES = _DTypes("cupy", {name: name for name in _NAMES} | {"bool": "bool_"})
@@ -51,12 +58,21 @@ class _Devices(api.Devices):
     def from_native(self, native_device: Any) -> api.Device:
         return api.Device(f"{self.kind}:{int(native_device)}")
 
+    @property
+    def pins(self) -> bool:  # type: ignore[override]
+        return self.kind == "cuda"
+
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
         if _is_capturing(_current_stream(device)):
             return None  # memory of cupy's pool does not belong to the graph
+        nbytes = math.prod(shape) * native.itemsize
+        if device.name == "cuda_host":  # cupy has no type for it, and reads it by the address
+            pinned = cupy.cuda.alloc_pinned_memory(nbytes)
+            memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pinned.ptr, nbytes, pinned, device.id), 0)
+            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
         with self.to_native(device):
-            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
+            memory = cupy.cuda.alloc(nbytes)
             return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     def available(self) -> Iterable[Any]:

@@ -22,11 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import _dlx_torch
-import dlx_torch_gradients
-
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
+from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients
 
 HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # torch's device names -> dlx's
@@ -63,7 +61,7 @@ def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any],
 
 
 _mapping = functools.partial(api.Container, kind="mapping", flatten=api.flatten_mapping, holds="torch", falls_to=dict)
-_CONTAINERS = (
+_CONTAINERS: tuple[api.Container | api.Compound, ...] = (
     _mapping(types=("tensordict.TensorDictBase",), unflatten=_unflatten_tensordict),
     api.Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
@@ -78,6 +76,7 @@ _CONTAINERS = (
     _mapping(types=("torch.nn.ParameterDict",), unflatten=_unflatten_parameters),
     api.Container(types=("torch.Size",), kind="leaf"),  # torch.zeros rejects lazy views of it
     api.Container(types=("torch.nn.Module",), kind="leaf"),  # cannot be rebuilt
+    *dlx_torch_compound.COMPOUNDS,
 )
 
 
@@ -105,6 +104,12 @@ class _DTypes(api.DTypes):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
 
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            with sys.modules["torch"].no_grad():
+                return out.copy_(array)
+        return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
+
 
 DTYPES = _DTypes(
     "torch",
@@ -124,6 +129,10 @@ class _Devices(api.Devices):
         """The devices that this build calls "cuda": "cuda" or "rocm"; empty without these."""
         version = sys.modules["torch"].version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
+
+    @property
+    def pins(self) -> bool:  # type: ignore[override]
+        return self.kind == "cuda"
 
     def to_native(self, device: api.Device) -> Any:
         torch = sys.modules["torch"]
@@ -156,7 +165,8 @@ class _Devices(api.Devices):
         torch = sys.modules["torch"]
         if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
-        options = {"dtype": DTYPES.to_native(dtype), "device": _native_device(device)}
+        place = {"pin_memory": True} if device.name == "cuda_host" else {"device": _native_device(device)}
+        options = {"dtype": DTYPES.to_native(dtype), **place}
         if not torch.is_inference_mode_enabled():
             return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
@@ -512,7 +522,7 @@ class TorchAdapter(api.Adapter):
             device_types=frozenset(api.Device(name).type for name in ("cpu", kind) if name),
             layouts=api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED,
             empty_extents="leading",
-            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
+            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "cuda_host", "rocm"), why)),
         )
 
     def load(self, tensor: api.Tensor) -> Any:

@@ -1,0 +1,81 @@
+"""`parts`: the dense arrays of a sparse or ragged array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlx._api.convert import convert
+from dlx._core.public import public
+from dlx._engine.compound import split
+from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
+from dlx._registry.registry import registry
+from dlx._support.reflect import type_name
+from dlx.errors import DlxError, LayoutError
+
+if TYPE_CHECKING:
+    from dlx.typing import Target
+
+
+@public
+def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
+    """Return the dense arrays that a sparse or ragged array consists of.
+
+    Memory is shared as in `convert`.
+
+    Parameters
+    ----------
+    obj
+        A sparse or ragged array of any framework: ``scipy.sparse``, a sparse or jagged torch tensor, ``jax.BCOO``, an
+        Arrow list, an awkward array, ...
+    to
+        Target of the arrays, as in `convert`. None: the framework of `obj`, or "dlx" if it is not a target.
+
+    Returns
+    -------
+    dict
+        For csr, csc and bsr: ``data``, ``indices``, ``indptr`` and ``shape``. For coo: ``data``, ``coords`` of shape
+        ``(ndim, count)``, and ``shape``. For a ragged array of n rows: ``values``, and ``offsets`` of shape
+        ``(n + 1,)``; row i is ``values[offsets[i]:offsets[i + 1]]``. If the values are ragged, a dict of their parts.
+
+    Raises
+    ------
+    LayoutError
+        If `obj` is one dense array, or not an array.
+    DlxError
+        As `convert`, for each of the arrays.
+
+    Examples
+    --------
+    >>> import dlx, numpy, scipy.sparse
+    >>> found = dlx.parts(scipy.sparse.csr_array(numpy.eye(2)), to="dlx")
+    >>> list(found), found["shape"], found["indptr"].shape
+    (['data', 'indices', 'indptr', 'shape'], (2, 2), (3,))
+    """
+    inside, handler = lookup.unwrap(obj)
+    if not isinstance(handler, CompoundHandler):
+        fix = "Pass a sparse or ragged array; dlx.convert takes dense ones, and containers."
+        raise LayoutError("it is not a sparse or ragged array", source=type_name(type(obj)), fix=fix)
+    return _convert(split(inside, handler, None), to or _framework_of(handler))
+
+
+def _convert(found: dict[str, Any], to: Any) -> dict[str, Any]:
+    """Convert the arrays among parts; inner compound arrays become parts, too."""
+    arrays: dict[str, Any] = {}
+    for name, part in found.items():
+        _, handler = lookup.unwrap(part)
+        if isinstance(handler, CompoundHandler):
+            found[name] = _convert(split(part, handler, None), to)
+        else:
+            arrays[name] = part
+    found |= convert(arrays, to)
+    return found
+
+
+def _framework_of(handler: CompoundHandler) -> str:
+    """Return the name of the framework of a compound array, or "dlx" if it cannot be a target."""
+    try:
+        target = None if handler.adapter is None else registry.ready(handler.adapter)
+    except DlxError:
+        target = None
+    return "dlx" if target is None else target.name

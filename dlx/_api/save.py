@@ -1,0 +1,218 @@
+"""`save`: write an array, or the arrays of a tree, to a file. The command `dlx convert` uses the same functions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlx._api.convert import convert
+from dlx._api.describe import describe
+from dlx._api.shares_memory import collision
+from dlx._core.native import Tensor
+from dlx._core.public import public
+from dlx._core.types import contiguous
+from dlx._engine.failures import Failures
+from dlx._engine.tree import Tree
+from dlx._registry import lookup
+from dlx._registry.generic import Deferred
+from dlx._support.reflect import type_name
+from dlx._support.text import one_line
+from dlx.errors import DlxError, FileError
+
+if TYPE_CHECKING:  # most programs save no file
+    from dlx._files.writing import Item
+
+__all__ = ["Collected", "collect_items", "save", "text_metadata", "write_items"]
+
+
+@public
+def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None = None, metadata: Any = None) -> None:
+    """Write an array, or the arrays of a tree, to a file that `open` and the format's own library read.
+
+    The arrays may belong to any framework. Those in host memory are written without a copy. The file appears under its
+    name once it is complete: if the call fails or the process is killed, an existing file stays unchanged.
+
+    Parameters
+    ----------
+    tree
+        An array, a container of arrays, or an opened file. An array in nested containers is named by its path, with
+        dots: ``"model.layers[0].weight"``. A single array is named like the file, without its suffix.
+    path
+        The file to write; an existing file is replaced.
+    format
+        ``"safetensors"``, ``"npy"``, ``"npz"`` or ``"arrow"``; default: the suffix of `path`.
+    metadata
+        A mapping from text to text, for .safetensors and .arrow. Default: the metadata of an opened file that `tree`
+        is, if the format can store it.
+
+    Raises
+    ------
+    FileError
+        If the tree contains no array or an object that is not an array, if the format cannot store its names, shapes
+        or metadata, or if two arrays share memory and the format is .safetensors, which cannot express that.
+    DTypeError
+        If the format lacks a dtype: dlx does not change dtypes.
+    ConversionError
+        If an array has no ordinary memory.
+    OSError
+        If the file cannot be written.
+    AdapterNotFoundError, TypeError
+        If the call is invalid.
+
+    Notes
+    -----
+    A file is complete even if the process is killed, but after a power failure only once the system has written it
+    to the disk (``os.sync()``).
+
+    Examples
+    --------
+    >>> import dlx, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "x.safetensors"
+    >>> dlx.save({"a": dlx.empty(3, "uint8"), "b": {"c": dlx.empty((2, 2), "float16")}}, file)
+    >>> sorted(dlx.open(file))
+    ['a', 'b.c']
+    """
+    from dlx._files.writing import FORMATS, WITH_METADATA
+
+    target = Path(os.fsdecode(path))
+    kind = target.suffix if format is None else f".{format.removeprefix('.')}"
+    if kind not in FORMATS:
+        reason = f"unknown format {one_line(kind, 20)!r} (supported: {', '.join(FORMATS)})"
+        raise FileError(reason, source=str(target), fix="Pass format=, or a path with one of these suffixes.")
+    if metadata is None:
+        kept = text_metadata(tree) if kind in WITH_METADATA else {}
+    else:
+        kept = dict(metadata)
+        if not all(isinstance(each, str) for pair in kept.items() for each in pair):
+            raise TypeError("metadata must map text to text")
+        if kept and kind not in WITH_METADATA:
+            raise FileError(f"{kind} cannot store metadata", source=str(target), fix="Write .safetensors or .arrow.")
+    try:
+        found = collect_items(tree, target.stem)
+        if found.others:
+            name, value = found.others[0]
+            reason = f"it contains {one_line(name, 80)!r}, a {type_name(type(value))}, which is not an array"
+            raise FileError(reason, fix="Leave it out, or make it an array.")
+        write_items(found.items, target, kept, kind=kind, force=True, sync=False)
+    except DlxError as error:
+        error.complete(source=type_name(type(tree)))
+        if error.source != str(target):
+            error.target = kind
+        raise
+
+
+def text_metadata(tree: Any) -> dict[str, str]:
+    """Return the metadata of an opened file that is text, if `tree` is one."""
+    found = getattr(tree, "metadata", None) if getattr(type(tree), "is_file", False) is True else None
+    return {key: text for key, text in (found or {}).items() if isinstance(text, str)}
+
+
+class Collected(NamedTuple):
+    """The arrays of a tree, and the names and values of its other leaves."""
+
+    items: list[Item]
+    others: list[tuple[str, Any]]
+
+
+def collect_items(tree: Any, stem: str) -> Collected:
+    """Return the arrays of a tree, to be read later; one without a name is called `stem`."""
+    from dlx._files.header import NO_ARRAYS
+    from dlx._files.selection import dotted_path
+
+    leaves: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    others: list[tuple[str, Any]] = []
+    handler = lookup.kind(type(tree)).handler
+    if handler is None:
+        leaves[stem] = tree, ()
+    else:
+        for path, child, is_array in Tree(tree, handler, Failures("")).leaves():
+            name = dotted_path(path, str) or stem
+            if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
+                others.append((name, child))
+            elif name in leaves:
+                raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
+            else:
+                leaves[name] = child, path
+    if not leaves:
+        raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
+    arrays = [obj for obj, _ in leaves.values()]
+    try:
+        tensors = convert(arrays, to="dlx", copy=False, detach=True)
+    except DlxError:
+        tensors = [_share(array) for array in arrays]
+    items = [_item(name, *leaf, tensor) for (name, leaf), tensor in zip(leaves.items(), tensors, strict=True)]
+    return Collected(items, others)
+
+
+def _share(array: Any) -> Any:
+    """Return a tensor over an array's memory, or the array itself if it is copied or refused when it is read."""
+    try:
+        return convert(array, to="dlx", copy=False, detach=True)
+    except DlxError:
+        return array
+
+
+def _item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:
+    """Return an array as an item, without reading it if its dtype and shape are known."""
+    from dlx._files.writing import Item
+
+    if type(shared) is Tensor and shared.is_host:
+        return Item(name, shared.dtype, shared.shape, shared.nbytes, lambda: shared, shared)
+
+    def read() -> Tensor:
+        try:
+            tensor: Tensor = convert(obj, to="dlx", device="cpu", detach=True)
+        except DlxError as error:
+            error.complete(path=path, source=type_name(type(obj)))
+            raise
+        return tensor
+
+    info = describe(obj)
+    if info.dtype is None or info.shape is None:
+        info = describe(read())
+    assert info.dtype is not None and info.shape is not None
+    nbytes = -(-math.prod(info.shape) * info.dtype.bits * info.dtype.lanes // 8)
+    return Item(name, info.dtype, info.shape, nbytes, read, shared)
+
+
+def write_items(
+    items: Sequence[Item],
+    path: Path,
+    metadata: dict[str, str],
+    *,
+    kind: str = "",
+    force: bool,
+    sync: bool,
+    advance: Callable[[int], object] = int,
+) -> None:
+    """Write arrays to a file, by default in the format of its suffix; `force` and `sync` are as in `replace_file`."""
+    from dlx._files.atomic import replace_file
+    from dlx._files.writing import write
+
+    kind = kind or path.suffix
+    if kind == ".safetensors":
+        _check_ties(items)
+    with replace_file(path, force=force, sync=sync) as file:
+        write(file, kind, items, metadata, advance)
+
+
+def _check_ties(items: Sequence[Item]) -> None:
+    """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
+    placed = sorted((item for item in items if type(item.source) is Tensor and item.nbytes), key=_address)
+    if all(contiguous(item.shape, item.source.strides) for item in placed) and all(
+        _address(one) + one.nbytes <= _address(other) for one, other in itertools.pairwise(placed)
+    ):
+        return
+    pair = collision([item.source for item in placed], [])
+    if pair is not None:
+        one, other = sorted(one_line(placed[each].name, 80) for each in pair)
+        reason = f"{one!r} and {other!r} share memory, which .safetensors cannot store"
+        raise FileError(reason, fix="Leave one of them out, or copy it.")
+
+
+def _address(item: Item) -> int:
+    return item.source.data_ptr  # type: ignore[no-any-return]

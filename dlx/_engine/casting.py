@@ -1,0 +1,69 @@
+"""The option `dtype`: which arrays of a call are cast, to which dtypes, and by which code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dlx._core.extension import lib
+from dlx._core.types import Device, DType, host_readable
+from dlx.errors import CopyRequiredError, DTypeError
+
+_REAL = {lib.kDLFloat, lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)}
+_FLOATING = frozenset(each.name for each in DType.all() if each.code in _REAL and each.lanes == 1)
+
+
+class Casts(NamedTuple):
+    """The dtypes that a call changes."""
+
+    dtypes: Mapping[str, DType]  # name of the present dtype -> the new one
+    floating: DType | None = None  # the one dtype of all floating arrays
+    at_root: bool = False  # whether an array that `floating` does not apply to is refused
+
+    def find(self, dtype: DType) -> DType | None:
+        """Return the new dtype of an array, or None if it stays; raise for a root that `floating` does not apply to."""
+        found = self.dtypes.get(dtype.name)
+        if found is None and self.at_root and self.floating is not None and dtype != self.floating:
+            option = (("dtype", {dtype.name: self.floating.name}),)
+            reason = f"dtype={self.floating.name!r} changes floating arrays only, and it is {dtype}"
+            raise DTypeError(reason, option=option)
+        return found
+
+
+def read_casts(dtype: Any) -> Casts | None:
+    """Return the option `dtype` of a call, checked."""
+    return _read_name(dtype) if type(dtype) is str else None if dtype is None else _read(dtype)
+
+
+@functools.lru_cache(maxsize=32)
+def _read_name(dtype: str) -> Casts:
+    return _read(dtype)
+
+
+def _read(dtype: Any) -> Casts:
+    if isinstance(dtype, Mapping):
+        pairs = [(DType(old), DType(new)) for old, new in dtype.items()]
+        for old, new in pairs:
+            if old.code == lib.kDLComplex != new.code:
+                why = f"dtype= changes {old} to {new}, which would drop the imaginary parts"
+                raise DTypeError(why, fix="Convert x.real and x.imag instead.")
+        return Casts({old.name: new for old, new in pairs if old != new})
+    wanted = DType(dtype)
+    if wanted.name not in _FLOATING:
+        reason = f"dtype={wanted.name!r} is not a floating dtype, and only a mapping changes others"
+        raise DTypeError(reason, fix=f"Pass the change itself, such as dtype={{'float64': {wanted.name!r}}}.")
+    return Casts({name: wanted for name in _FLOATING if name != wanted.name}, wanted)
+
+
+def check_cast(old: DType, new: DType, shape: tuple[int, ...] | None, copy: bool | None) -> None:
+    """Raise if ``copy=False`` forbids a cast; an array without elements is never copied."""
+    if copy is False and (shape is None or 0 not in shape):
+        raise CopyRequiredError(f"a cast from {old} to {new} makes a copy", option=(("copy", None),))
+
+
+@functools.lru_cache(maxsize=256)
+def can_cast(old: DType, new: DType, device: Device | None) -> bool:
+    """Return whether dlx casts between two dtypes in memory of a device."""
+    structs = [dict(zip(("code", "bits", "lanes"), dtype, strict=True)) for dtype in (old, new)]
+    return device is not None and host_readable(device) and bool(lib.dlx_can_cast(*structs))

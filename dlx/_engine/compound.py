@@ -1,0 +1,382 @@
+"""Compound arrays in a conversion: split one into parts that the target supports, join the results, describe them.
+
+A part that must change (indices of another width, rows to stack) becomes a `Deferred` array whose blocker makes a copy.
+So plans list the change as a step, and ``copy=False`` refuses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from dlx._core import native
+from dlx._core.array_info import ArrayInfo
+from dlx._core.extension import ffi, lib
+from dlx._core.native import Tensor
+from dlx._core.types import HOST, DType, contiguous, host_readable
+from dlx._engine.plan import Plan
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH
+from dlx._engine.sources import array_info
+from dlx._protocols.arrow import Column, Offsets
+from dlx._protocols.pointer import empty
+from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler, Parts, compounds_of, find_joiner
+from dlx._registry.generic import TENSOR, Deferred
+from dlx._registry.handlers import Keys
+from dlx._support.reflect import foreign_errors, type_name
+from dlx.adapter.base import over_memory
+from dlx.adapter.declarations import Blocker, Compound
+from dlx.errors import DeviceError, DlxError, LayoutError
+
+_WIDTHS = ("int32", "int64")
+
+
+def split(obj: Any, handler: CompoundHandler, request: Request | None, nested: bool = False) -> dict[str, Any]:
+    """Return the parts of a compound array, as the target of a request needs them; {}: the object stays unchanged."""
+    source, kind = handler.compound, handler.kind_of(obj)
+    wanted = None
+    if request is not None:
+        inside = any(each is source for each in compounds_of(request.target.source))
+        if inside and request.device is None and not (request.copy or request.detach):
+            return {}
+        wanted = find_joiner(request.target.adapter, kind)
+        if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
+            raise _unsupported(kind, source, request.target.name, nested).complete(source=name_of(obj))
+    with foreign_errors("it cannot be split:", source=name_of(obj)):
+        parts = source.split(obj)
+    swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
+    dtype = None
+    if wanted is not None and request is not None:
+        _check(kind, parts, "swapped" in source.limits, "unique" in wanted.limits, request.target.name)
+        dtype = _choose_dtype(parts, wanted, request.target.dtypes())
+    first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
+    indices = () if wanted is None else wanted.indices
+    made: dict[str, Any] = {}
+    for name, part in parts.items():
+        minus = first if name == "offsets" else 0
+        made[name] = _prepare(part, dtype if name in indices else None, swaps=swaps and name == "coords", minus=minus)
+    return made
+
+
+def name_of(obj: Any) -> str:
+    """Return the name of a compound array's type, or of the object that a column belongs to."""
+    return type_name(obj.kind if isinstance(obj, Column) else type(obj))
+
+
+def _unsupported(kind: str, source: Compound, target: str, nested: bool) -> DlxError:
+    dense = f", or call {source.dense} first" if source.dense else ""
+    fix = f"Convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    if nested:
+        return LayoutError(f"{target} supports {kind} arrays of numbers, not of {kind} arrays", fix=fix)
+    return LayoutError(f"{target} has no {kind} arrays", fix=fix)
+
+
+class Compounds:
+    """Splits and joins the compound arrays of one call, for the target of a request; None: without a target."""
+
+    def __init__(self, request: Request | None) -> None:
+        self._request = request
+
+    def split(self, obj: Any, handler: CompoundHandler, nested: bool) -> tuple[Keys, list[Any]]:
+        """Return the names of the parts that are arrays, with the other parts as their context, and these arrays."""
+        found = split(obj, handler, self._request, nested)
+        keys = Keys(name for name, part in found.items() if not isinstance(part, _PLAIN))
+        keys.context = {name: part for name, part in found.items() if isinstance(part, _PLAIN)}
+        return keys, [found[name] for name in keys]
+
+    def join(self, keys: Any, parts: list[Any], kind: str) -> Any:
+        """Return the target's compound array over converted parts; for `Parts` of another kind, a dict."""
+        assert self._request is not None
+        wanted = find_joiner(self._request.target.adapter, kind)
+        found = dict(zip(keys, parts, strict=True)) | keys.context
+        return found if wanted is None or wanted.join is None else wanted.join(found)
+
+
+_PLAIN = (tuple, str, int, float, type(None))
+
+
+# ---- parts ---------------------------------------------------------------------------------------------------------
+
+
+def tensor_of(part: Any) -> Tensor:
+    """Return the tensor of an array whose memory can be read now."""
+    tensor: Tensor | None = FAST_PATH._borrow(part, TENSOR.name, True)
+    if tensor is not None:
+        return tensor
+    array, source = lookup.source(part)
+    found = source.describe(array)
+    for blocker in found.blockers:
+        if blocker.needs == "copy":
+            made: Tensor = blocker.resolve(array)
+            return made
+        raise blocker.error(blocker.because, fix=blocker.fix)
+    return source.export(array) if found.tensor is None else found.tensor
+
+
+def info_of(part: Any) -> ArrayInfo:
+    """Return the description of a part."""
+    return array_info(*lookup.source(part))
+
+
+def _rows(part: Any) -> list[Any]:
+    return list(part) if isinstance(part, list | tuple) else [part]
+
+
+def _choose_dtype(parts: dict[str, Any], wanted: Compound, known: Iterable[str]) -> DType | None:
+    """Return the dtype that all indices must have; None if they have it."""
+    used = {name: accepted for name, accepted in wanted.indices.items() if name in parts}
+    found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
+    common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
+    names = {dtype.name for dtype in found if dtype is not None}
+    if not common or (len(names) == 1 and names <= {*common}):
+        return None
+    return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
+
+
+def _prepare(part: Any, dtype: DType | None, *, swaps: bool, minus: int) -> Any:
+    """Return a part, or its copy as a `Deferred` array if its rows must be stacked, or its values must change.
+
+    With `swaps`, a matrix is transposed; `minus` is subtracted.
+    """
+    adjacent = _view_adjacent(part) if _is_rows(part) else None
+    if adjacent is not None:
+        part = adjacent
+    if swaps and not _is_rows(part):
+        part, swaps = _swap(tensor_of(part)), False
+    if dtype is None and not _is_rows(part) and not minus:
+        return part
+    rows = _rows(part)
+    info = info_of(rows[0])
+    made = dtype or info.dtype
+    casts = info.dtype != made
+    if not (casts or minus or _is_rows(part)):
+        return part
+    whys = [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{info.dtype} indices become {made}"] * casts
+    whys += [f"it begins with {minus}, not 0"] * bool(minus)
+    if info.device is not None and not host_readable(info.device):
+        why = f"{', '.join(whys)}, which dlx does only on the host"
+        raise DeviceError(why, fix="Move it to the host in its own framework first.")
+    assert made is not None
+    shape = (len(rows), *(info.shape or ())) if _is_rows(part) else info.shape or ()
+    nbytes = math.prod(shape) * made.bits // 8
+    after = shape[::-1] if swaps else shape
+    new = info._replace(dtype=made, dtype_name=made.name, shape=after, strides=None, nbytes=nbytes, address=0)
+    run = functools.partial(_gather, rows, len(shape), made if casts or minus else None, swaps, minus)
+    return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
+
+
+def _is_rows(part: Any) -> bool:
+    """Return whether a part is a list of arrays of one shape, which become one array."""
+    return isinstance(part, list) and bool(part)
+
+
+def _view_adjacent(rows: list[Any]) -> Tensor | None:
+    """Return a tensor over rows that follow each other in host memory, or None."""
+    tensors = [tensor_of(row) for row in rows]
+    one, step = tensors[0], tensors[0].nbytes
+    for i, tensor in enumerate(tensors):
+        same = (tensor.dtype, tensor.shape, tensor.device) == (one.dtype, one.shape, HOST)
+        if not same or tensor.data_ptr != one.data_ptr + i * step or not contiguous(tensor.shape, tensor.strides):
+            return None
+    readonly, shape = any(tensor.readonly for tensor in tensors), (len(tensors), *one.shape)
+    return over_memory(one.data_ptr, shape, None, one.dtype, HOST, readonly=readonly, owner=tensors)
+
+
+def _gather(rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
+    """Return a new tensor over stacked rows; if `dtype` is named, of these integers less `minus`."""
+    tensors = [tensor_of(row) for row in rows]
+    whole = native.tensor_stack(tensors) if ndim > tensors[0].ndim else _compact(tensors[0])
+    if not isinstance(whole, Tensor):
+        raise LayoutError("its index arrays differ in length or dtype")
+    made = whole if dtype is None else cast_indices(whole, dtype, minus)
+    return native.tensor_copy(_swap(made), False) if swaps else made
+
+
+def cast_indices(tensor: Tensor, dtype: DType, minus: int = 0) -> Tensor:
+    """Return the integers of a compact host tensor, less `minus`, as int32 or int64 in new memory."""
+    made: Tensor = empty(tensor.shape, dtype)
+    status = lib.dlx_cast_indices(_struct(tensor), _struct(made), minus)
+    if status == lib.DLX_E_DTYPE:
+        raise LayoutError(f"its indices are {tensor.dtype}, not integers")
+    if status:
+        raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
+    return made
+
+
+def _struct(tensor: Tensor) -> Any:
+    return ffi.cast("DLTensor *", native.tensor_address(tensor))
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    return tensor if contiguous(tensor.shape, tensor.strides) else native.tensor_copy(tensor, False)
+
+
+def _swap(tensor: Tensor) -> Tensor:
+    """Return a transposed view of a matrix."""
+    (rows, columns), (step, inner), address = tensor.shape, tensor.strides, tensor.data_ptr
+    shape, strides = (columns, rows), (inner, step)
+    return over_memory(address, shape, strides, tensor.dtype, tensor.device, readonly=tensor.readonly, owner=tensor)
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------
+
+_MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
+
+
+def _check(kind: str, parts: dict[str, Any], swapped: bool, unique: bool, target: str) -> None:
+    """Check the indices of a sparse array in host memory: another framework may read or write outside of an array."""
+    shape = parts.get("shape", ())
+    if kind == "coo" and "coords" in parts:
+        coords = parts["coords"]
+        rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
+        if len(rows) != len(shape):
+            raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
+        for axis, (row, extent) in enumerate(zip(rows, shape, strict=True)):
+            _check_range(row, extent, f"coords[{axis}]")
+    if kind not in _MINOR or len(shape) != 2:
+        return
+    indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
+    found = info_of(parts["data"]).shape or (0,)
+    minor, count = _MINOR[kind], found[0]
+    block = found[1:] if kind == "bsr" else (1, 1)
+    expected = shape[1 - minor] // (block[1 - minor] or 1)
+    if indptr.ndim != 1 or indptr.shape[0] != expected + 1:
+        raise LayoutError(f"its indptr has the shape {indptr.shape}, expected ({expected + 1},)")
+    if indices.shape != (count,) or len(found) + 2 * (kind != "bsr") != 3:
+        raise LayoutError(f"its indices have the shape {indices.shape}, and its data the shape {found}")
+    ends = _check_range(indices, shape[minor] // (block[minor] or 1), "indices")
+    pointers = _check_offsets(indptr, count, "indptr")
+    if unique and ends is not None and pointers is not None:
+        bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), shape[minor] // (block[minor] or 1))
+        if bad == -2:
+            raise MemoryError
+        if bad >= 0:
+            why = f"{target} assumes that no index is repeated within a row or column, and indices[{bad}] is"
+            raise LayoutError(why, fix="Call x.sum_duplicates() first.")
+
+
+def _split_rows(tensor: Tensor, swapped: bool) -> list[Tensor]:
+    tensor = _swap(tensor) if swapped else tensor
+    size, readonly = tensor.dtype.bits // 8, tensor.readonly
+    return [
+        over_memory(
+            tensor.data_ptr + i * tensor.strides[0] * size if tensor.nbytes else 0,
+            tensor.shape[1:], tensor.strides[1:], tensor.dtype, tensor.device, readonly=readonly, owner=tensor,
+        )
+        for i in range(tensor.shape[0])
+    ]  # fmt: skip
+
+
+def _wide(part: Any) -> Tensor | None:
+    """Return a compact tensor of int32 or int64 with the integers of a part, or None if the host cannot read it."""
+    tensor = tensor_of(part)
+    if not tensor.is_host:
+        return None
+    tensor = _compact(tensor)
+    return tensor if tensor.dtype.name in _WIDTHS else cast_indices(tensor, DType("int64"))
+
+
+def _check_range(part: Any, end: int, name: str) -> Tensor | None:
+    tensor = _wide(part)
+    bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(_struct(tensor), end)
+    if bad >= 0:
+        why = f"{name}[{bad}] is outside of its shape (padding, or damage)"
+        raise LayoutError(why, fix="Remove such elements in its own framework first, such as with sum_duplicates.")
+    return tensor
+
+
+def _check_lists(values: Any, offsets: Any) -> int:
+    """Check the offsets of a ragged array, and return the first."""
+    if isinstance(offsets, Offsets):  # checked in C
+        tensor = None if offsets.n_chunks > 1 else offsets.share()
+    else:
+        inside, handler = lookup.unwrap(values)
+        inner = handler.compound.split(inside)["offsets"] if isinstance(handler, CompoundHandler) else None
+        count = (info_of(values).shape or (0,))[0] if inner is None else (info_of(inner).shape or (1,))[0] - 1
+        tensor = _check_offsets(offsets, count, "offsets")
+    return 0 if tensor is None else int(_numbers(tensor)[0])
+
+
+def _numbers(tensor: Tensor) -> Any:
+    return ffi.cast("int64_t *" if tensor.dtype.bits == 64 else "int32_t *", tensor.data_ptr)
+
+
+def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
+    """Check that offsets rise by `count`, those of a sparse array from 0."""
+    tensor = _wide(part)
+    if tensor is None:
+        return None
+    rows, found = tensor.shape[0] - 1, _numbers(tensor)
+    start = found[0] if rows >= 0 and name == "offsets" else 0
+    if rows < 0 or found[0] != start or start < 0 or found[rows] - start != count:
+        raise LayoutError(f"its {name} do not rise from 0 to {count}")
+    bad = lib.dlx_find_descent(_struct(tensor))
+    if bad >= 0:
+        raise LayoutError(f"{name}[{bad}] is less than the value before it")
+    return tensor
+
+
+# ---- descriptions --------------------------------------------------------------------------------------------------
+
+
+def arrays_of(obj: Any, handler: CompoundHandler) -> list[Any]:
+    """Return the dense arrays of a compound array, with those of its inner compound arrays."""
+    found: list[Any] = []
+    with foreign_errors("it cannot be split:", source=name_of(obj)):
+        parts = handler.compound.split(obj)
+    for part in parts.values():
+        for row in [] if isinstance(part, _PLAIN) else _rows(part):
+            inside, inner = lookup.unwrap(row)
+            found += arrays_of(inside, inner) if isinstance(inner, CompoundHandler) else [row]
+    return found
+
+
+def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
+    """Return the description of a compound array, from those of its arrays."""
+    kind, name = handler.kind_of(obj), name_of(obj)
+    with foreign_errors("it cannot be described:", source=name):
+        parts = handler.compound.split(obj)
+        elements: Any = parts.get("data", parts.get("values"))
+        while isinstance(inner := lookup.unwrap(elements)[1], CompoundHandler):
+            elements = inner.compound.split(lookup.unwrap(elements)[0])["values"]
+        infos = [info_of(each) for each in arrays_of(obj, handler)]
+        first = info_of(elements) if elements is not None else infos[0]
+    devices = {info.device for info in infos}
+    shape = parts.get("shape")
+    return ArrayInfo(
+        framework=first.framework,
+        type_name=name,
+        dtype=first.dtype,
+        dtype_name=first.dtype_name,
+        shape=None if shape is None else tuple(shape),
+        device=devices.pop() if len(devices) == 1 else None,
+        nbytes=sum(info.nbytes or 0 for info in infos),
+        readonly=any(info.readonly for info in infos),
+        address=0,
+        owner=name,
+        notes=(f"{kind}: {', '.join(parts)}",),
+    )
+
+
+def fold(
+    path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
+) -> Plan:
+    """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
+    own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
+    error = next((leaf.error for leaf in leaves if leaf.error is not None), next(own, None))
+    try:
+        info = describe_compound(obj, handler)
+    except DlxError:
+        info = None
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None and all(leaf.ok for leaf in leaves))
+    outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
+    steps = tuple(
+        replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
+    )
+    device = next((leaf.device for leaf in leaves), None if info is None else info.device)
+    nbytes = sum(leaf.nbytes for leaf in leaves)
+    return Plan(path, info, target, None if error else device, outcome, steps, nbytes, error)  # type: ignore[arg-type]

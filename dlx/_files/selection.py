@@ -1,0 +1,80 @@
+"""Selection of the members of a file by names, patterns or a predicate."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from dlx._support.text import one_line
+from dlx.errors import Attribute, FileError, did_you_mean, path_text
+
+__all__ = ["Names", "dotted_path", "select_names", "select_tree"]
+
+Names = str | Iterable[str] | Callable[[str], bool] | None
+"""A name, a pattern such as ``"model.*"``, several of them, or a predicate; None: no restriction."""
+
+MAX_DEPTH = 64  # of mappings whose members can be selected
+MAX_NAMES = 1_000_000  # in nested mappings, which a hostile file shares in exponentially many places
+
+
+def dotted_path(path: tuple[Any, ...], write: Callable[[str], str] = one_line) -> str:
+    """Return a path in a file or state dict as text, with dots instead of brackets around names."""
+    steps = [f".{write(key)}" if type(key) in (str, Attribute) else path_text((key,), "") for key in path]
+    return "".join(steps).removeprefix(".")
+
+
+def select_names(names: Collection[str], only: Names, skip: Names) -> list[str]:
+    """Return the names that `only` matches and `skip` does not, in order."""
+    wanted, dropped = _match(names, only, "only"), _match(names, skip, "skip")
+    return [name for name in names if (wanted is None or name in wanted) and (dropped is None or name not in dropped)]
+
+
+def _match(names: Collection[str], which: Names, option: str) -> set[str] | None:
+    """Return the names that an option matches; raise `FileError` for a name or a pattern that matches none."""
+    if which is None or callable(which):
+        return None if which is None else {name for name in names if which(name)}
+    matched: set[str] = set()
+    for each in (which,) if isinstance(which, str) else which:
+        if not isinstance(each, str):
+            raise TypeError(f"{option} must be a name, a pattern, an iterable of them or a function, got {each!r}")
+        found = {each} if each in names else set(fnmatch.filter(names, each))
+        if not found:
+            few = f"List its names with list(dlx.open(path)); it has {len(names):,}."
+            fix = did_you_mean(each, names) if len(names) < 10_000 else ""
+            raise FileError(f"it has no member {one_line(each, 80)!r}, which {option}= names", fix=fix or few)
+        matched |= found
+    return matched
+
+
+def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> dict[Any, Any]:
+    """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
+    names: dict[str, None] = {}
+
+    def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
+        for key, value in inside.items():
+            names[dotted_path((*path, key), str)] = None
+            if len(names) > MAX_NAMES:
+                raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
+            if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
+                list_names(value, (*path, key))
+
+    list_names(tree, ())
+    wanted, dropped = _match(names, only, "only"), _match(names, skip, "skip") or set()
+
+    def pick(inside: Mapping[Any, Any], path: tuple[Any, ...], whole: bool) -> dict[Any, Any]:
+        kept: dict[Any, Any] = {}
+        for key, value in inside.items():
+            name = dotted_path((*path, key), str)
+            all_below = whole or name in (wanted or ())
+            if name in dropped:
+                continue
+            if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
+                below = pick(value, (*path, key), all_below)
+                if below or all_below:
+                    kept[key] = below
+            elif all_below:
+                kept[key] = value
+        return kept
+
+    return pick(tree, (), wanted is None)

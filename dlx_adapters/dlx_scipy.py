@@ -1,0 +1,149 @@
+"""The adapters of frameworks whose arrays consist of numpy arrays: scipy.sparse, pydata's sparse, and awkward.
+
+As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they follow each other in
+memory. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
+As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. In COO, sparse
+itself sorts the indices and adds elements with equal ones, in new memory.
+Awkward: arrays of lists, nested to any depth, in both directions. Refused: rows that are not in order in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import dlx
+from dlx import adapter as api
+from dlx.errors import LayoutError
+
+_INDICES = ("int32", "int64")
+_ALL_INDICES = dict.fromkeys(("indices", "indptr"), _INDICES)
+
+
+def _split(obj: Any) -> dict[str, Any]:
+    """Return the parts of a compressed array of scipy, which may have room for more elements, or of sparse."""
+    if getattr(obj, "fill_value", 0) != 0:
+        raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
+    count, shape = int(obj.indptr[-1]), tuple(map(int, obj.shape))
+    return {"data": obj.data[:count], "indices": obj.indices[:count], "indptr": obj.indptr, "shape": shape}
+
+
+def _split_coo(obj: Any) -> dict[str, Any]:
+    if getattr(obj, "fill_value", 0) != 0:
+        raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
+    coords = list(obj.coords) if isinstance(obj.coords, tuple) else obj.coords
+    return {"data": obj.data, "coords": coords, "shape": tuple(map(int, obj.shape))}
+
+
+def _join(kind: str, parts: dict[str, Any]) -> Any:
+    """Return an array of scipy. The constructor would narrow indices, so it gets no arrays."""
+    data = parts["data"]
+    options = {"blocksize": data.shape[1:]} if kind == "bsr" else {}
+    new = getattr(sys.modules["scipy.sparse"], f"{kind}_array")(parts["shape"], dtype=data.dtype, **options)
+    new.data = data
+    if kind == "coo":
+        new.coords, new.has_canonical_format = tuple(parts["coords"]), False
+    else:
+        new.indices, new.indptr = parts["indices"], parts["indptr"]
+    return new
+
+
+def _join_gcxs(axis: int, parts: dict[str, Any]) -> Any:
+    arrays = parts["data"], parts["indices"], parts["indptr"]
+    return sys.modules["sparse"].GCXS(arrays, shape=parts["shape"], compressed_axes=(axis,))
+
+
+def _compound(kind: str) -> api.Compound:
+    """Return the declaration of scipy's arrays of one kind."""
+    types = f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"
+    split, indices = (_split_coo, {"coords": _INDICES}) if kind == "coo" else (_split, _ALL_INDICES)
+    return api.Compound(kind, types, split, functools.partial(_join, kind), indices=indices, dense=".toarray()")
+
+
+def _gcxs(kind: str, axis: int) -> api.Compound:
+    def matches(obj: Any) -> bool:
+        return obj.ndim == 2 and tuple(obj.compressed_axes) == (axis,)
+
+    join = functools.partial(_join_gcxs, axis)
+    return api.Compound(kind, ("sparse.GCXS",), _split, join, matches, _ALL_INDICES, ".todense()", ("unique",))
+
+
+def _join_sparse_coo(parts: dict[str, Any]) -> Any:
+    return sys.modules["sparse"].COO(parts["coords"], parts["data"], parts["shape"])
+
+
+class _OverNumpy(api.Adapter):
+    """Base class of the adapters: dense arrays become numpy's."""
+
+    dtypes = api.DTypes("numpy", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
+
+    def describe(self, obj: Any) -> api.Description:
+        return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
+
+    def capabilities(self) -> api.Capabilities:
+        return api.Capabilities(None, layouts=api.Layout.ANY, min_alignment=1, ndims=(0, 64), keeps_readonly=True)
+
+    def load(self, tensor: api.Tensor) -> Any:
+        return dlx.convert(tensor, to="numpy")
+
+
+class ScipyAdapter(_OverNumpy):
+    """scipy.sparse."""
+
+    name = package = "scipy"
+    containers = tuple(map(_compound, ("csr", "csc", "bsr", "coo")))
+
+
+class SparseAdapter(_OverNumpy):
+    """sparse.COO, sparse.GCXS."""
+
+    name = package = "sparse"
+    containers = (
+        api.Compound("coo", ("sparse.COO",), _split_coo, _join_sparse_coo, None, {"coords": _INDICES}, ".todense()"),
+        _gcxs("csr", 0),
+        _gcxs("csc", 1),
+    )
+
+
+# ---- awkward ---------------------------------------------------------------------------------------------------------
+
+
+_LISTS = ("ListOffsetArray", "ListArray")
+
+
+def _is_ragged(obj: Any) -> bool:
+    return type(obj.layout).__name__ in _LISTS and obj.layout.parameter("__array__") is None  # such as text
+
+
+def _split_awkward(obj: Any) -> dict[str, Any]:
+    ak, lists = sys.modules["awkward"], obj.layout
+    if not hasattr(lists, "offsets"):
+        raise LayoutError("its rows do not follow each other in memory", fix="Call awkward.to_packed(x) first.")
+    offsets = lists.offsets.data
+    values = lists.content[int(offsets[0]) : int(offsets[-1])]
+    if _is_ragged(inner := ak.Array(values)):
+        return {"values": inner, "offsets": offsets}
+    if not (values.is_numpy or values.is_regular):
+        fix = "Convert its fields one by one, and fill missing values first."
+        raise LayoutError(f"its values are of the type {inner.type.content}, not numbers", fix=fix)
+    return {"values": ak.to_numpy(values, allow_missing=False), "offsets": offsets}
+
+
+def _join_awkward(parts: dict[str, Any]) -> Any:
+    ak, offsets, values = sys.modules["awkward"], parts["offsets"], parts["values"]
+    content = values.layout if isinstance(values, ak.Array) else ak.contents.NumpyArray(values)
+    index = ak.index.Index32 if offsets.dtype.itemsize == 4 else ak.index.Index64
+    return ak.Array(ak.contents.ListOffsetArray(index(offsets), content))
+
+
+class AwkwardAdapter(_OverNumpy):
+    """awkward.Array with rows of varying length."""
+
+    name = package = "awkward"
+    containers = (
+        api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, {"offsets": _INDICES}),
+    )
+
+
+dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter(), AwkwardAdapter())

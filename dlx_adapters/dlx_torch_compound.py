@@ -1,0 +1,92 @@
+"""The part of the PyTorch adapter for sparse and ragged tensors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dlx import adapter as api
+from dlx.errors import LayoutError
+
+
+def _layout_of(obj: Any) -> Any:
+    torch = sys.modules["torch"]
+    if type(obj) is torch.Tensor:
+        return obj.layout
+    with torch._C.DisableTorchFunctionSubclass():
+        return obj.layout
+
+
+def _split_compressed(obj: Any) -> dict[str, Any]:
+    """Return the parts of a csr, csc or bsr tensor."""
+    if obj.dim() != 2 or obj.dense_dim():
+        raise LayoutError("it has batches or dense dimensions", fix="Call .to_dense() first.")
+    is_csc = obj.layout is sys.modules["torch"].sparse_csc
+    indptr, indices = (obj.ccol_indices(), obj.row_indices()) if is_csc else (obj.crow_indices(), obj.col_indices())
+    return {"data": obj.values(), "indices": indices, "indptr": indptr, "shape": tuple(obj.shape)}
+
+
+def _join_compressed(kind: str, parts: dict[str, Any]) -> Any:
+    create = getattr(sys.modules["torch"], f"sparse_{kind}_tensor")
+    return create(parts["indptr"], parts["indices"], parts["data"], parts["shape"], check_invariants=False)
+
+
+def _split_coo(obj: Any) -> dict[str, Any]:
+    if obj.dense_dim():
+        raise LayoutError("it has dense dimensions", fix="Call .to_dense() first.")
+    return {"data": obj._values(), "coords": obj._indices(), "shape": tuple(obj.shape)}
+
+
+def _join_coo(parts: dict[str, Any]) -> Any:
+    create = sys.modules["torch"].sparse_coo_tensor
+    return create(parts["coords"], parts["data"], parts["shape"], check_invariants=False)
+
+
+_INDICES = ("int32", "int64")
+
+
+def _sparse(kind: str, split: Any, join: Any, indices: Mapping[str, tuple[str, ...]], limits: Any = ()) -> api.Compound:
+    def matches(obj: Any) -> bool:
+        return _layout_of(obj) is getattr(sys.modules["torch"], f"sparse_{kind}")
+
+    return api.Compound(kind, ("torch.Tensor",), split, join, matches, indices, ".to_dense()", limits)
+
+
+def _split_jagged(obj: Any) -> dict[str, Any]:
+    if obj._ragged_idx != 1 or obj.lengths() is not None:
+        raise LayoutError(
+            "its rows have gaps, or its ragged dimension is not the second", fix="Call .contiguous() first."
+        )
+    return {"values": obj.values(), "offsets": obj.offsets()}
+
+
+def _join_jagged(parts: dict[str, Any]) -> Any:
+    create = sys.modules["torch"].nested.nested_tensor_from_jagged
+    return create(parts["values"], parts["offsets"])
+
+
+COMPOUNDS = (
+    api.Compound(
+        "ragged",
+        ("torch.Tensor",),
+        _split_jagged,
+        _join_jagged,
+        lambda obj: _layout_of(obj) is sys.modules["torch"].jagged,
+        {"offsets": _INDICES},
+        ".to_padded_tensor(value)",
+        ("flat",),
+    ),
+    _sparse("coo", _split_coo, _join_coo, {"coords": ("int64",)}),
+    *(
+        _sparse(
+            kind,
+            _split_compressed,
+            functools.partial(_join_compressed, kind),
+            dict.fromkeys(("indices", "indptr"), _INDICES),
+            ("unique",),
+        )
+        for kind in ("csr", "csc", "bsr")
+    ),
+)

@@ -1,0 +1,299 @@
+"""Sparse arrays are converted as one array: their parts are shared, and each change of a part is a step of the plan."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import dlx
+from dlx.errors import CopyRequiredError, DlxError, LayoutError
+
+np = pytest.importorskip("numpy")
+sp = pytest.importorskip("scipy.sparse")
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse :UserWarning")  # torch announces its sparse tensors
+
+FORMATS = ("csr", "csc", "coo", "bsr")
+
+
+def matrix(form="csr", shape=(6, 4), dtype="float32", seed=0):
+    """Return a random array of scipy."""
+    found = sp.random_array(shape, density=0.4, format="csr", dtype=dtype, rng=np.random.default_rng(seed))
+    return found.tobsr((2, 2)) if form == "bsr" else found.asformat(form)
+
+
+def dense(obj):
+    """Return the dense numpy array of a sparse array of any framework."""
+    for name in ("toarray", "todense", "to_dense"):
+        if hasattr(obj, name):
+            return np.asarray(getattr(obj, name)())
+    raise TypeError(type(obj))
+
+
+def in_torch(form, **options):
+    """Return `matrix` as a tensor, made by torch."""
+    m = matrix(form, **options)
+    if form == "coo":
+        return torch.sparse_coo_tensor(torch.tensor(np.stack(m.coords)).long(), torch.tensor(m.data), m.shape)
+    create = getattr(torch, f"sparse_{form}_tensor")
+    return create(torch.tensor(m.indptr), torch.tensor(m.indices), torch.tensor(m.data), m.shape)
+
+
+def in_jax(form, **options):
+    """Return `matrix` as an array made by jax."""
+    sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
+    m = matrix(form, **options)
+    if form == "coo":
+        return sparse.BCOO((jnp.asarray(m.data), jnp.asarray(np.stack(m.coords, 1))), shape=m.shape)
+    if form == "csr":
+        return sparse.BCSR((jnp.asarray(m.data), jnp.asarray(m.indices), jnp.asarray(m.indptr)), shape=m.shape)
+    return pytest.skip(f"jax has no {form}")
+
+
+MAKERS = {"scipy": matrix, "torch": in_torch, "jax": in_jax}
+
+
+@pytest.mark.parametrize("to", ["scipy", "torch", "jax"])
+@pytest.mark.parametrize(("name", "form"), [*itertools.product(MAKERS, FORMATS)])
+def test_values_and_format_survive(name, form, to):
+    """Every pair of frameworks with the format gives an equal array, and the plan says what happens to it."""
+    source = MAKERS[name](form)
+    if to == "jax" and form in ("csc", "bsr"):
+        with pytest.raises(LayoutError, match=rf"jax has no {form} arrays.*dlx\.parts"):
+            dlx.convert(source, to)
+        return
+    plan, result = dlx.plan(source, to), dlx.convert(source, to)
+    assert np.array_equal(dense(result), matrix(form).toarray())
+    assert (plan.outcome == "same") is (result is source) is (name == to)
+    assert plan.source.shape == (6, 4) and plan.source.dtype.name == "float32"
+    assert dlx.plan(result, to).outcome == "same"
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+def test_all_parts_are_shared(form):
+    """A compressed format is converted without a copy, there and back."""
+    source = matrix(form)
+    there = dlx.convert(source, "torch", copy=False)
+    back = dlx.convert(there, "scipy", copy=False)
+    assert back.data.ctypes.data == source.data.ctypes.data == there.values().data_ptr()
+    assert back.indices.ctypes.data == source.indices.ctypes.data
+    assert back.indptr.ctypes.data == source.indptr.ctypes.data
+    assert dlx.shares_memory(source, there) and not dlx.shares_memory(source, matrix(form))
+    assert dlx.shares_memory(source.indices, there)
+
+
+def test_wide_indices_stay_wide():
+    """int64 indices stay int64 in scipy, whose constructor would narrow them in a copy."""
+    tensor = in_torch("csr")
+    tensor = torch.sparse_csr_tensor(
+        tensor.crow_indices().long(), tensor.col_indices().long(), tensor.values(), tensor.shape
+    )
+    back = dlx.convert(tensor, "scipy", copy=False)
+    assert back.indices.dtype == back.indptr.dtype == np.int64
+    assert np.array_equal((back @ np.eye(4, dtype="float32")), dense(tensor))
+
+
+def test_a_cast_of_indices_is_a_step():
+    """Torch's coo needs int64: the plan says so, copy=False refuses, and an own layout is shared again."""
+    source = matrix("coo")
+    (step,) = [step for step in dlx.plan(source, "torch").steps if step.do == "resolve"]
+    assert step.why == "coords: its 2 arrays are stacked, int32 indices become int64"
+    assert step.nbytes == 2 * 8 * source.nnz
+    with pytest.raises(CopyRequiredError, match="int64"):
+        dlx.convert(source, "torch", copy=False)
+    tensor = dlx.convert(source, "torch")
+    there = dlx.convert(tensor, "scipy", copy=False)
+    again = dlx.convert(there, "torch", copy=False)
+    assert again._indices().data_ptr() == tensor._indices().data_ptr() == there.coords[0].ctypes.data
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("int32", "int64"), ("int64", "int32")])
+def test_mixed_index_dtypes_become_one(narrow, wide):
+    """Indices and indptr of different widths become int64."""
+    m = matrix("csr")
+    m.indices, m.indptr = m.indices.astype(narrow), m.indptr.astype(wide)
+    tensor = dlx.convert(m, "torch")
+    assert tensor.col_indices().dtype == tensor.crow_indices().dtype == torch.int64
+    assert np.array_equal(dense(tensor), m.toarray())
+
+
+def test_an_index_that_does_not_fit_is_refused():
+    """Jax without x64 has int32 only; a larger index is refused, not wrapped around."""
+    jax = pytest.importorskip("jax")
+    far = sp.coo_array((np.ones(1, "f4"), (np.array([2**40]), np.array([1]))), shape=(2**41, 3))
+    with jax.enable_x64(False), pytest.raises(DlxError, match="int32"):
+        dlx.convert(far, "jax")
+
+
+def test_unsorted_indices_and_duplicates():
+    """Unsorted indices and, where the framework allows them, duplicates keep their meaning."""
+    data, rows, columns = np.array([1.0, 2, 4, 8], "f4"), np.array([0, 0, 1, 0]), np.array([2, 0, 1, 0])
+    coo = sp.coo_array((data, (rows, columns)), shape=(2, 3))
+    for to in ("torch", "jax"):
+        assert np.array_equal(dense(dlx.convert(coo, to)), coo.toarray())
+    unsorted = sp.csr_array((data, np.array([2, 0, 1, 0]), np.array([0, 3, 4])), shape=(2, 3))
+    assert np.array_equal(dense(dlx.convert(unsorted, "torch", copy=False)), unsorted.toarray())
+    twice = sp.csr_array((data, np.array([2, 0, 0, 1]), np.array([0, 3, 4])), shape=(2, 3))
+    with pytest.raises(LayoutError, match=r"indices\[2\] is. Call x\.sum_duplicates\(\) first"):
+        dlx.convert(twice, "torch")
+    assert not dlx.plan(twice, "torch")
+    assert np.array_equal(dense(dlx.convert(twice, "jax")), twice.toarray())
+    twice.sum_duplicates()
+    assert np.array_equal(dense(dlx.convert(twice, "torch")), twice.toarray())
+
+
+DAMAGES = {
+    "index": lambda m: m.indices.__setitem__(0, 400),
+    "negative": lambda m: m.indices.__setitem__(-1, -1),
+    "descent": lambda m: m.indptr.__setitem__(2, m.indptr[1] - 1),
+    "start": lambda m: m.indptr.__setitem__(0, 1),
+    "short": lambda m: setattr(m, "indptr", m.indptr[:-1]),
+    "lengths": lambda m: setattr(m, "indices", m.indices[:-1]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+def test_damaged_indices_are_refused(form, damage):
+    """Indices outside of the array would make another framework read or write outside of its memory."""
+    m = matrix(form)
+    damage(m)
+    for to in ("torch",):
+        with pytest.raises(DlxError):
+            dlx.convert(m, to)
+        assert not dlx.plan(m, to)
+
+
+def test_padding_of_jax_is_refused():
+    """BCOO pads with indices outside of its shape, on which scipy would write outside of its memory."""
+    sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
+    padded = sparse.BCOO.fromdense(jnp.eye(2), nse=4)
+    for to in ("torch", "scipy"):
+        with pytest.raises(LayoutError, match=r"coords\[0\]\[2\] is outside"):
+            dlx.convert(padded, to)
+
+
+def test_room_for_more_is_not_passed_on():
+    """Scipy's arrays may have more room than elements."""
+    m = matrix("csr")
+    m.data, m.indices = np.append(m.data, [7, 7]).astype("f4"), np.append(m.indices, [9, 9]).astype("i4")
+    assert np.array_equal(dense(dlx.convert(m, "torch")), m.toarray())
+
+
+def test_other_formats_and_targets_are_refused_with_a_fix():
+    """The message names dlx.parts and a dense alternative, and both work."""
+    m = matrix("csr")
+    for to in ("numpy", "dlx", "pyarrow", "tvm_ffi"):
+        with pytest.raises(
+            LayoutError, match=rf"{to} has no csr arrays.*dlx\.parts\(x, to='{to}'\), or call \.toarray"
+        ):
+            dlx.convert({"m": [m]}, to)
+        assert set(dlx.parts(m, to=to)) == {"data", "indices", "indptr", "shape"}
+    with pytest.raises(DlxError, match=r"toarray"):
+        dlx.convert(m.tolil(), "torch")
+    with pytest.raises(LayoutError, match="dense dimensions"):
+        dlx.convert(torch.ones(2, 3).to_sparse(1), "scipy")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_parts(form):
+    """The parts are arrays of the framework, or of the target, over the same memory."""
+    m = matrix(form)
+    own, there = dlx.parts(m), dlx.parts(dlx.convert(m, "torch"), to="numpy")
+    names = ["data", "coords", "shape"] if form == "coo" else ["data", "indices", "indptr", "shape"]
+    assert list(own) == list(there) == names and own["shape"] == there["shape"] == (6, 4)
+    assert all(type(own[name]) is np.ndarray for name in names[:-1])
+    assert all(np.array_equal(own[name], there[name]) for name in names[:-1])
+    assert np.shares_memory(own["data"], m.data)
+    for bad in (np.ones(3), [m], 3, "x"):
+        with pytest.raises(LayoutError, match=r"cannot split .*not a sparse or ragged array"):
+            dlx.parts(bad)
+
+
+def test_inside_trees_views_and_functions():
+    """Trees, lazy views, dlx.using and errors="collect" treat it as one array."""
+    m, x = matrix("csr"), np.ones(4, "f4")
+    tree = dlx.convert({"m": m, "again": [m], "x": x}, "torch")
+    assert tree["m"] is tree["again"][0] and tree["m"].layout is torch.sparse_csr
+    view = dlx.convert({"m": m}, "torch", lazy=True)
+    assert view["m"] is view["m"] and np.array_equal(dense(view["m"]), m.toarray())
+    assert np.array_equal(dense(dlx.convert(in_torch("csr"), "scipy", lazy=True)), m.toarray())
+    product, same = dlx.using("torch")(lambda a, b: (a @ b, a))(m, x)
+    assert type(product) is np.ndarray and same is m and np.allclose(product, m @ x)
+    doubled = dlx.using("scipy")(lambda a: a * 2)(in_torch("csr"))
+    assert doubled.layout is torch.sparse_csr and np.allclose(dense(doubled), 2 * m.toarray())
+    assert type(dlx.using("torch")(lambda a: a * 2)(m)) is sp.csr_array
+    with pytest.raises(ExceptionGroup) as failed:
+        dlx.convert([m, matrix("coo")], "numpy", errors="collect")
+    assert [each.path for each in failed.value.exceptions] == [(0,), (1,)]
+    plan = dlx.plan({"m": m, "x": x}, "torch")
+    assert [leaf.path for leaf in plan.leaves] == ["obj['m']", "obj['x']"] and not plan.passed
+    assert type(plan.run()["m"]) is torch.Tensor
+
+
+def test_shared_between_processes():
+    """Share keeps the format; attach gives the target's array, or its parts if the target has none."""
+    tree = {"m": matrix("csr"), "c": [matrix("coo")]}
+    with dlx.share(tree) as handle:
+        for to, options in (("torch", {"readonly": "share"}), ("scipy", {}), ("torch", {"writable": True})):
+            made = dlx.attach(handle, to, **options)
+            assert np.array_equal(dense(made["m"]), tree["m"].toarray())
+            assert np.array_equal(dense(made["c"][0]), tree["c"][0].toarray())
+        assert set(dlx.attach(handle)["c"][0]) == {"data", "coords", "shape"}
+        assert type(dlx.attach(handle, "numpy")["m"]["data"]) is np.ndarray
+
+
+def test_described():
+    """The description has the shape and the dtype of the whole."""
+    m = matrix("csr")
+    info = dlx.describe(m)
+    assert (info.shape, info.dtype.name, info.notes) == ((6, 4), "float32", ("csr: data, indices, indptr, shape",))
+    assert info.nbytes == m.data.nbytes + m.indices.nbytes + m.indptr.nbytes
+    assert dlx.describe(in_torch("csr")).shape == (6, 4)
+
+
+def test_options():
+    """copy=True makes all parts new; gradients are kept or named; an empty array has no memory to share."""
+    m = matrix("csr")
+    made = dlx.convert(m, "torch", copy=True)
+    assert not dlx.shares_memory(made, m)
+    own = in_torch("csr")
+    copied = dlx.convert(own, "torch", copy=True)
+    assert copied is not own and not dlx.shares_memory(own, copied) and np.array_equal(dense(own), dense(copied))
+    tracked = torch.sparse_csr_tensor(
+        own.crow_indices(), own.col_indices(), own.values(), own.shape, requires_grad=True
+    )
+    with pytest.raises(DlxError, match="gradients"):
+        dlx.convert(tracked, "scipy")
+    assert np.array_equal(dense(dlx.convert(tracked, "scipy", detach=True)), m.toarray())
+    for shape in ((0, 3), (3, 0), (0, 0), (3, 3)):
+        empty = sp.csr_array(shape, dtype="f4")
+        assert dlx.convert(empty, "torch").shape == shape
+        assert dlx.convert(dlx.convert(empty.tocoo(), "torch"), "scipy").shape == shape
+
+
+def test_a_failure_releases_everything():
+    """A tree that fails after a sparse array was split leaks nothing (the fixture counts), and changes nothing."""
+    m = matrix("coo")
+    before = m.data.copy()
+    with pytest.raises(DlxError, match=r"obj\[1\]"):
+        dlx.convert([m, np.array(["text"])], "torch")
+    assert np.array_equal(m.data, before)
+
+
+def test_errors_pass_keeps_the_whole_array():
+    """An array that the target lacks, or with one refused part, stays as it is; the plan says so."""
+    m, odd = matrix("csr"), matrix("csr").astype("g")
+    for to, tree in (("numpy", {"m": m, "x": np.ones(2)}), ("torch", {"m": odd, "x": np.ones(2)})):
+        plan, made = dlx.plan(tree, to, errors="pass"), dlx.convert(tree, to, errors="pass")
+        assert made["m"] is tree["m"] and plan
+        assert [leaf.outcome for leaf in plan.leaves if "'m'" in leaf.path] == ["passed"]
+
+
+def test_dtype_casts_the_elements():
+    """dtype= changes the elements, not the indices."""
+    m = matrix("csr", dtype="float64")
+    made = dlx.convert(m, "torch", dtype="float32")
+    assert made.dtype == torch.float32 and made.col_indices().dtype == torch.int32
+    assert np.allclose(dense(made), m.toarray())

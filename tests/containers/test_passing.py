@@ -1,0 +1,127 @@
+"""``errors="pass"``: what cannot be converted stays as it is, and the plan gives the reason."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+
+def batch(np, torch):
+    """Return a batch with text, dates, objects and a sparse tensor."""
+    return {
+        "x": np.ones(3),
+        "label": np.array(["a", "b"]),
+        "dates": np.array(["2020"], "M8[D]"),
+        "objects": np.array([object()]),
+        "nested": [torch.ones(2).to_sparse(), (torch.zeros(2), np.array(["c"]))],
+    }
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_cannot_be_converted_stays(np, torch, lazy):
+    """Text, dates, objects and layouts at any depth; the others are converted, and containers are new."""
+    tree = batch(np, torch)
+    new = dlx.convert(tree, "torch", errors="pass", lazy=lazy)
+    assert new["x"].tolist() == [1, 1, 1] and type(new["x"]) is torch.Tensor
+    assert all(new[name] is tree[name] for name in ("label", "dates", "objects"))
+    assert new["nested"][0] is tree["nested"][0] and new["nested"][1][1] is tree["nested"][1][1]
+    with pytest.raises(errors.DTypeError):
+        dlx.convert(tree, "torch", lazy=lazy)["label"]
+
+
+def test_the_plan_lists_each_with_its_reason(np, torch):
+    """Its leaves say "passed" and have the error; the plan is no refusal and runs."""
+    tree = batch(np, torch)
+    plan = dlx.plan(tree, "torch", errors="pass")
+    passed = {leaf.path: leaf.error.reason for leaf in plan.leaves if leaf.outcome == "passed"}
+    assert passed["obj['label']"] == "DLPack has no text (<U1)" and len(passed) == 4
+    assert plan and plan.error is None and "4 passed" in repr(plan) and "DLPack has no text" in str(plan)
+    assert plan.run()["label"] is tree["label"]
+
+
+def test_objects_that_are_refused_by_name_stay_as_well(np, torch):
+    """A module, a container that cannot be flattened: as an element they stay, as the root they are refused."""
+
+    class Broken(dict):
+        def items(self):
+            raise RuntimeError("no items")
+
+        keys = values = __iter__ = items
+
+    for odd in (torch.nn.Linear(2, 2), Broken(a=1)):
+        tree = {"x": np.ones(1), "odd": odd}
+        assert dlx.convert(tree, "torch", errors="pass")["odd"] is odd
+        assert [leaf.path for leaf in dlx.plan(tree, "torch", errors="pass").leaves if leaf.error] == ["obj['odd']"]
+        with pytest.raises(errors.DlxError):
+            dlx.convert(odd, "torch", errors="pass")
+    with pytest.raises(errors.DTypeError):
+        dlx.convert(np.array(["a"]), "torch", errors="pass")
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda np, torch: torch.ones(2, requires_grad=True), {}),
+        (lambda np, torch: np.ones(2, ">f4"), {"copy": False}),
+        (lambda np, torch: np.ones(2), {"device": "cuda:0"}),
+        (lambda np, torch: np.broadcast_to(1.0, 2), {"readonly": "error"}),
+    ],
+    ids=["detach", "copy", "device", "readonly"],
+)
+def test_what_another_option_would_convert_is_an_error(np, torch, make, options):
+    """Otherwise a forgotten option would silently convert nothing."""
+    x = make(np, torch)
+    target = "numpy" if type(x) is torch.Tensor else "torch"
+    for convert in (dlx.convert, lambda *args, **more: dlx.plan(*args, **more).run()):
+        with pytest.raises(errors.ConversionError):
+            convert({"x": x, "text": np.array(["a"])}, target, errors="pass", **options)
+
+
+def test_frames_keep_their_own_columns(np):
+    """A column of text stays a Series of its library."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.0, 2.0], "t": ["a", "b"]})
+    new = dlx.convert(frame, "numpy", errors="pass")
+    assert new["x"].tolist() == [1, 2] and type(new["t"]) is pandas.Series
+
+
+def test_columns_of_arrow_tables(np):
+    """Columns that dlx reads by Arrow's interface become the table's own objects again."""
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"x": [1.0, 2.0], "t": ["a", "b"], "n": [1, None]})
+    new = dlx.convert({"table": table}, "numpy", errors="pass")["table"]
+    assert new["x"].tolist() == [1, 2] and new["t"].equals(table["t"]) and new["n"].equals(table["n"])
+
+
+def test_a_capsule_that_the_consumer_refuses_stays_usable(np, torch, monkeypatch):
+    """It gets its name back."""
+    capsule, real = np.ones(2).__dlpack__(), torch.from_dlpack
+
+    def refuse(x, **options):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(torch, "from_dlpack", refuse)
+    try:
+        new = dlx.convert({"c": [capsule]}, "torch", errors="pass")
+    finally:
+        monkeypatch.setattr(torch, "from_dlpack", real)
+    if new["c"][0] is capsule:
+        assert dlx.convert(capsule, "torch").tolist() == [1, 1]
+
+
+def test_nothing_leaks(np, torch):
+    """Neither results nor errors keep tensors."""
+    gc.collect()
+    live = native.live()
+    for lazy in (False, True):
+        new = dlx.convert(batch(np, torch), "torch", errors="pass", lazy=lazy)
+        new["x"], new["label"]
+    plan = dlx.plan(batch(np, torch), "torch", errors="pass")
+    del new, plan
+    gc.collect()
+    assert native.live() == live

@@ -1,0 +1,214 @@
+"""The option `dtype`: arrays are cast in one pass, and only those that the call names."""
+
+from __future__ import annotations
+
+import array
+import gc
+import itertools
+import warnings
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float16", "float32", "float64")
+
+
+def cast(x, new):
+    """Cast an array by dlx itself, not by its framework."""
+    return dlx.convert(dlx.convert(x, "dlx"), "numpy", dtype={x.dtype.name: new})
+
+
+@pytest.mark.parametrize("old", (*NAMES, *FLOATS))
+@pytest.mark.parametrize("new", (*NAMES, *FLOATS))
+def test_dlx_casts_like_numpy(np, old, new):
+    """Any bits in any layout; a real number out of range becomes the nearest integer, a NaN 0."""
+    if old == new:
+        return
+    raw = np.random.default_rng(0).integers(0, 256, 8 * 60, dtype="u1")
+    whole = (raw.view(old) if old != "bool" else raw % 2 == 1)[:60].reshape(6, 10)
+    for x in (whole, whole.T, whole[::2, ::-1], whole[:, 3], whole[1:1], whole[2, 2]):
+        x = np.asarray(x)
+        with np.errstate(all="ignore"):
+            expected = x.astype(new)
+        if old in FLOATS and new in NAMES[1:]:
+            low, high = int(np.iinfo(new).min), int(np.iinfo(new).max)
+            values = [0 if v != v else low if v <= low else high if v >= high else int(v) for v in x.ravel().tolist()]
+            expected = np.array(values, new).reshape(x.shape)
+        found = cast(x, new)
+        assert found.dtype == expected.dtype and found.shape == x.shape
+        assert np.array_equal(found, expected, equal_nan=new in FLOATS)
+
+
+def test_every_half_is_rounded_like_numpy_s(np):
+    """All float16 values, and the neighbours of their midpoints; bfloat16 by ml_dtypes."""
+    halves = np.arange(1 << 16, dtype="u2").view("f2")
+    wide = halves.astype("f8")
+    assert np.array_equal(cast(halves, "float64"), wide, equal_nan=True)
+    with np.errstate(all="ignore"):
+        middle = (wide[:-1] + wide[1:]) / 2
+        for values in (wide, middle, np.nextafter(middle, 1e9), np.nextafter(middle, -1e9), wide * 1e-8):
+            assert np.array_equal(cast(values, "float16"), values.astype("f2"), equal_nan=True)
+            ml_dtypes = pytest.importorskip("ml_dtypes")
+            expected = values.astype("f4").astype(ml_dtypes.bfloat16)
+            found = cast(values.astype("f4"), "bfloat16")
+            assert np.array_equal(found.astype("f4"), expected.astype("f4"), equal_nan=True)
+
+
+def test_complex_numbers(np):
+    """Both parts are cast; nothing drops the imaginary part."""
+    x = (np.arange(12).reshape(3, 4) + 1j)[:, ::-1]
+    assert np.array_equal(cast(x, "complex64"), x.astype("c8"))
+    with pytest.raises(errors.DTypeError, match="drop the imaginary parts"):
+        dlx.convert(x, "numpy", dtype={"complex128": "float64"})
+
+
+SOURCES = {
+    "numpy": lambda np, torch, x: x,
+    "swapped": lambda np, torch, x: x.astype(x.dtype.newbyteorder()),
+    "reversed": lambda np, torch, x: x[::-1].copy()[::-1],
+    "read-only": lambda np, torch, x: np.broadcast_to(x, x.shape),
+    "torch": lambda np, torch, x: torch.from_numpy(x.copy()),
+    "dlx": lambda np, torch, x: dlx.convert(x, "dlx"),
+    "buffer": lambda np, torch, x: memoryview(x.tobytes()).cast("d"),
+    "only __dlpack__": lambda np, torch, x: type("P", (), {"__dlpack__": lambda self, **o: x.__dlpack__(**o)})(),
+}
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "dlx"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_float64_becomes_float32_in_one_pass(np, torch, kind, target):
+    """The plan shows one cast and no other copy; the result is new, writable memory with the right values."""
+    pytest.importorskip(target)
+    x = np.linspace(-3, 3, 7)
+    source = SOURCES[kind](np, torch, x)
+    plan = dlx.plan(source, target, dtype="float32")
+    moved = [step for step in plan.steps if step.nbytes]
+    aligned = kind == "swapped" and target == "jax"  # numpy swaps the bytes, in memory of its own
+    assert plan.outcome == "copied" and [step.do for step in moved] == ["cast", "copy"][: 1 + aligned], str(plan)
+    assert moved[0].nbytes == 28 and "float64 to float32" in moved[0].why and moved[0].option == ("dtype", "float32")
+    for result in (dlx.convert(source, target, dtype="float32"), plan.run()):
+        assert np.array_equal(np.asarray(dlx.convert(result, "numpy")), x.astype("f4"))
+        assert not dlx.shares_memory(result, x)
+    with pytest.raises(errors.CopyRequiredError, match="a cast from float64 to float32 makes a copy"):
+        dlx.convert(source, target, dtype="float32", copy=False)
+
+
+def test_what_a_single_dtype_applies_to(np, torch):
+    """Floating arrays; in a tree others stay, at the root they are refused with the mapping that would change them."""
+    tree = {
+        "x": np.ones(2),
+        "i": np.arange(2),
+        "h": [torch.ones(2, dtype=torch.bfloat16)],
+        "c": np.ones(2, "c16"),
+        "t": "x",
+    }
+    new = dlx.convert(tree, "torch", dtype="float32")
+    assert [new["x"].dtype, new["h"][0].dtype] == [torch.float32] * 2
+    assert (new["i"].dtype, new["c"].dtype, new["t"]) == (torch.int64, torch.complex128, "x")
+    assert dlx.shares_memory(new["i"], tree["i"])
+    with pytest.raises(errors.DTypeError, match=r"it is int64. Pass dtype=\{'int64': 'float32'\}"):
+        dlx.convert(tree["i"], "torch", dtype="float32")
+    with pytest.raises(errors.DTypeError, match=r"Pass the change itself, such as dtype=\{'float64': 'int32'\}"):
+        dlx.convert(tree, "torch", dtype="int32")
+    assert dlx.convert(tree["i"], "torch", dtype={"int64": "float32"}).dtype == torch.float32
+    assert dlx.convert(tree["x"].astype("f4"), "numpy", dtype="float32") is not None
+    same = np.ones(2, "f4")
+    assert dlx.convert(same, "numpy", dtype="float32") is same
+    assert dlx.convert(np.ones(2), "numpy", dtype={"int64": "int32"}).dtype == np.float64
+
+
+def test_a_mapping_is_applied_once(np):
+    """A chain of changes is not followed, also if the framework casts."""
+    chain = {"float64": "float32", "float32": "float16", "float16": "float64"}
+    for x in (np.ones(2), np.ones(2, ">f8"), dlx.convert(np.ones(2), "dlx"), array.array("d", [1, 1])):
+        for target in ("numpy", "dlx", "torch"):
+            assert str(dlx.DType(dlx.convert(x, target, dtype=chain).dtype)) == "float32"
+
+
+def test_spellings(np, torch):
+    """Names, dtypes of frameworks and of dlx; unknown ones are refused."""
+    jax_numpy = pytest.importorskip("jax.numpy")
+    for dtype in ("float32", "f4", torch.float32, np.float32, np.dtype("f4"), jax_numpy.float32, dlx.DType("float32")):
+        assert dlx.convert(np.ones(2), "torch", dtype=dtype).dtype == torch.float32
+        assert dlx.convert(np.ones(2), "torch", dtype={np.float64: dtype}).dtype == torch.float32
+    with pytest.raises(errors.DTypeError, match="Did you mean 'float32'"):
+        dlx.convert(np.ones(2), "torch", dtype="floot32")
+
+
+def test_inside_a_framework_its_own_cast_keeps_graph_and_class(np, torch):
+    """Gradients flow; a subclass of ndarray stays one."""
+    x = torch.ones(3, requires_grad=True)
+    dlx.convert(x, "torch", dtype="float64").sum().backward()
+    assert x.grad.tolist() == [1, 1, 1]
+    with pytest.raises(errors.ConversionError, match="detach=True"):
+        dlx.convert(x, "numpy", dtype="float64")
+    assert dlx.convert(x, "numpy", dtype="float64", detach=True).dtype == np.float64
+    own = type("Own", (np.ndarray,), {})
+    assert type(dlx.convert(np.ones(3).view(own), "numpy", dtype="float32")) is own
+
+
+def test_bits_that_torch_has_not_resolved(torch):
+    """A conjugated, a negated and a zero tensor are resolved by the cast."""
+    z = torch.tensor([1 + 2j])
+    cases = (z.conj(), z.conj().imag, torch._efficientzerotensor(2))
+    casts = ("complex128", "float64", "float64")
+    for x, new in zip(cases, casts, strict=True):
+        found = dlx.convert(x, "numpy", dtype={str(x.dtype).removeprefix("torch."): new})
+        assert found.tolist() == x.clone().tolist() and found.dtype.name == new
+
+
+def test_what_only_a_framework_casts(np):
+    """float8 by numpy with ml_dtypes as source or target; without a framework that has it, it is refused."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    small = np.array([1, 2, 448], ml_dtypes.float8_e4m3fn)
+    assert dlx.convert(small, "dlx", dtype="float32").dtype.name == "float32"
+    buffer = array.array("d", [1, 2])
+    plan = dlx.plan(buffer, "numpy", dtype="float8_e4m3fn")
+    assert plan.steps[-1].do == "cast" and "by numpy" in plan.steps[-1].why
+    assert plan.run().astype("f4").tolist() == [1, 2]
+    with pytest.raises(errors.DTypeError, match="neither its framework nor dlx casts float64 to float8"):
+        dlx.convert(array.array("d", [1, 2]), "dlx", dtype="float8_e4m3fn")
+
+
+def test_views_and_files(np, torch, tmp_path):
+    """A lazy view and a file cast each array when it is read; writes to a view keep the source's dtypes."""
+    tree = {"x": np.ones(2), "i": np.arange(2)}
+    view = dlx.convert(tree, "torch", dtype="float32", lazy=True)
+    assert view["x"].dtype == torch.float32 and view["i"].dtype == torch.int64 and view["x"] is view["x"]
+    view["x"] = torch.zeros(2, dtype=torch.float64)
+    assert tree["x"].dtype == np.float64 and view["x"].dtype == torch.float32
+    assert dlx.convert(tree, "torch", dtype="float32").keys() == view.materialize().keys()
+    np.savez(tmp_path / "x.npz", x=np.ones(3), i=np.arange(3))
+    with dlx.open(tmp_path / "x.npz", "torch", dtype="float32") as file:
+        assert file["x"].dtype == torch.float32 and file["i"].dtype == torch.int64
+    np.save(tmp_path / "x.npy", np.ones(3, ">f8"))
+    with dlx.open(tmp_path / "x.npy", "jax" if pytest.importorskip("jax") else "", dtype="float32") as file:
+        assert file[""].dtype == np.float32
+
+
+def test_plans_agree_and_nothing_leaks(np, torch):
+    """The plan of every combination says what `convert` does, also for refusals."""
+    gc.collect()
+    live = native.live()
+    sources = [np.ones(3), np.arange(3), np.ones(3, ">f4"), torch.ones(3), b"abc", dlx.empty((0, 2), "float64")]
+    options = [{"copy": c, "dtype": d} for c in (None, True, False) for d in ("float32", {"int64": "int8"}, {})]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for source, target, option in itertools.product(sources, ("numpy", "torch", "dlx"), options):
+            plan = dlx.plan(source, target, **option)
+            if not plan:
+                with pytest.raises(type(plan.error)) as caught:
+                    dlx.convert(source, target, **option)
+                assert str(caught.value) == str(plan.error)
+                continue
+            result = dlx.convert(source, target, **option)
+            assert (result is source) == (plan.outcome == "same")
+            if plan.outcome == "copied" and len(bytes(dlx.convert(result, "dlx").tobytes())):
+                assert not dlx.shares_memory(result, source)
+    result = source = plan = caught = sources = None
+    gc.collect()
+    assert native.live() == live

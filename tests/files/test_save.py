@@ -1,0 +1,205 @@
+"""`dlx.save`: what it writes is read by the formats' own libraries; a file is replaced completely or not at all."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.files.samples import SHAPES, TORCH
+
+import dlx
+from dlx.errors import AdapterNotFoundError, ConversionError, DTypeError, FileError
+
+np = pytest.importorskip("numpy")
+
+NUMPY = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "f2", "f4", "f8")
+
+
+def load(path):
+    """Return the arrays of a file, read by the format's own library."""
+    if path.suffix == ".npy":
+        return {path.stem: np.load(path)}
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    if path.suffix == ".safetensors":
+        return importlib.import_module("safetensors.numpy").load_file(path)
+    return {
+        name: np.array(column.to_pylist())
+        for name, column in zip(*_columns(importlib.import_module("pyarrow"), path), strict=True)
+    }
+
+
+def _columns(pa, path):
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    return table.column_names, table.columns
+
+
+@pytest.mark.parametrize("kind", [".npy", ".npz", ".safetensors", ".arrow"])
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "dlx"])
+def test_every_framework_is_written_to_every_format(tmp_path, kind, framework):
+    """The formats' own libraries read the values, dtypes and shapes."""
+    pytest.importorskip(framework)
+    if kind in (".safetensors", ".arrow"):
+        pytest.importorskip(kind[1:].replace("arrow", "pyarrow"))
+    arrays = {d: (np.arange(24).reshape(6, 2, 2) % 2).astype(d) for d in NUMPY if "64" not in d and d != "f8"}
+    arrays = {"float32": arrays["f4"]} if kind == ".npy" else arrays
+    made = dlx.convert(arrays, to=framework)
+    dlx.save(made["float32"] if kind == ".npy" else made, path := tmp_path / f"float32{kind}")
+    found = load(path)
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].tolist() == array.tolist()
+        assert kind == ".arrow" or (found[name].dtype == array.dtype and found[name].shape == array.shape), name
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_torch_reads_what_torch_had(tmp_path_factory, data):
+    """bfloat16, float8, strided and empty tensors survive a .safetensors file, as safetensors.torch reads it."""
+    torch = pytest.importorskip("torch")
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    path = tmp_path_factory.mktemp("save") / "x.safetensors"
+    tree = {}
+    for i in range(data.draw(st.integers(1, 4))):
+        tensor = torch.rand(data.draw(st.sampled_from(SHAPES))).to(getattr(torch, data.draw(st.sampled_from(TORCH))))
+        tree[f"t{i}"] = tensor.t() if tensor.ndim == 2 and data.draw(st.booleans()) else tensor
+    dlx.save(tree, path)
+    found = load_file(path)
+    assert found.keys() == tree.keys()
+    for name, tensor in tree.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+        assert bytes(found[name].reshape(-1).contiguous().view(torch.uint8)) == bytes(
+            tensor.contiguous().reshape(-1).view(torch.uint8)
+        )
+
+
+def test_nested_trees_are_named_by_their_paths(tmp_path):
+    """An array without a name is called like the file."""
+    one = np.ones(2)
+    dlx.save({"a": {"b": one, 3: one + 1}, "l": [one + 2, (one + 3,)]}, tmp_path / "x.npz")
+    assert {*np.load(tmp_path / "x.npz")} == {"a.b", "a[3]", "l[0]", "l[1][0]"}
+    dlx.save(one, tmp_path / "y.npz")
+    assert [*np.load(tmp_path / "y.npz")] == ["y"]
+    dlx.save(one, bytes(tmp_path / "z"), format="npy")
+    with (tmp_path / "z").open("rb") as file:
+        assert np.load(file).tolist() == [1, 1]
+
+
+def test_an_opened_file_is_saved_with_its_metadata(tmp_path):
+    """A part of it, too; the file may be the one that is written."""
+    pytest.importorskip("safetensors")
+    dlx.save({"a": np.ones(2), "b": np.zeros(3)}, tmp_path / "x.safetensors", metadata={"format": "np"})
+    dlx.save(dlx.open(tmp_path / "x.safetensors", only="b"), tmp_path / "x.safetensors")
+    with dlx.open(tmp_path / "x.safetensors") as found:
+        assert [*found] == ["b"] and found.metadata == {"format": "np"}
+    with importlib.import_module("safetensors").safe_open(tmp_path / "x.safetensors", "np") as theirs:
+        assert theirs.metadata() == {"format": "np"} and theirs.get_tensor("b").tolist() == [0, 0, 0]
+
+
+def test_arrow_keeps_metadata(tmp_path):
+    """Pyarrow and dlx read it."""
+    pa = pytest.importorskip("pyarrow")
+    dlx.save({"a": np.ones(2)}, tmp_path / "x.arrow", metadata={"k": "text"})
+    with pa.memory_map(str(tmp_path / "x.arrow")) as file:
+        assert pa.ipc.open_file(file).schema.metadata == {b"k": b"text"}
+    assert dlx.open(tmp_path / "x.arrow").metadata == {"k": "text"}
+
+
+def twice():
+    """Return a list in two places."""
+    arrays = [np.ones(2)]
+    return {"a": arrays, "b": arrays}
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: {"a": 1}, FileError, r"cannot save dict to '\.safetensors': it contains no array"),
+        (dict, FileError, "it contains no array"),
+        (lambda: 3, AdapterNotFoundError, "cannot save int"),
+        (lambda: {"a": np.ones(2), "n": None}, FileError, "'n', a NoneType, which is not an array"),
+        (lambda: {"a": np.array(["x"])}, ConversionError, r"cannot save numpy.ndarray .* at obj\['a'\]"),
+        (lambda: {"a": np.ones(2, "c16")}, DTypeError, r"cannot store complex128 \('a'\)"),
+        (lambda: {"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, FileError, "two arrays would be named 'a.b'"),
+        (lambda: {"__metadata__": np.ones(2)}, FileError, "reserves"),
+        (
+            twice,
+            ConversionError,
+            r"at obj\['b'\].* the same container as obj\['a'\]",
+        ),
+    ],
+)
+def test_refusals_name_the_array_and_write_nothing(tmp_path, make, error, match):
+    """An existing file stays as it was."""
+    (tmp_path / "x.safetensors").write_text("old")
+    with pytest.raises((error, FileError), match=match) as caught:
+        dlx.save(make(), tmp_path / "x.safetensors")
+    assert isinstance(caught.value, error) and caught.value.action == "save"
+    assert (tmp_path / "x.safetensors").read_text() == "old" and len([*tmp_path.iterdir()]) == 1
+
+
+def test_calls_that_are_wrong(tmp_path):
+    """Formats, metadata and folders."""
+    for options in ({"format": "zip"}, {}):
+        with pytest.raises(FileError, match=r"unknown format .* \(supported: \.npy"):
+            dlx.save(np.ones(2), tmp_path / "x.zip", **options)
+    with pytest.raises(FileError, match="cannot store metadata"):
+        dlx.save(np.ones(2), tmp_path / "x.npz", metadata={"a": "b"})
+    with pytest.raises(TypeError, match="metadata must map text to text"):
+        dlx.save(np.ones(2), tmp_path / "x.safetensors", metadata={"a": 1})
+    with pytest.raises(FileError, match=r"the folder .* does not exist"):
+        dlx.save(np.ones(2), tmp_path / "none" / "x.npz")
+    assert not [*tmp_path.iterdir()]
+
+
+def tied():
+    """Yield trees in which 'a' and 'z' have memory in common."""
+    x = np.arange(12.0).reshape(3, 4)
+    yield {"a": x, "z": x}
+    yield {"a": x, "m": np.ones(2), "z": x.T}
+    yield {"a": x[:2], "z": x[1:]}
+    yield {"a": x[:, ::2], "z": x[1]}
+    yield {"a": x, "z": x[2, 3:]}
+
+
+@pytest.mark.parametrize("tree", [*tied()], ids=range(5))
+def test_tied_arrays_are_named_or_written_twice(tmp_path, tree):
+    """The .safetensors format forbids them; the others store both."""
+    with pytest.raises(FileError, match="'a' and 'z' share memory"):
+        dlx.save(tree, tmp_path / "x.safetensors")
+    assert not [*tmp_path.iterdir()]
+    dlx.save(tree, tmp_path / "x.npz")
+    assert {name: each.tolist() for name, each in np.load(tmp_path / "x.npz").items()} == {
+        name: each.tolist() for name, each in tree.items()
+    }
+
+
+def test_parts_without_common_memory_are_not_tied(tmp_path):
+    """Also if their ranges of addresses overlap."""
+    x = np.arange(12.0)
+    dlx.save({"a": x[::2], "b": x[1::2], "c": x[:0]}, tmp_path / "x.safetensors")
+    assert dlx.open(tmp_path / "x.safetensors", "numpy")["b"].tolist() == x[1::2].tolist()
+
+
+KILLED = """
+import os, sys
+import numpy as np, dlx
+dlx.save({"a": np.ones(2)}, sys.argv[1])
+real = os.replace
+os.fchmod = lambda *_: os.kill(os.getpid(), 9)
+dlx.save({"a": np.zeros(1 << 20)}, sys.argv[1])
+"""
+
+
+def test_a_killed_process_leaves_the_old_file(tmp_path):
+    """The next call replaces the partial file."""
+    path = tmp_path / "x.npz"
+    done = subprocess.run([sys.executable, "-c", KILLED, path], check=False)
+    assert done.returncode == -9 and np.load(path)["a"].tolist() == [1, 1]
+    dlx.save({"a": np.zeros(3)}, path)
+    assert os.listdir(tmp_path) == ["x.npz"] and np.load(path)["a"].tolist() == [0, 0, 0]

@@ -1,0 +1,114 @@
+"""`dlx.open(only=, skip=)`: a part of a file, for every format."""
+
+import importlib
+
+import pytest
+from support.files.writers import safetensors, shards
+
+import dlx
+from dlx.errors import FileError
+
+NAMES = ["enc.w", "enc.b", "dec.w", "head"]
+
+
+@pytest.fixture(params=["safetensors", "shards", "npz", "h5", "arrow", "pt"])
+def path(request, tmp_path):
+    """Write a file with the four `NAMES`."""
+    kind = request.param
+    if kind in ("safetensors", "shards"):
+        tensors = dict.fromkeys(NAMES, ("F32", (4,)))
+        return shards(tmp_path, tensors) if kind == "shards" else safetensors(tmp_path / "x.safetensors", tensors)
+    np = pytest.importorskip("numpy")
+    arrays = {name: np.ones(4, "f4") for name in NAMES}
+    path = tmp_path / f"x.{kind}"
+    if kind == "h5":
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file.update(arrays)
+    elif kind == "pt":
+        torch = pytest.importorskip("torch")
+        torch.save({name: torch.ones(4) for name in NAMES}, path)
+    else:
+        if kind == "arrow":
+            pytest.importorskip("pyarrow")
+        dlx.save(arrays, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"only": "head"}, {"head"}),
+        ({"only": "enc.*"}, {"enc.w", "enc.b"}),
+        ({"only": ["*.w", "head"]}, {"enc.w", "dec.w", "head"}),
+        ({"skip": "*.w"}, {"enc.b", "head"}),
+        ({"only": "enc.*", "skip": ["enc.b"]}, {"enc.w"}),
+        ({"only": lambda name: name.endswith("b")}, {"enc.b"}),
+        ({"skip": lambda name: True}, set()),
+        ({"only": ()}, set()),
+    ],
+)
+def test_what_is_selected(path, options, kept):
+    """The others are not members, and cannot be read."""
+    with dlx.open(path, **options) as file:
+        assert {*file} == kept and len(file) == len(kept)
+        assert all(each.shape == (4,) for each in file.values())
+        with pytest.raises(KeyError):
+            file[next(iter({*NAMES} - kept))]
+        assert file.materialize().keys() == kept
+
+
+@pytest.mark.parametrize("option", ["only", "skip"])
+@pytest.mark.parametrize("wrong", ["haed", "x*", ["head", "haed"]])
+def test_an_unknown_name_raises(path, option, wrong):
+    """The error names the option and a name that is close."""
+    with pytest.raises(FileError, match=rf"cannot open .*no member '(haed|x\*)', which {option}= names"):
+        dlx.open(path, **{option: wrong})
+    if wrong == "haed":
+        with pytest.raises(FileError, match=r"Did you mean 'head'\?"):
+            dlx.open(path, **{option: wrong})
+    with pytest.raises(TypeError, match=f"{option} must be a name, a pattern"):
+        dlx.open(path, **{option: [3]})
+
+
+def test_a_name_with_special_characters_is_a_name_first(tmp_path):
+    """A member 'a[0]' is not taken for a pattern."""
+    file = safetensors(tmp_path / "x.safetensors", {"a[0]": ("F32", (4,)), "a0": ("F32", (4,))})
+    assert [*dlx.open(file, only="a[0]")] == ["a[0]"]
+    assert [*dlx.open(file, only="a?")] == ["a0"]
+
+
+def test_paths_in_a_checkpoint(tmp_path):
+    """A dict's name selects all in it; lists are selected as a whole."""
+    torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else pytest.skip("torch")
+    one = torch.ones(2)
+    tree = {"model": {"w": one, "in": {"b": one}}, "optim": {"state": [one, one], "lr": 0.1}, "epoch": 3}
+    torch.save(tree, tmp_path / "x.pt")
+
+    def names(**options):
+        def below(found, at=""):
+            for key, value in found.items():
+                yield from below(value, f"{at}{key}.") if hasattr(value, "items") else [f"{at}{key}"]
+
+        return [*below(dlx.open(tmp_path / "x.pt", "torch", **options))]
+
+    assert names(only="model") == ["model.w", "model.in.b"]
+    assert names(only="model.*", skip="model.in") == ["model.w"]
+    assert names(only=["model.in.b", "optim.state"]) == ["model.in.b", "optim.state"]
+    assert names(skip="model") == ["optim.state", "optim.lr", "epoch"]
+    assert names(skip=["*.w", "optim"]) == ["model.in.b", "epoch"]
+
+
+def test_the_command_writes_a_part(tmp_path, capsys):
+    """`dlx convert --only` and `--skip`, also for a file with a member that no format stores."""
+    np = pytest.importorskip("numpy")
+    from support.processes.command import here
+
+    np.savez(tmp_path / "x.npz", w=np.ones(2), b=np.zeros(2), o=np.array([None]), t=np.array(["x"]))
+    assert here("convert", tmp_path / "x.npz", tmp_path / "y.npz")[0] == 2
+    assert here("convert", tmp_path / "x.npz", tmp_path / "y.npz", "--skip", "o", "--skip", "t")[0] == 0
+    assert {*np.load(tmp_path / "y.npz")} == {"w", "b"}
+    assert here("convert", tmp_path / "x.npz", tmp_path / "z.npz", "--only", "[wb]", "--skip", "b")[0] == 0
+    assert {*np.load(tmp_path / "z.npz")} == {"w"}
+    capsys.readouterr()
+    assert here("convert", tmp_path / "x.npz", tmp_path / "q.npz", "--only", "q")[0] == 2
+    assert "no member 'q'" in capsys.readouterr().err
