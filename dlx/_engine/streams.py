@@ -251,7 +251,8 @@ class StreamSync:
             base, whole = consumer, adapter.export(array, stream=UNORDERED)
         else:
             base = streams[0]
-            self.ask(base, consumer, None)
+            if allocates:
+                self.ask(base, consumer, None)
             whole = native.tensor_on_device(like, True, place.id, base.device.id, base.handle, base.keep)
         others = set(streams) - {base}
         for other in others:
