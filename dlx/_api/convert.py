@@ -161,16 +161,11 @@ def convert(
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
         if dtype is None:
             return batch.Batch(request, [obj], [source]).run()[0]
-        named = to if device is stream is None and not detach else None
+        named = to if device is stream is None and wait and not detach else None
         return batch.Batch(request.for_root(), [obj], [source], to=named).run()[0]
     # Arrays of a tree take the fast path if no option is set.
-<<<<<<< HEAD
-    named = to if device is stream is dtype is None and wait and not copy and not detach else None
-    has_no_options = named is not None and readonly == "copy" and copy is None
-=======
-    named = to if device is stream is None and not copy and not detach else None
+    named = to if device is stream is None and wait and not copy and not detach else None
     has_no_options = named is not None and dtype is None and readonly == "copy" and copy is None
->>>>>>> i46-options
     if lazy:
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
     return batch.convert_tree(obj, found.handler, request, strict=strict, errors=errors, to=named)

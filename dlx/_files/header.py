@@ -62,6 +62,7 @@ class File:
         self.handle: BinaryIO = source.open("rb") if isinstance(source, Path) else io.BufferedReader(self.reopen())
         if isinstance(source, Path):
             self.size = os.fstat(self.handle.fileno()).st_size
+        self.has_shards = False  # it is the first of several files in a folder, which are opened together
         if self.size == 0:
             self.handle.close()
             raise FileError("it is empty", source=str(self.path), fix=AGAIN)
