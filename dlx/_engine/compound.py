@@ -367,12 +367,13 @@ def fold(
 ) -> Plan:
     """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
     own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
-    error = next((leaf.error for leaf in leaves if leaf.error is not None), next(own, None))
+    refused = next(own, None)
+    error = next((leaf.error for leaf in leaves if leaf.error is not None), refused)
     try:
         info = describe_compound(obj, handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None and all(leaf.ok for leaf in leaves))
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (refused is not None)
     outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
         replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
