@@ -277,7 +277,7 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   void* use = NULL;
   DLTensor like = {
       .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
-  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
+  int status = dlx_cuda_empty(&like, 0, 0, device_id, device_id, 0, out);
   if (status != DLX_OK) return status;
   status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)

@@ -6,6 +6,7 @@ dlx calls an object's method once. Each tensor over a column keeps the data of t
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
@@ -210,7 +211,7 @@ def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, .
 
 def has_interface(kind: type) -> bool:
     """Return whether a type has a method of Arrow's PyCapsule interface."""
-    return any(hasattr(kind, name) for name in METHODS)
+    return any(map(hasattr, repeat(kind), METHODS))
 
 
 def method_of(kind: type) -> str:

@@ -177,6 +177,9 @@ class Deferred:
     def __init__(self, info: ArrayInfo, blocker: Blocker) -> None:
         self.info, self.blocker = info, blocker
 
+    def __setstate__(self, state: object) -> None:
+        """Ignore the state that a pickle holds for it."""
+
 
 class DeferredAdapter(Adapter):
     """`Deferred`; the blocker's resolution returns the tensor."""
