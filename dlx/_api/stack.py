@@ -21,6 +21,7 @@ from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, read_casts
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
+from dlx._engine.planner import keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import borrow_all
@@ -80,7 +81,8 @@ def stack(
     Returns
     -------
     array
-        An array of the target framework with shape ``(N, ...)`` (N at `axis`), row-major, in new memory; or `out`.
+        An array of the target framework with shape ``(N, ...)`` (N at `axis`) in new memory; or `out`. It is row-major,
+        except that each array's values stay adjacent for other axes than the first, if the target supports that.
 
     Raises
     ------
@@ -182,7 +184,10 @@ def _stack_unlike(
     output = None if out is None else open_output(out)
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
-        whole = empty(shape, wanted)
+        whole = empty((len(tensors), *row) if keeps_order(request.target) else shape, wanted)
+        if at and keeps_order(request.target):  # faster: the values of each array stay adjacent
+            step, *steps = whole.strides
+            whole = native.tensor_new(whole.data_ptr, shape, (*steps[:at], step, *steps[at:]), wanted, HOST, 0, whole)
     else:
         check_fits(output, shape, wanted)
         if not output.is_on_host() or output.tensor is None:
@@ -378,6 +383,7 @@ def _read_lists(obj: Any, key: Any, target: str) -> Any:
         raise
 
 
+_RANKS = {lib.kDLBool: 0, lib.kDLInt: 1, lib.kDLUInt: 1, lib.kDLComplex: 3}  # of dtypes; floating ones have 2
 _ODD: dict[str, tuple[type[DlxError], str]] = {
     "dtype": (DTypeError, ""),
     "shape": (LayoutError, "Pass arrays of one shape."),
@@ -405,7 +411,7 @@ def _odd(word: str, one: Any, other: Any, first: Any, key: Any) -> DlxError:
     reason = f"its {word} is {other}, but {path_text((first,), 'arrays')} has {one}"
     option: tuple[tuple[str, Any], ...] = ()
     if word == "dtype":
-        option = (("dtype", one.name),)
+        option = (("dtype", max(one, other, key=lambda dtype: (_RANKS.get(dtype.code, 2), dtype.bits)).name),)
     elif word == "shape" and len(one) == len(other):
         option, fix = (("pad", 0),), ""
     return kind(reason, root="arrays", path=(key,), fix=fix, option=option)
