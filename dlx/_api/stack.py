@@ -10,7 +10,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, fill, fill_plain, finish, open_output
+from dlx._api.output import check_fits, fill, fill_plain, open_output
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -19,6 +19,7 @@ from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, read_casts
+from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
 from dlx._engine.planner import keeps_order
@@ -194,13 +195,13 @@ def _stack_unlike(
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
     if any(tensor.shape != row for tensor in tensors):
-        number = native.tensor_cast(_read_lists(pad, 0, ""), wanted, False)
+        number = native.tensor_copy(_read_lists(pad, 0, ""), False, 0, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
     fill(whole, tensors, at)
     if output is not None:
-        finish(output)
+        mark_written(output.adapter, output.obj)
     return whole
 
 
