@@ -84,8 +84,8 @@ $(VENV)/.made:
 
 $(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "note: installing the extra '$*' into $(VENV)$(SIZE_$*)"
-	@$(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	    print(*extras[sys.argv[1]], sep="\n")' $* >$@.txt
+	@$(BIN)/python -c 'import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	    print(*groups[sys.argv[1]], sep="\n")' $* >$@.txt
 	$(PIP) install $(if $(filter demo,$*),--no-compile )--constraint constraints.txt --requirement $@.txt
 	@touch $@
 
@@ -95,7 +95,9 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
 	@echo "note: compiling dlx (about 30 s)"
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
 	@$(BIN)/python -W ignore setup.py --name >/dev/null
-	$(if $(shell command -v flock),flock build/lock) $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings editable_mode=compat --editable .
+	@(s=0; while sleep 10; do s=$$((s + 10)); echo "note: still compiling ($$s s)"; done) & clock=$$!; \
+	    $(if $(shell command -v flock),flock build/lock) $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings editable_mode=compat --editable .; \
+	    status=$$?; kill $$clock; exit $$status
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 

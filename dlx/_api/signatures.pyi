@@ -71,15 +71,18 @@ class HasShape(Protocol):  # datasets of HDF5, sparse arrays, arrays of plugins
     @property
     def shape(self) -> Sequence[Any]: ...
 
-# Objects around arrays of any framework, whose type the conversion keeps: of xarray and dask.
-class HasDimensions(Protocol):
+# Objects around arrays: xarray's keep their type for the frameworks that it supports, dask's for all.
+class HasSizes(Protocol):
     @property
     def sizes(self) -> Mapping[Any, int]: ...
 
-class HasTasks(Protocol):
-    def __dask_graph__(self) -> Any: ...
+class HasChunks(Protocol):
+    @property
+    def numblocks(self) -> Any: ...
+    def rechunk(self) -> Any: ...
 
-_Wrapper = TypeVar("_Wrapper", bound=HasDimensions | HasTasks)
+_Labelled = TypeVar("_Labelled", bound=HasSizes)
+_Chunked = TypeVar("_Chunked", bound=HasChunks)
 
 # Tables, which become a dict of columns.
 class Table(ArrowStream, Protocol):
@@ -224,9 +227,15 @@ class Convert:
     @overload
     def __call__(self, obj: Table, to: Target, **o: Unpack[_Free]) -> dict[Any, Any]: ...
     @overload
-    def __call__(self, obj: _Wrapper, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Wrapper: ...
+    def __call__(self, obj: _Chunked, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Chunked: ...
     @overload
-    def __call__(self, obj: _Wrapper, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Wrapper: ...
+    def __call__(self, obj: _Chunked, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Chunked: ...
+    @overload
+    def __call__(self, obj: _Labelled, to: _NumPy | _Jax, **o: Unpack[_Free]) -> _Labelled: ...
+    @overload
+    def __call__(self, obj: HasSizes, to: _Module[Any] | type[Any], **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: HasSizes, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
 
     # ---- an array
 
@@ -262,6 +271,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: object = ...,
@@ -280,6 +290,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: object = ...,
@@ -413,6 +424,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: object = ...,
@@ -431,6 +443,7 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
         dtype: object = ...,
@@ -464,6 +477,7 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
             dtype: object = ...,
@@ -482,6 +496,7 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
             dtype: object = ...,

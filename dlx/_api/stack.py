@@ -132,10 +132,10 @@ def stack(
         casts = dtype if dtype is None or isinstance(dtype, Mapping) else {whole.dtype: dtype}
         return convert(whole, to, out=out, device=device, stream=stream, dtype=casts)
     objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
-    tensors, readinesses, sync = _tensors(objs, keys, target)
+    tensors, sources = _tensors(objs, keys, target)
     try:
         if is_plain:
-            whole = _stack_alike(tensors, readinesses, sync, keys, request)
+            whole = _stack_alike(tensors, sources, keys, request)
         else:
             whole = _stack_unlike(objs, tensors, keys, request, (axis, dtype, pad, out))
     except DlxError as error:
@@ -148,17 +148,13 @@ def stack(
 
 
 def _stack_alike(
-    tensors: list[Tensor],
-    readinesses: list[tuple[Adapter, Readiness]],
-    sync: StreamSync,
-    keys: Sequence[Any],
-    request: Request,
+    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], keys: Sequence[Any], request: Request
 ) -> Tensor:
     """Stack tensors of one shape and dtype along the first axis."""
     shape = (len(tensors), *tensors[0].shape)
     _check_target(request, tensors[0], shape, tensors[0].dtype)
     if cuda.is_cuda(tensors[0].device):
-        whole: Tensor | int | None = _stack_on_device(tensors, readinesses, shape, sync)
+        whole: Tensor | int | None = _stack_on_device(tensors, sources, shape, request)
     else:
         whole = native.tensor_stack(tensors)
     if isinstance(whole, int):
@@ -256,9 +252,9 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
 
 
 def _stack_on_device(
-    tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
-) -> Tensor | int:
-    """Copy CUDA tensors into one on dlx's stream, or return the index of a tensor that differs."""
+    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], request: Request
+) -> Any:
+    """Copy CUDA tensors into one array, or return the index of a tensor that differs."""
     first = tensors[0]
     for i, tensor in enumerate(tensors):
         if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
@@ -266,26 +262,12 @@ def _stack_on_device(
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
-    work = cuda.work_stream(device)
-    for _, readiness in readinesses:
-        sync.wait(readiness, work)
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    whole = native.tensor_on_device(like, False, device.id)
-    for i, tensor in enumerate(tensors):
-        if first.nbytes:
-            address = whole.data_ptr + i * first.nbytes
-            row = native.tensor_new(address, first.shape, None, first.dtype, device, flags, whole)
-            # Keep the source alive until the copy is done.
-            native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
-    for source, readiness in dict.fromkeys(readinesses):
-        sync.delay_writes(source, readiness, work)
-    return cuda.when(whole, cuda.ready(work))
+    return StreamSync(request.target, request.stream, request.device).stack(tensors, sources, like)
 
 
-def _tensors(
-    objs: list[Any], keys: Sequence[Any], target: str
-) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the tensors, their readiness and the streams; each array is exported once, and errors have its key."""
+def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+    """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -302,8 +284,9 @@ def _tensors(
         error.complete(via="to dlx.convert(array, to='dlx') and stack its result")
         raise
     number = {i: n for n, i in enumerate(numbers)}
-    readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    return [tensors[number[first[id(obj)]]] for obj in objs], readinesses, batch.sync()
+    ready = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
+    each = [number[first[id(obj)]] for obj in objs]
+    return [tensors[n] for n in each], [ready[n] for n in each]
 
 
 def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype: DType) -> None:

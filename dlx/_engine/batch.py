@@ -171,7 +171,9 @@ class Batch:
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
         if self._sync is None:
-            self._sync = StreamSync(self.request.target, self.request.stream, self.request.device)
+            self._sync = StreamSync(
+                self.request.target, self.request.stream, self.request.device, wait=self.request.wait
+            )
         return self._sync
 
     def run(self) -> list[Any]:
@@ -357,7 +359,7 @@ class Batch:
                 if not tensor.is_host:
                     readiness = self.sync().readiness_of_described(source, transfer.obj, tensor)
             else:
-                obj = resolve_blockers(transfer.obj, before.steps, source) if before.steps else transfer.obj
+                obj = self._resolve(transfer) if before.steps else transfer.obj
                 if transfer.stream_device is not None:
                     tensor, readiness = self.sync().export(source, obj, transfer.stream_device)
                 else:
@@ -373,6 +375,16 @@ class Batch:
             raise not_writable()
         unchanged = share_unchanged(transfer.tensor, before, source, self.request)
         transfer.decision = self.decide(transfer, transfer.tensor) if unchanged is None else unchanged
+
+    def _resolve(self, transfer: Transfer) -> Any:
+        """Run the steps before the export."""
+        before = transfer.resolution
+        if before.copies or before.outcome == "copied":
+            device = transfer.info().device
+            place = before.device or self.request.device or device
+            if is_cuda(device) or is_cuda(place):
+                self.sync().ask_copy(transfer.source, device, place)
+        return resolve_blockers(transfer.obj, before.steps, transfer.source)
 
     def decide(self, transfer: Transfer, tensor: Tensor) -> Decision:
         """Return the decision of `planner.decide`."""
@@ -422,7 +434,7 @@ class Batch:
             return transfer.deferred
         if tensor is None:  # source and target are one framework
             try:
-                return resolve_blockers(transfer.obj, transfer.resolution.steps, source)
+                return self._resolve(transfer)
             except DlxError as error:
                 transfer.complete(error, self.request)
                 raise

@@ -6,14 +6,19 @@ import contextlib
 import importlib
 import mmap
 import re
+import sys
 import warnings
 from typing import Any
 
+from dlx._core.array_info import ArrayInfo
+from dlx._core.types import HOST
 from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
 from dlx._files.npy import find_data_start, open_zip
+from dlx._registry.generic import Deferred
 from dlx._support.reflect import find_in
 from dlx._support.text import amount, one_line
-from dlx.errors import FileError
+from dlx.adapter.declarations import Blocker
+from dlx.errors import ConversionError, FileError
 
 __all__ = ["arrow_columns", "load_checkpoint"]
 
@@ -98,11 +103,28 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
             sizes[storage.data_ptr()] = storage.nbytes()
         return storage
 
-    try:
+    def load() -> Any:
+        options: Any = contextlib.nullcontext()
+        if sys.platform != "win32":  # where torch always maps privately
+            options = package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
+        saved_on.clear()
+        sizes.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
-            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
-                loaded = package.load(file.location, map_location=keep, weights_only=True, mmap=True)
+            with options:
+                return package.load(file.location, map_location=keep, weights_only=True, mmap=True)
+
+    try:
+        try:
+            loaded = load()
+        except Exception:
+            code = _find_code(package, file)
+            if not code:
+                raise
+            with package.serialization.safe_globals([*map(_refuse_object, code), (Deferred, "dlx.Deferred")]):
+                loaded = load()
+            if not saved_on:  # no tensor
+                raise
     except Exception as error:  # a damaged or hostile file can cause any exception
         raise _why_not_loaded(package, file, error) from error
     # torch trusts the pickle, so check it: one base address must map every storage to a record of the same size.
@@ -118,14 +140,35 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
         if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 if this torch lacks the function
             reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
-        with contextlib.suppress(Exception):  # the file may be damaged
-            code = package.serialization.get_unsafe_globals_in_checkpoint(file.location)  # reads names, runs nothing
-            if code:
-                names = one_line(", ".join(code), 120)
-                reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
-                return FileError(reason, fix=TRUST.format(f"[{names}]"))
+        code = _find_code(package, file)
+        if code:
+            names = one_line(", ".join(code), 120)
+            reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
+            return FileError(reason, fix=TRUST.format(f"[{names}]"))
         why = find_in(error, r"WeightsUnpickler error:\s*(.+)")
         if why:
             fix = TRUST.format("[...]") if "allowlisted" in why else AGAIN
             return FileError(f"torch's weights_only does not allow it: {one_line(why, 200)}", fix=fix)
     return failure
+
+
+def _find_code(package: Any, file: File) -> list[str]:
+    """Return the names of functions and classes in a checkpoint that torch's weights_only does not allow."""
+    with contextlib.suppress(Exception):  # the file may be damaged
+        return list(package.serialization.get_unsafe_globals_in_checkpoint(file.location))  # runs nothing
+    return []
+
+
+def _refuse_object(name: str) -> tuple[Any, str]:
+    """Return a class that weights_only uses instead of a function or class: its objects are refused when read."""
+    shown = one_line(name, 80)
+    info = ArrayInfo("file", shown, None, shown, None, device=HOST)
+    why = f"it needs code ({shown}) that torch's weights_only does not allow; nothing was run"
+    blocker = Blocker(why, f"Leave it out with skip=. {TRUST.format(f'[{shown}]')}", ConversionError)
+
+    class Refused:
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            return Deferred(info, blocker)
+
+    Refused.__qualname__ = f"<refused {shown}>"  # if the class itself is a value
+    return Refused, name

@@ -11,7 +11,8 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST
 from dlx._files.header import File, Memory, Stored, copy_to_memory
-from dlx._files.reading import LIBRARY_KINDS, detect_kind, find_source, open_file, read_contents
+from dlx._files.reading import LIBRARY_KINDS, detect_kind, find_source, open_file, read_contents, read_torch_shards
+from dlx._files.safetensors import BIN_INDEX, DCP
 from dlx._files.selection import Names, select_names, select_tree
 from dlx._registry.generic import Deferred
 from dlx._views.mapping import MappingView
@@ -121,21 +122,13 @@ def map_file(
         if kind == ".parquet":
             fix = "Read it with pyarrow: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
             raise FileError("it is a Parquet file; its columns are encoded and cannot be mapped", fix=fix)
-        if (kind == ".pt" and (file.data is not None or not mapped)) or (kind == "HDF5" and not mapped):
-            file = stack.enter_context(copy_to_memory(file, needs_path=kind == ".pt"))
+        if kind == "HDF5" and not mapped:
+            file = stack.enter_context(copy_to_memory(file, needs_path=False))
         path = found if isinstance(found, Path) else file.path
         select = only is not None or skip is not None
-        metadata: Mapping[str, Any] = {}
         if kind in LIBRARY_KINDS:
-            from dlx._files.arrow_torch import arrow_columns, load_checkpoint
-
-            if kind == ".arrow":
-                memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
-                loaded, metadata = arrow_columns(file, memory)
-            else:
-                loaded, _ = load_checkpoint(file)
-                loaded = loaded if isinstance(loaded, Mapping) else {"": loaded}
-            return Archive(path, select_tree(loaded, only, skip) if select else dict(loaded), metadata, [])
+            loaded, metadata = _load(file, kind, private, mapped, only, skip)
+            return Archive(path, loaded, metadata, [])
         parts, places = stack.enter_context(read_contents(file, kind))
         if select:
             names = places or {name: i for i, (_, contents) in enumerate(parts) for name in contents.entries}
@@ -149,6 +142,35 @@ def map_file(
         closing = [contents.close for _, contents in parts if contents.close is not None]
         metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
         return Archive(path, _Members(path.name, members, places), metadata, closing)
+
+
+def _load(
+    file: File, kind: str, private: bool, mapped: bool, only: Names, skip: Names
+) -> tuple[Mapping[Any, Any], Mapping[str, Any]]:
+    """Return the members and the metadata of a file that another library reads, or of torch's folders."""
+    from dlx._files.arrow_torch import arrow_columns, load_checkpoint
+
+    def pick(names: Any) -> list[str]:
+        return select_names(names, only, skip)
+
+    if kind == ".arrow":
+        memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
+        columns, metadata = arrow_columns(file, memory)
+        return {name: columns[name] for name in pick(columns)}, metadata
+    if kind == DCP:
+        from dlx._files.dcp import read_dcp
+
+        return read_dcp(file, pick, private=private, mapped=mapped), {}
+
+    def load(part: File) -> Any:
+        if mapped and part.data is None:
+            return load_checkpoint(part)[0]
+        with copy_to_memory(part, needs_path=True) as copy:
+            return load_checkpoint(copy)[0]
+
+    found = read_torch_shards(file, load) if kind == BIN_INDEX else load(file)
+    found = found if isinstance(found, Mapping) else {"": found}
+    return dict(found) if only is None and skip is None else select_tree(found, only, skip), {}
 
 
 def _spans(file: File, entries: Mapping[str, Stored], names: list[str] | None) -> list[tuple[int, int]]:

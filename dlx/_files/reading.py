@@ -11,15 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from dlx._files.header import SAFE, Contents, File, read_stream
-from dlx._files.safetensors import INDEX, find_index, read_index, read_safetensors
+from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
-__all__ = ["LIBRARY_KINDS", "SUFFIXES", "Parts", "detect_kind", "find_source", "open_file", "read_contents"]
+__all__ = [
+    "LIBRARY_KINDS",
+    "SUFFIXES",
+    "Parts",
+    "detect_kind",
+    "find_source",
+    "naming_part",
+    "open_file",
+    "read_contents",
+    "read_torch_shards",
+]
 
-LIBRARY_KINDS = (".pt", ".arrow", ".parquet")
+LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
 """Formats that another library reads."""
 
 MAX_PATH = 4096  # bytes of a path on Linux
@@ -56,12 +66,14 @@ def _is_contents(data: bytes) -> bool:
 def open_file(source: Path | memoryview, name: str = "") -> Iterator[File]:
     """Open a file, the index of the checkpoint in a folder, or contents in memory; errors name it."""
     try:
-        if isinstance(source, Path) and source.is_dir():
-            other = identify_folder(source)
+        folder = source if isinstance(source, Path) and source.is_dir() else None
+        if folder is not None:
+            other = identify_folder(folder)
             if other is not None:
                 raise other
-            source = find_index(source)
+            source = find_index(folder)
         with File(source, name) as file:
+            file.has_shards = folder is not None and len(list_shards(file.path.name)) > 1
             yield file
     except DlxError as error:
         error.complete(source=name or str(source))
@@ -76,8 +88,10 @@ def detect_kind(file: File) -> str:
     kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
     if kind is not None:
         return kind
-    if name.endswith(INDEX):
-        return INDEX
+    if name.endswith((INDEX, BIN_INDEX)):
+        return INDEX if name.endswith(INDEX) else BIN_INDEX
+    if name == DCP:
+        return DCP
     if start[:4] == b"\xff\xff\xff\xff" and 0 < int.from_bytes(start[4:8], "little") < file.size:
         return ".arrow"  # a stream
     if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
@@ -141,29 +155,25 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int]
 
     Yield each with its contents, and the number of the part that has each array; None if the only part has all.
     """
-    if kind != INDEX:
+    if kind != INDEX and not file.has_shards:
         yield [(file, _find_reader(kind)(file))], None
         return
-    contents, shards = read_index(file)
+    contents, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
     parts: Parts = [(file, contents)]
     places: dict[str, int] = {}
-    listed = {name for names in shards.values() for name in names}
+    listed = {name for names in shards.values() for name in names} if shards else set()
     try:
-        for place, names in shards.items():
-            try:
+        for place in list_shards(file.path.name) if shards is None else shards:
+            with naming_part(place):
                 shard = File(file.path.parent / place)
                 parts.append((shard, Contents(".safetensors", {})))
                 found = read_safetensors(shard)
                 parts[-1] = shard, found
-                missing = set(names) - found.entries.keys()
+                wanted = set(found.entries if shards is None else shards[place])
+                missing = wanted - found.entries.keys()
                 if missing:
                     raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
-            except FileError as error:
-                raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
-            except OSError as error:
-                raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
             # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
-            wanted = set(names)
             for name in found.entries:
                 if name not in wanted and name in listed:
                     continue
@@ -173,3 +183,28 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int]
     finally:
         for shard, _ in parts[1:]:
             shard.handle.close()
+
+
+@contextmanager
+def naming_part(place: str) -> Iterator[None]:
+    """Name the file of a checkpoint in the errors of reading it."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
+    except OSError as error:
+        raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
+
+
+def read_torch_shards(file: File, load: Callable[[File], Any]) -> dict[str, Any]:
+    """Read the torch checkpoints that an index lists; ``load(file)`` reads one."""
+    _, shards = read_index(file)
+    found: dict[str, Any] = {}
+    for place, names in shards.items():
+        with naming_part(place), File(file.path.parent / place) as part:
+            tensors = load(part)
+            missing = set(names) - tensors.keys() if isinstance(tensors, dict) else set(names)
+            if missing:
+                raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+            found |= {name: tensors[name] for name in names}
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from dlx._files.header import (
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["DTYPE_NAMES", "INDEX", "find_index", "read_index", "read_safetensors"]
+__all__ = ["BIN_INDEX", "DCP", "DTYPE_NAMES", "INDEX", "find_index", "read_index", "read_safetensors"]
 
 INDEX = ".safetensors.index.json"
+BIN_INDEX = ".bin.index.json"  # of torch checkpoints
+DCP = ".metadata"  # of torch.distributed.checkpoint
 MAX_HEADER = 128 << 20  # bytes of a header or an index; a million tensors need about 120 MiB
 _SHIFT = 24  # bits of the number of a kind, more than the tensors in the largest header
 _KINDS = (1 << _SHIFT) - 1
@@ -185,17 +187,29 @@ def _build_entry(name: str, stated: Any, start: int) -> Stored:
 
 
 def find_index(folder: Path) -> Path:
-    """Return the index file of the checkpoint in a folder, or the folder's only .safetensors file."""
+    """Return the file that describes the checkpoint in a folder: an index, a first shard, or the only file."""
     names = sorted(each.name for each in folder.iterdir())
-    found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
-    shard = re.fullmatch(r".*-(\d{5})-of-(\d{5})\.safetensors", found[0]) if len(found) == 1 else None
-    if shard and int(shard[2]) > 1:
-        reason = f"it is a folder with one of {int(shard[2]):,} files, {one_line(found[0], 120)!r}, but no index"
+    found = [DCP] if DCP in names else [name for name in names if name.endswith(INDEX)]
+    files = [name for name in names if name.endswith(".safetensors")]
+    if not found and files and set(files) == set(list_shards(files[0])):
+        return folder / files[0]
+    found = found or files or [name for name in names if name.endswith(BIN_INDEX)]
+    found = found or [name for name in names if name == "pytorch_model.bin"]
+    shards = list_shards(found[0]) if len(found) == 1 else ()
+    if len(shards) > 1:
+        reason = f"it is a folder with one of {len(shards):,} files, {one_line(found[0], 120)!r}, but no index"
         raise FileError(reason, fix="Download the other files and the index, or pass the path of this file.")
     if len(found) != 1:
         text = f"{len(found)} candidates: {one_line(', '.join(found), 120)}" if found else "no such file"
         raise FileError(f"it is a folder, and dlx expects one *{INDEX} in it; found {text}", fix="Pass a file's path.")
     return folder / found[0]
+
+
+def list_shards(name: str) -> Sequence[str]:
+    """Return the names of all files of a checkpoint, by the name of one: ``model-00001-of-00003.safetensors``."""
+    match = re.fullmatch(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)", name)
+    count = int(match[3]) if match else 0
+    return [f"{match[1]}{i:05}-of-{match[3]}{match[4]}" for i in range(1, count + 1)] if match else [name]
 
 
 def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
@@ -210,7 +224,8 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
     for name, place in places.items():
         shards.setdefault(place, []).append(name)
     for place in shards:
-        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(".safetensors"):
-            raise FileError(f"it lists {one_line(place, 80)!r}, which is not a .safetensors file in its folder")
+        suffix = ".bin" if file.path.name.endswith(BIN_INDEX) else ".safetensors"
+        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(suffix):
+            raise FileError(f"it lists {one_line(place, 80)!r}, which is not a {suffix} file in its folder")
     texts = {key: str(value) for key, value in metadata.items()} if isinstance(metadata, Mapping) else {}
     return Contents(INDEX, {}, texts, (f"in {len(shards)} files",)), shards

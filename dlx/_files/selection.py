@@ -15,6 +15,7 @@ Names = str | Iterable[str] | Callable[[str], bool] | None
 """A name, a pattern such as ``"model.*"``, several of them, or a predicate; None: no restriction."""
 
 MAX_DEPTH = 64  # of mappings whose members can be selected
+MAX_NAMES = 1_000_000  # in nested mappings, which a hostile file shares in exponentially many places
 
 
 def dotted_path(path: tuple[Any, ...], write: Callable[[str], str] = one_line) -> str:
@@ -48,11 +49,13 @@ def _match(names: Collection[str], which: Names, option: str) -> set[str] | None
 
 def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> dict[Any, Any]:
     """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
-    names: dict[str, tuple[Any, ...]] = {}
+    names: dict[str, None] = {}
 
     def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
         for key, value in inside.items():
-            names[dotted_path((*path, key), str)] = (*path, key)
+            names[dotted_path((*path, key), str)] = None
+            if len(names) > MAX_NAMES:
+                raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
                 list_names(value, (*path, key))
 

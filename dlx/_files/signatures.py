@@ -87,8 +87,6 @@ _FOLDERS = (
     (".zarray", *_ZARR),
     ("zarr.json", *_ZARR),
     ("saved_model.pb", "it is a TensorFlow SavedModel", _ELSEWHERE.format("tensorflow.saved_model.load")),
-    (".metadata", "it is a torch.distributed checkpoint",
-     "Save it as one file: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, 'NEW.pt')."),
     ("manifest.ocdbt", "it is an Orbax checkpoint", _ELSEWHERE.format("orbax.checkpoint")),
 )  # fmt: skip
 

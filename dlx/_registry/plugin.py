@@ -59,6 +59,7 @@ FRAMEWORKS = {
     "dask": Framework("dlx_adapters.dlx_dask", "'dask[array]'"),
     "scipy": Framework("dlx_adapters.dlx_scipy", "scipy"),
     "sparse": Framework("dlx_adapters.dlx_scipy", "sparse"),
+    "awkward": Framework("dlx_adapters.dlx_scipy", "awkward", short="ak"),
     "ray": Framework("dlx_adapters.dlx_ray", "ray", is_target=False),
 }
 """Root package -> data about its adapter."""

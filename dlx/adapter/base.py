@@ -196,9 +196,15 @@ class Devices:
         framework has no device objects.
     moves
         Whether `Adapter.copy` can copy to another device of the framework. If not, dlx moves its arrays.
+
+    Attributes
+    ----------
+    pins
+        Whether `new_array` can allocate pinned host memory, for ``device="cuda_host"``.
     """
 
     moves: bool = True
+    pins: bool = False
     _read: Callable[[Any], Device] | None = None
 
     def __init__(self, read: Callable[[Any], Device] | None = None, *, moves: bool = True) -> None:
@@ -237,7 +243,7 @@ class Devices:
         """Return a new, uninitialized array on a device, from the framework's allocator and on its current stream.
 
         dlx copies into it. `strides` are in elements and describe a dense array. None, the default: dlx allocates the
-        memory itself.
+        memory itself; with pinned memory it raises an error.
         """
         return None
 

@@ -36,7 +36,7 @@ from dlx._files.arrow_torch import load_checkpoint
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
 from dlx._files.mapping import map_file
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
-from dlx._files.safetensors import INDEX
+from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
 from dlx._files.selection import dotted_path
 from dlx._files.signatures import identify_folder
 from dlx._protocols import dlpack
@@ -105,7 +105,7 @@ def _expand_word(word: str) -> Iterator[str]:
 def _list_folder(path: Path, shown: str) -> list[str]:
     """Return the supported files of a folder, or the folder itself if it is a checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if identify_folder(path) is not None or any(name.endswith(INDEX) for name in names):
+    if identify_folder(path) is not None or any(name.endswith((INDEX, BIN_INDEX, DCP)) for name in names):
         return [str(path)]
     known = [str(path / name) for name in names if name.endswith(SUFFIXES)]
     if known:
@@ -121,13 +121,19 @@ def stdin_file(screen: Screen) -> Iterator[str]:
         raise BadInput("-: stdin is closed")
     descriptor = sys.stdin.fileno()
     with contextlib.ExitStack() as stack:
+        if sys.platform == "win32":  # descriptors have no paths
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)), "stdin")
+            with screen.working("reading stdin"), copy.open("wb") as named:
+                shutil.copyfileobj(sys.stdin.buffer, named)
+            yield str(copy)
+            return
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             kept = stack.enter_context(tempfile.TemporaryFile())
             with screen.working("reading stdin"):
                 shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.flush()
             descriptor = kept.fileno()
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else f"/dev/fd/{descriptor}"
 
 
 def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None) -> Source:
@@ -171,8 +177,8 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
     with open_file(path) as file:
         kind = detect_kind(file)
         if kind in LIBRARY_KINDS:
-            readers = {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}
-            return readers[kind](file, readonly or "copy")
+            readers = {".pt": _read_torch, ".parquet": _read_parquet}
+            return readers.get(kind, _read_mapped)(file, readonly or "copy")
         arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
         with read_contents(file, kind) as (parts, places):
             entries = tuple(
@@ -239,10 +245,10 @@ def _read_torch(file: File, readonly: Readonly) -> Source:
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 
-def _read_arrow(file: File, readonly: Readonly) -> Source:
-    """List the columns of an Arrow IPC file or stream."""
+def _read_mapped(file: File, readonly: Readonly) -> Source:
+    """List the columns of an Arrow IPC file or stream, or the tensors of a folder."""
     entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _map_entries(file.path, readonly))
-    return Source(str(file.path), ".arrow", entries, file.size)
+    return Source(str(file.path), detect_kind(file), entries, file.size)
 
 
 def _read_parquet(file: File, _: Readonly) -> Source:

@@ -138,6 +138,7 @@ assert all(known.values()), known
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_interrupts_the_first_use_is_right_or_told_so(python):
     """Like a signal handler, at each line of the first use: later calls and the interrupted call are right."""
     pytest.importorskip("numpy")

@@ -159,7 +159,7 @@ def test_the_examples_do_announce_mistakes():
     assert not announced("targets.py")
 
 
-LINE = re.compile(r"(?P<call>\w.*?)  # (?P<type>[^#]+?)(?:  # mypy: (?P<mypy>.+))?")
+LINE = re.compile(r"(?P<call>\w.*?)  # (?!type: )(?P<type>[^#]+?)(?:  # mypy: (?P<mypy>.+))?")
 
 
 def calls(text):
@@ -182,7 +182,7 @@ def installed():
 
 def shorten(text):
     """Return a type as the examples write it: without modules, and with the names of numpy and dlx for two of them."""
-    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Unknown", "Any")
     text = re.sub(r"ndarray\[(?:tuple\[Any, \.\.\.\]|Any), (?:dtype\[Any\]|Any)\]", "NDArray[Any]", text)
     return re.sub(r"Literal\['same'.*'unknown'\]", "Outcome", text)
 

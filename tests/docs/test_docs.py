@@ -349,6 +349,23 @@ def test_every_page_is_in_the_navigation_once():
     assert written - {*named} == set()
 
 
+def test_each_public_name_has_a_page_of_the_reference():
+    """A page in docs/reference begins with an example; results and modules are on the pages of their calls."""
+    import dlx
+
+    reference = {page: text for page, text in READS.items() if page.parent.name == "reference"}
+    for name in {*dlx.__all__, "open"} - {"__version__"}:
+        headings = [page for page, text in reference.items() if re.search(rf"^#.*\bdlx\.{name}\b", text, re.MULTILINE)]
+        documented = [page for page, text in reference.items() if re.search(rf"^::: dlx\.{name}$", text, re.MULTILINE)]
+        assert headings or documented, f"dlx.{name} has no page in docs/reference"
+    for page, text in reference.items():
+        if page.name not in ("index.md", "typing.md"):
+            first = next(iter(blocks(text)), ("", "", None))
+            assert (first[0], text.find("```") < text.find("\n:::") or "\n:::" not in text) == ("python", True), (
+                page.name
+            )
+
+
 def test_pages_name_public_names_that_exist():
     """Each `dlx.something` on a page exists."""
     import dlx

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlx._api.items import collect_items, text_metadata, write_items
+from dlx._api.save import collect_items, text_metadata, write_items
 from dlx._files.mapping import map_file
 from dlx._files.selection import dotted_path
 from dlx._files.writing import FORMATS, WITH_METADATA

@@ -220,6 +220,8 @@ def compile_all(build: Build, folder: Path, generated: Path) -> list[Path]:
         path = folder / f"{name.replace('.', '/')}{target.suffix.format(v=build.digits)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         libraries = [import_library(build, folder)] if system == "win32" else []
+        if system == "darwin":
+            libraries = [f"-Wl,-install_name,@rpath/{path.name}"]
         run(
             sys.executable, "-m", "ziglang", "cc", "-target", target.zig, "-shared", "-s", *options, *macros,
             "-DNDEBUG", "-Ic_src", "-Ic_src/include", "-isystem", build.headers.folder, *sources, *link, *libraries,
@@ -248,7 +250,8 @@ def python_names(include: Path) -> tuple[set[str], set[str]]:
     text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in include.rglob("*.h"))
     functions = set(re.findall(r"PyAPI_FUNC\([^)]*\)\s*(\w+)", text))
     data = set(re.findall(r"PyAPI_DATA\([^)]*\)\s*\*?\s*(\w+)", text))
-    return functions | data, data
+    sized = {f"_{name}_SizeT" for name in functions}  # with PY_SSIZE_T_CLEAN
+    return functions | data | sized, data
 
 
 # ---- inspection ------------------------------------------------------------------------------------------------------
@@ -282,7 +285,8 @@ def inspect(build: Build, path: Path) -> int:
         exported = {each.name for each in binary.get_export().entries}
         processor = str(binary.header.machine).rpartition(".")[2]
     else:
-        libraries = {str(getattr(each, "name", each)) for each in binary.libraries}
+        # Without the name of the library itself, which Mach-O lists, too.
+        libraries = {str(getattr(each, "name", each)) for each in binary.libraries} - {f"@rpath/{path.name}"}
         symbols = {each.name for each in binary.imported_symbols if each.name}
         exported = {each.name for each in binary.exported_symbols}
         header = binary.header
@@ -394,6 +398,27 @@ def make(build: Build, pure: Path, folder: Path, generated: Path, out: Path) -> 
     )
 
 
+def check_cibuildwheel() -> int:
+    """Check that [tool.cibuildwheel] of pyproject.toml covers the same matrix; return its number of wheels."""
+    systems = {"linux": ("linux", ""), "darwin": ("macos", "macosx_"), "win32": ("windows", "win_")}
+    found: set[str] = set()
+    wanted: set[str] = set()
+    for target in TARGETS:
+        name, prefix = systems[target.system]
+        processor = target.tag.rpartition("_")[2] if target.system != "linux" else target.processor
+        processor = {"64": "x86_64"}.get(processor, processor)
+        asked = "AMD64" if target.system == "win32" else processor
+        command = ["-m", "cibuildwheel", "--print-build-identifiers", "--platform", name, "--archs", asked]
+        found |= {*run(sys.executable, *command, cwd=ROOT).split()}
+        ending = prefix or f"{target.tag.partition('_')[0]}_"
+        wanted |= {
+            f"cp{each.replace('.', '')}-{ending}{'amd64' if name == 'windows' else processor}" for each in PYTHONS
+        }
+    if wanted - found:
+        raise Failed(f"cibuildwheel's configuration lacks {sorted(wanted - found)}")
+    return len(found)
+
+
 def main(arguments: list[str]) -> int:
     """Build the wheels; return 1 if one failed."""
     parser = argparse.ArgumentParser(prog="repository.wheels")
@@ -405,6 +430,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(CACHE / "zig"))
     os.environ.setdefault("ZIG_LOCAL_CACHE_DIR", str(CACHE / "zig"))
     failed = 0
+    print(f"cibuildwheel's configuration covers this matrix: {check_cibuildwheel()} wheels")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = Path.cwd()

@@ -1,0 +1,261 @@
+"""Folders: shards without an index, torch's shards, torch.distributed's checkpoints, and Hugging Face's snapshots."""
+
+import importlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+from support.files.writers import safetensors, shards
+from support.processes.command import here
+
+import dlx
+from dlx.errors import FileError
+
+NAME = "model-{:05}-of-{:05}.safetensors"
+
+
+def numbered(folder, count, *missing):
+    """Write shards without an index, each with one tensor, named by its number."""
+    for i in range(1, count + 1):
+        if i not in missing:
+            safetensors(folder / NAME.format(i, count), {f"t{i}": ("F32", (4,))})
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_shards_without_an_index(tmp_path, mapped):
+    """They are opened together if all are there; one alone if its path is passed."""
+    numbered(tmp_path, 3)
+    (tmp_path / "config.json").write_text("{}")
+    with dlx.open(tmp_path, "numpy", mmap=mapped) as file:
+        assert [*file] == ["t1", "t2", "t3"] and file["t3"].shape == (4,)
+    assert [*dlx.open(tmp_path / NAME.format(2, 3))] == ["t2"]
+    assert [*dlx.open(tmp_path, only="t[13]")] == ["t1", "t3"]
+
+
+def test_incomplete_duplicate_and_foreign_shards(tmp_path):
+    """A missing shard, a name in two shards, or another file: the error names the files."""
+    numbered(tmp_path, 3, 2)
+    with pytest.raises(FileError, match=r"found 2 candidates: model-00001-of-00003"):
+        dlx.open(tmp_path)
+    safetensors(tmp_path / NAME.format(2, 3), {"t1": ("F32", (4,))})
+    with pytest.raises(FileError, match="two of its files contain 't1'"):
+        dlx.open(tmp_path)
+    safetensors(tmp_path / NAME.format(2, 3), {"t2": ("F32", (4,))}, cut=3)
+    with pytest.raises(FileError, match=r"model-00002-of-00003.safetensors: it is truncated"):
+        dlx.open(tmp_path)
+    safetensors(tmp_path / "other.safetensors", {"x": ("F32", (4,))})
+    with pytest.raises(FileError, match="4 candidates"):
+        dlx.open(tmp_path)
+
+
+@pytest.fixture
+def bins(tmp_path):
+    """Write a folder of torch shards with an index, as transformers does; return the tensors."""
+    torch = pytest.importorskip("torch")
+    tensors = {f"layer.{i}": torch.full((3,), float(i)) for i in range(4)}
+    places = {}
+    for number in (1, 2):
+        place = f"pytorch_model-{number:05}-of-00002.bin"
+        names = [*tensors][2 * number - 2 : 2 * number]
+        torch.save({name: tensors[name] for name in names}, tmp_path / place)
+        places |= dict.fromkeys(names, place)
+    index = {"metadata": {"total_size": 48}, "weight_map": places}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return tensors
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_torch_shards(tmp_path, bins, mapped):
+    """By the folder or the index; a part of them; without the files afterwards if they are read."""
+    torch = importlib.import_module("torch")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin.index.json"):
+        file = dlx.open(path, "torch", mmap=mapped)
+        assert [*file] == [*bins] and all(torch.equal(file[name], bins[name]) for name in bins)
+    assert [*dlx.open(tmp_path, only="layer.3")] == ["layer.3"]
+    assert here("convert", tmp_path, tmp_path / "x.npz")[0] == 0
+    status, out = here("inspect", tmp_path)
+    assert (status == 0 and "layer.#" in out) or "layer.0" in out
+
+
+def test_torch_shards_that_are_wrong(tmp_path, bins):
+    """A missing file, a stale index, and names that leave the folder."""
+    index = tmp_path / "pytorch_model.bin.index.json"
+    good = json.loads(index.read_text())
+    for place, match in (
+        ("none.bin", "cannot open none.bin, which it lists"),
+        ("../x.bin", r"lists '\.\./x\.bin', which is not a \.bin file in its folder"),
+        ("pytorch_model-00001-of-00002.bin", r"has no tensor 'layer.3', which its index lists"),
+    ):
+        index.write_text(json.dumps({"weight_map": {**good["weight_map"], "layer.3": place}}))
+        with pytest.raises(FileError, match=match):
+            dlx.open(tmp_path)
+
+
+def test_a_snapshot(tmp_path):
+    """The hub's folder of links; safetensors are preferred to torch's files."""
+    torch = pytest.importorskip("torch")
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    torch.save({"old": torch.ones(2)}, blobs / "1")
+    safetensors(blobs / "2", {"new": ("BF16", (4,))})
+    for name, blob in (("pytorch_model.bin", "1"), ("model.safetensors", "2")):
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+        (snapshot / "config.json").write_text("{}")
+        (snapshot / "training_args.bin").write_bytes(b"x")
+        assert [*dlx.open(snapshot)] == ["old" if blob == "1" else "new"]
+    shards(snapshot, {"a": ("F32", (4,)), "b": ("F32", (4,))})
+    assert [*dlx.open(snapshot)] == ["a", "b"]
+
+
+# ---- torch.distributed.checkpoint ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return the folder of a checkpoint of one process, and its contents."""
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    folder = tmp_path_factory.mktemp("dcp") / "x"
+    whole = torch.arange(12.0).reshape(3, 4)
+    tree = {
+        "model": {
+            "w": whole,
+            "t": whole.t(),
+            "b": torch.ones(2, dtype=torch.bfloat16),
+            "f": torch.ones(3).to(torch.float8_e4m3fn),
+            "z": torch.zeros(0, 3),
+            "s": torch.tensor(3, dtype=torch.int64),
+            "u": torch.ones(2, dtype=torch.uint16),
+            "bool": torch.tensor([True, False]),
+        },
+        "opt": [whole + 1, {"lr": 0.5}],
+        "step": 3,
+        "text": "x",
+        "code": importlib.import_module("argparse").Namespace(a=1),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(tree, checkpoint_id=folder, no_dist=True)
+    return folder, tree["model"]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_distributed_checkpoint(saved, mapped):
+    """Tensors, mapped or read; plain values; an object that needs code is refused by name."""
+    torch = importlib.import_module("torch")
+    folder, model = saved
+    file = dlx.open(folder, "torch", mmap=mapped)
+    for name, tensor in model.items():
+        found = file[f"model.{name}"]
+        assert found.dtype == tensor.dtype and found.shape == tensor.shape
+        one, other = (each.reshape(-1).contiguous().view(torch.uint8) for each in (found, tensor))
+        assert torch.equal(one, other), name
+    assert file["step"] == 3 and file["text"] == "x" and file["opt.1.lr"] == 0.5
+    with pytest.raises(FileError, match=r"it needs code \(argparse.Namespace\)"):
+        file["code"]
+    assert ": copied" in str(dlx.plan(dlx.open(folder, only="model.w"), to="numpy"))
+    assert [*dlx.open(folder / ".metadata", only="model.?", skip="*.w", mmap=mapped)] == [
+        *(f"model.{name}" for name in model if len(name) == 1 and name != "w")
+    ]
+    with pytest.raises(FileError, match=r"no member 'model\.q'"):
+        dlx.open(folder, only="model.q")
+
+
+def test_the_command_reads_a_distributed_checkpoint(saved, tmp_path):
+    """`dlx inspect` and `dlx convert`."""
+    folder, _ = saved
+    status, out = here("inspect", folder)
+    assert status == 0 and "model.w" in out
+    assert here("convert", folder, tmp_path / "x.safetensors", "--only", "model.[wtbf]")[0] == 0
+    assert {*dlx.open(tmp_path / "x.safetensors")} == {f"model.{name}" for name in "wtbf"}
+
+
+TWO = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+
+def work(rank, folder):
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}.rendezvous")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    mesh, full = init_device_mesh("cpu", (2,)), torch.arange(40.0).reshape(5, 8)
+    places = {"rows": [Shard(0)], "columns": [Shard(1)], "whole": [Replicate()]}
+    dcp.save({name: distribute_tensor(full, mesh, place) for name, place in places.items()}, checkpoint_id=folder)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(sys.argv[1],), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_tensors_in_chunks_of_two_processes(tmp_path):
+    """Chunks of rows and of columns in two files are joined in a copy."""
+    pytest.importorskip("torch.distributed.tensor")
+    np = pytest.importorskip("numpy")
+    (tmp_path / "two.py").write_text(TWO)
+    subprocess.run([sys.executable, tmp_path / "two.py", tmp_path / "x"], check=True, timeout=240, capture_output=True)
+    expected = np.arange(40.0, dtype="f4").reshape(5, 8).tolist()
+    for options in ({}, {"mmap": False}):
+        file = dlx.open(tmp_path / "x", "numpy", **options)
+        assert {name: file[name].tolist() for name in file} == dict.fromkeys(["rows", "columns", "whole"], expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mutated_distributed_checkpoint(saved, tmp_path, seed):
+    """Any byte of the metadata or of the items may be wrong: an error of dlx, or values of the right size."""
+    random = importlib.import_module("random").Random(seed)
+    folder = tmp_path / "x"
+    shutil.copytree(saved[0], folder)
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    for _ in range(150):
+        path = random.choice([*files])
+        data = bytearray(files[path])
+        for _ in range(random.randint(1, 4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        path.write_bytes(data[: random.choice([len(data)] * 9 + [random.randrange(len(data))])])
+        try:
+            with dlx.open(folder) as file:
+                for name in file:
+                    try:
+                        value = file[name]
+                        assert not hasattr(value, "tobytes") or len(value.tobytes()) == value.nbytes
+                    except dlx.errors.DlxError:
+                        pass
+        except dlx.errors.DlxError:
+            pass
+        path.write_bytes(files[path])
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_no_code_of_a_distributed_checkpoint_is_run(saved, tmp_path, monkeypatch):
+    """Nor is a tuple hashed that takes years."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(saved[0], "x")
+    deep = ()
+    for _ in range(60):
+        deep = (deep, deep)
+    for content in (Evil(), {"state_dict_metadata": Evil()}, {frozenset([1]): 1}):
+        (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(content))
+        with pytest.raises(FileError, match="its metadata does not describe a checkpoint"):
+            dlx.open("x")
+    prefix = b"\x80\x02}("[:3] + b")q\x00" + b"".join(b"h\x00h\x00\x86q\x00" for _ in range(60)) + b"K\x01s."
+    (tmp_path / "x" / ".metadata").write_bytes(prefix)
+    with pytest.raises(FileError, match="TypeError: unusual key"):
+        dlx.open("x")
+    assert not os.path.exists("ran")
