@@ -28,7 +28,7 @@ SANITIZE := $(filter 1,$(DLX_SANITIZE))
 # libasan must be loaded first, and libstdc++ with it: torch throws while it loads. Python itself leaks at exit.
 RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
-SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
+SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* dlx_adapters/*.c)
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 # dlx comes first: a missing compiler fails before a gigabyte is downloaded.
 ENVIRONMENT = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP) $(VENV)/.compiled
@@ -44,7 +44,7 @@ demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 
 # Files with few tests are slow and start early. The tests start Python often, so dlx is compiled to byte code first.
 test: takes $(ENVIRONMENT)
-	@$(BIN)/python -m compileall -q dlx adapters tests/support docs/tools
+	@$(BIN)/python -m compileall -q dlx dlx_adapters tests/support docs/tools
 	$(if $(QUICK),DLX_EXAMPLES=$${DLX_EXAMPLES:-500} DLX_SHORT_EXIT=1 )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(QUICK),-m "not slow") $(ARGS)
 
 takes:
@@ -59,7 +59,7 @@ nox-%: .venv-nox/bin/nox
 	@$< --session $*
 
 clean:
-	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
+	rm -rf .venv .venv-* build dist site dlx/_ffi.*so dlx_adapters/*.so *.egg-info
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -84,8 +84,8 @@ $(VENV)/.made:
 
 $(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "note: installing the extra '$*' into $(VENV)$(SIZE_$*)"
-	@$(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	    print(*extras[sys.argv[1]], sep="\n")' $* >$@.txt
+	@$(BIN)/python -c 'import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	    print(*groups[sys.argv[1]], sep="\n")' $* >$@.txt
 	$(PIP) install $(if $(filter demo,$*),--no-compile )--constraint constraints.txt --requirement $@.txt
 	@touch $@
 
@@ -95,7 +95,9 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
 	@echo "note: compiling dlx (about 30 s)"
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
 	@$(BIN)/python -W ignore setup.py --name >/dev/null
-	$(if $(shell command -v flock),flock build/lock) $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings editable_mode=compat --editable .
+	@(s=0; while sleep 10; do s=$$((s + 10)); echo "note: still compiling ($$s s)"; done) & clock=$$!; \
+	    $(if $(shell command -v flock),flock build/lock) $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings editable_mode=compat --editable .; \
+	    status=$$?; kill $$clock; exit $$status
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 

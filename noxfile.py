@@ -27,7 +27,7 @@ CUDA_CUPY = os.environ.get("CUDA_CUPY", "cupy-cuda13x==14.2.0")
 FRAMEWORKS = "tensorflow paddle mlx warp onnxruntime xarray pandas dask ray wide"
 GRADED = "numpy torch jax tvm_ffi pyarrow pyarrow.Array array_api_strict dlx"
 C_FILES = (
-    *("c_src/*/*.[ch]", "adapters/*.c", "benchmarks/*.c", "tests/c/*.[ch]"),
+    *("c_src/*/*.[ch]", "dlx_adapters/*.c", "benchmarks/*.c", "tests/c/*.[ch]"),
     *("examples/*/*.c", "examples/*/*.cpp", "examples/*/*.h", "examples/*/src/*/*.c"),
 )
 
@@ -169,6 +169,13 @@ def dist(session: nox.Session) -> None:
         shutil.move(path, ROOT / "dist" / path.name)
 
 
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Cross-compile and inspect wheels for Linux, macOS and Windows with zig: `-- --only "cp313-*"`."""
+    make(session, ".venv-wheels/.extra-wheels", VENV=".venv-wheels")
+    run_in(session, ".venv-wheels", "tests/support", "repository.wheels", *arguments_of(session))
+
+
 # Tests in other environments
 
 
@@ -194,6 +201,15 @@ def debian(session: nox.Session) -> None:
     folder = os.environ.get("DEBIAN", str(CACHE / "debian"))
     env = {"ARGS": shlex.join(arguments_of(session))}
     session.run("tests/support/environments/debian.sh", folder, *missing, env=env)
+
+
+@nox.session(name="test-aarch64")
+def test_aarch64(session: nox.Session) -> None:
+    """Run tests on aarch64, emulated by qemu in a Debian root file system (AARCH64=folder; half an hour to hours)."""
+    make(session, ".venv-wheels/.extra-wheels", VENV=".venv-wheels")
+    folder = os.environ.get("AARCH64", str(CACHE / "aarch64"))
+    script = "tests/support/environments/aarch64.sh"
+    session.run(script, folder, str(ROOT / ".venv-wheels" / "bin" / "python"), *arguments_of(session))
 
 
 @nox.session(name="old-numpy")
@@ -299,7 +315,7 @@ def gpu(session: nox.Session) -> None:
     for framework in os.environ.get("GPU_FRAMEWORKS", f"{CUDA_TORCH} {CUDA_CUPY} jax[cuda13]").split():
         pip(session, ".venv-gpu", "--quiet", "numpy", framework, torch=False, success_codes=[0, 1])
     run_in(session, ".venv-gpu", "-m", "dlx.testing", "--gpu", success_codes=[0, 1])
-    files = ["tests/cuda/test_gpu.py", "tests/cuda/test_gpu_order.py"]
+    files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/cuda/test_gpu*.py"))]
     pytest = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-ra"]
     try:
         run_in(session, ".venv-gpu", *pytest, *files, *arguments_of(session))

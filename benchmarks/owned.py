@@ -19,7 +19,7 @@ _NAME = "benchmarks.owned"
 @dlx.hookimpl
 def dlx_adapters():
     """Return the plugin's adapter, which is numpy's for a subclass of its arrays."""
-    import dlx_numpy
+    from dlx_adapters import dlx_numpy
 
     class Owner(dlx_numpy.NumpyAdapter):
         """The subclass; it exports by numpy's exchange table, and imports by `load`."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from dlx._support.late import load_name
 from dlx._version import __version__
 
+TYPE_CHECKING = False  # `typing` takes as long to import as Python to start
 if TYPE_CHECKING:
+    from typing import Any
+
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
     from dlx._api.array_namespace import array_namespace
@@ -100,6 +102,15 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 _settle()
             return value
 
+    def _refuse_name(module: Any, name: str) -> Any:
+        text = f"module 'dlx' has no attribute {name!r}"
+        if not name.startswith("_"):
+            from dlx._support.installation import find_conflict
+
+            conflict = find_conflict()  # the name may be the other project's
+            text += f": {conflict}" if conflict else ""
+        raise AttributeError(text, name=name, obj=module)
+
     # A module `__getattr__` would make each `dlx.convert` 50 ns slower.
     _Module = type(
         "module",
@@ -107,6 +118,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
         {
             **{name: _Name(name) for name in _MODULES},
             "__getattribute__": object.__getattribute__,
+            "__getattr__": _refuse_name,
             "__reduce__": lambda module: (importlib.import_module, (module.__name__,)),  # for cloudpickle
         },
     )

@@ -65,7 +65,7 @@ Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "passed", "t
 class Options(TypedDict, total=False):
     """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
 
-    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict`, `errors` and `dtype`; each is optional.
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `wait`, `strict`, `errors` and `dtype`; each is optional.
     """
 
     device: DeviceLike | None
@@ -73,6 +73,7 @@ class Options(TypedDict, total=False):
     readonly: Readonly
     detach: bool
     stream: object
+    wait: bool
     strict: bool
     errors: Errors
-    dtype: Any
+    dtype: object

@@ -32,7 +32,9 @@
   NAME(qualname, "__qualname__")                         \
   NAME(readonly, "readonly")                             \
   NAME(same_as, "same_as")                               \
+  NAME(shape, "shape")                                   \
   NAME(stream, "stream")                                 \
+  NAME(strides, "strides")                               \
   NAME(to, "to")                                         \
   NAME(touch, "_touch")
 

@@ -20,7 +20,8 @@ static int names_host(PyObject* value) {
   return 0;
 }
 
-static int read_option(unsigned* options, PyObject* name, PyObject* value) {
+static int read_option(py_call* call, PyObject* name, PyObject* value) {
+  unsigned* options = &call->options;
   if (name == py_name_copy) {
     *options |= value == Py_True ? DLX_COPIES : value == Py_False ? DLX_SHARES : 0;
     return value == Py_True || value == Py_False || value == Py_None;
@@ -42,11 +43,13 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     if (value == Py_True) *options |= DLX_VIEWS;
     return value == Py_True || value == Py_False;
   }
-  if (name == py_name_device) { /* the Python path moves between devices */
-    int is_host = value != Py_None && names_host(value);
-    if (is_host) *options |= DLX_EXAMINES | DLX_HOST_ONLY | DLX_NAMES_DEVICE;
-    return is_host || value == Py_None;
+  if (name == py_name_device && value != Py_None) {
+    int is_host = names_host(value);
+    *options |= is_host ? DLX_EXAMINES | DLX_HOST_ONLY | DLX_NAMES_DEVICE : DLX_MOVES;
+    if (!is_host) call->device = value;
+    return 1;
   }
+  if (name == py_name_device) return 1;
   return 0;
 }
 
@@ -64,7 +67,7 @@ int py_options_read(py_call* call, PyObject* const* args, Py_ssize_t n, PyObject
       call->to = value;
     else if (name == py_name_like && n_names == 1 && n == 1)
       *like = value;
-    else if (!read_option(&call->options, name, value))
+    else if (!read_option(call, name, value))
       return 0;
   }
   return call->to || *like;

@@ -33,7 +33,8 @@ enum {
   DLX_UNMARKS = 64,       /* readonly="share": the consumer gets read-only memory as writable */
   DLX_VIEWS = 128,        /* lazy=True, for containers; removed before a conversion */
   DLX_NAMES_DEVICE = 256, /* the host is named by device=, or by a committed example */
-  DLX_MOVABLE = 512       /* by an example that is not committed */
+  DLX_MOVABLE = 512,      /* by an example that is not committed */
+  DLX_MOVES = 1024        /* `device` names another device than the host */
 };
 
 /* What to do with an object of a tree. Only asked for objects other than lists, tuples, dicts and
@@ -62,6 +63,7 @@ typedef struct {
   PyObject* to;
   PyObject* tree; /* the tree that contains the array, or NULL */
   unsigned options;
+  PyObject* device;    /* with DLX_MOVES; borrowed from the arguments */
   PyObject* responses; /* strong, or NULL; see py_call_keep_response */
   py_visitor* visitor; /* for a tree; or NULL */
 } py_call;

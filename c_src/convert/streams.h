@@ -6,7 +6,7 @@
  * for shared memory, by the same functions of cuda/order.c. Other cases and errors of the driver
  * are left to the Python path. */
 
-#include "target.h"
+#include "pairs.h"
 
 /* The streams of producer and consumer for the arrays of a source on a device. */
 typedef struct {
@@ -48,6 +48,11 @@ PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const 
 /* Order and hand over one array. Owns: as py_hand_over. */
 PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
                              DLManagedTensorVersioned* made, PyObject* obj);
+
+/* Move an array between the host and a CUDA device, in one run: to a host-only target, or into a
+ * new array of the target on `device` or its default device. Waits for the copy, and asks first
+ * whether its stream captures. Called when py_convert falls back, or if the call names a device. */
+PyObject* py_streams_move(const py_call* call, PyObject* obj);
 
 /* Owns: releases the contents of the pairs. A pending exception is kept. */
 void py_streams_clear(py_stream_pairs* all);

@@ -210,6 +210,8 @@ static const py_member members[] = {
     {"table", read_table, AT(table)},
     {"load", py_read_object, AT(load)},
     {"place", py_read_object, AT(place)},
+    {"where", py_read_object, AT(where)},
+    {"allocate", py_read_object, AT(allocate)},
     {"storage", py_read_object, AT(storage)},
     {"accepts", read_accepts, AT(accepts)},
     {"is_narrow", py_read_flag, AT(is_narrow)},

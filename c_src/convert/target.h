@@ -30,7 +30,10 @@ struct py_target {
   py_hand_over *hand_over, *hand_over_direct; /* hand_over_direct: without a storage dtype */
   const DLPackExchangeAPI* table;             /* or NULL */
   PyObject* load;                             /* load(dlx.Tensor), without a table; or NULL */
-  PyObject* place;   /* place(dlx.Tensor, committed), if the call names the host; or NULL */
+  PyObject* place; /* place(dlx.Tensor, committed), if the call names the host; or NULL */
+  PyObject *where,
+      *allocate;     /* where(device option): a CUDA device, or None; allocate(shape, dtype,
+                        device, strides): a new array on it, or None; or both NULL */
   PyObject* storage; /* {code | bits << 8: (code | bits << 8 of the storage dtype, function that
                         restores the real dtype)}, or NULL */
   _Atomic DLDataType direct;  /* the last dtype that needs no storage dtype; relaxed: it is whole */

@@ -46,7 +46,8 @@ typedef struct {
 /* A visited object: 1 + index of a node; ~index of a leaf; 0 = none. */
 typedef int32_t visit;
 
-enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX, AHEAD = 8 };
+enum { FEW = 32, AHEAD = 8 };
+enum { ITSELF = PY_SSIZE_T_MAX };
 
 typedef struct {
   py_call* call;

@@ -1,4 +1,4 @@
-/* Arrow's structs: import, check and export. The last holder releases the imported structs. */
+/* Arrow's structs: import and check. The last holder releases the imported structs. */
 
 #include "arrow.h"
 
@@ -14,6 +14,7 @@ struct dlx_arrow {
   struct ArrowSchema schema;
   struct ArrowDeviceArray* batches; /* `first`, or allocated */
   struct ArrowDeviceArray first;
+  dlx_arrow* parent; /* whose structs this refers to, or NULL */
 };
 
 dlx_arrow* dlx_arrow_new(void) {
@@ -24,6 +25,7 @@ dlx_arrow* dlx_arrow_new(void) {
   data->room = 1;
   data->schema = (struct ArrowSchema){0};
   data->batches = &data->first;
+  data->parent = NULL;
   return data;
 }
 
@@ -40,6 +42,7 @@ void dlx_arrow_drop(void* held) {
   }
   if (data->schema.release) data->schema.release(&data->schema);
   if (data->batches != &data->first) free(data->batches);
+  if (data->parent) dlx_arrow_drop(data->parent);
   free(data);
 }
 
@@ -400,127 +403,110 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
   return status;
 }
 
-/* ---- exported tensors ------------------------------------------------------------------------ */
+/* ---- lists of varying length ----------------------------------------------------------------- */
 
-static char find_letter(DLDataType dtype) {
-  for (int i = 0; i < FORMATS; i++) {
-    if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
-  }
-  return '\0';
+static int64_t offset_at(const void* offsets, int bits, int64_t i) {
+  return bits == 64 ? ((const int64_t*)offsets)[i] : ((const int32_t*)offsets)[i];
 }
 
-typedef struct {
-  char format[24];
-  struct ArrowSchema* children[1];
-  struct ArrowSchema child;
-} schema_level;
-
-static void release_schema(struct ArrowSchema* schema) {
-  schema_level* level = schema->private_data;
-  if (schema->n_children && level->child.release) level->child.release(&level->child);
-  free(level);
-  schema->release = NULL;
-}
-
-int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out) {
-  char letter = find_letter(tensor->dtype);
-  if (letter == '\0') return DLX_E_DTYPE;
-  if (tensor->ndim < 1) return DLX_E_NDIM;
-  struct ArrowSchema* at = out;
-  out->release = NULL;
-  for (int32_t i = 1; i <= tensor->ndim; i++) {
-    schema_level* level = dlx_allocate(sizeof *level);
-    if (level == NULL) {
-      if (out->release) release_schema(out);
-      return DLX_E_MEMORY;
-    }
-    int is_list = i < tensor->ndim;
-    *level = (schema_level){.format = {letter}, .children = {&level->child}};
-    if (is_list)
-      snprintf(level->format, sizeof level->format, "+w:%lld", (long long)tensor->shape[i]);
-    *at = (struct ArrowSchema){.format = level->format,
-                               .name = i > 1 ? "item" : "",
-                               .flags = ARROW_FLAG_NULLABLE,
-                               .n_children = is_list,
-                               .children = is_list ? level->children : NULL,
-                               .release = release_schema,
-                               .private_data = level};
-    at = &level->child;
+/* Find the rows of a batch; *offsets is NULL without rows. */
+static int find_rows(const dlx_arrow* data, int64_t i, int64_t column, int bits, span* at,
+                     const char** offsets, dlx_arrow_fault* fault) {
+  const struct ArrowSchema* schema = &data->schema;
+  const struct ArrowArray* array = &data->batches[i].array;
+  int64_t from = 0, count = array->length;
+  at->n_nulls = 0;
+  if (column != DLX_ARROW_WHOLE) {
+    int status = enter(at, schema, array, 0, count, 1, 1, fault);
+    if (status != DLX_OK) return status;
+    schema = schema->children[column];
+    array = array->children[column];
+    from = at->start;
   }
+  int status = enter(at, schema, array, from, count, 2, 1, fault);
+  if (status != DLX_OK) return status;
+  if (at->count && at->array->buffers[1] == NULL)
+    return fail(fault, "it has rows but no offsets, rows", at->count);
+  *offsets = at->count ? (const char*)at->array->buffers[1] + at->start * (bits / 8) : NULL;
   return DLX_OK;
 }
 
-typedef struct {
-  const void* buffers[2];
-  DLManagedTensorVersioned* memory;
-  struct ArrowArray* children[1];
-  struct ArrowArray child;
-} array_level;
-
-static void release_array(struct ArrowArray* array) {
-  array_level* level = array->private_data;
-  if (array->n_children && level->child.release) level->child.release(&level->child);
-  if (level->memory) dlx_managed_release(level->memory);
-  free(level);
-  array->release = NULL;
-}
-
-/* Pack bools of a row-major tensor, eight per byte. Errors: as dlx_managed_empty. */
-static int pack(const DLTensor* bools, DLManagedTensorVersioned** out) {
-  int64_t n = dlx_size(bools), n_bytes = n / 8 + (n % 8 != 0);
-  DLTensor like = {.ndim = 1, .dtype = {kDLUInt, 8, 1}, .shape = &n_bytes};
-  int status = dlx_managed_empty(&like, 0, 0, out);
-  if (status != DLX_OK) return status;
-  const uint8_t* from = (const uint8_t*)bools->data + bools->byte_offset;
-  uint8_t* to = (*out)->dl_tensor.data;
-  for (int64_t i = 0; i < n_bytes; i++, from += 8) {
-    int64_t left = n - 8 * i;
-    unsigned packed = 0;
-    for (int bit = 0; bit < (left < 8 ? left : 8); bit++) packed |= (from[bit] != 0u) << bit;
-    to[i] = (uint8_t)packed;
-  }
+/* Add the values of the rows of a batch. */
+static int add_values(const dlx_arrow* data, int64_t i, const span* at, const char* offsets,
+                      dlx_arrow_lists* out, dlx_arrow_fault* fault) {
+  DLTensor like = {.data = (void*)offsets, .dtype = {kDLInt, (uint8_t)out->bits, 1}, .ndim = 1};
+  int64_t extent = at->count + 1;
+  like.shape = &extent;
+  int64_t bad = dlx_find_descent(&like), first = offset_at(offsets, out->bits, 0);
+  if (bad >= 0) return fail(fault, "an offset is less than the one before it, number", bad);
+  if (first < 0) return fail(fault, "its first offset is below 0, found", first);
+  const struct ArrowArray* child = at->array->n_children == 1 ? at->array->children[0] : NULL;
+  int64_t last = offset_at(offsets, out->bits, at->count), end;
+  if (child == NULL || child->length < last || child->offset < 0 ||
+      __builtin_add_overflow(child->offset, last, &end))
+    return fail(fault, "a list has no values up to its last offset,", last);
+  struct ArrowDeviceArray* batch = next_batch(out->values);
+  if (batch == NULL) return DLX_E_MEMORY;
+  *batch = data->batches[i];
+  batch->array = *child;
+  batch->array.offset += first;
+  batch->array.length = last - first;
+  if (child->null_count > 0) batch->array.null_count = -1; /* of another range */
+  batch->array.release = NULL;                             /* the parent's */
+  add_batch(out->values);
   return DLX_OK;
 }
 
-int dlx_arrow_export_array(DLManagedTensorVersioned* made, struct ArrowArray* out) {
-  const DLTensor* tensor = &made->dl_tensor;
-  DLManagedTensorVersioned* memory;
-  if (!dlx_host_readable(tensor->device.device_type)) return DLX_E_DEVICE;
-  if (find_letter(tensor->dtype) == '\0') return DLX_E_DTYPE;
-  if (tensor->ndim < 1) return DLX_E_NDIM;
-  if (dlx_layout(tensor) != 0) return DLX_E_COPY;
-  int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)
-                                             : dlx_managed_share(made, NULL, made->flags, &memory);
-  if (status != DLX_OK) return status;
-  struct ArrowArray* at = out;
-  out->release = NULL;
-  int64_t length = tensor->shape[0];
-  for (int32_t i = 1; i <= tensor->ndim && status == DLX_OK; i++) {
-    array_level* level = dlx_allocate(sizeof *level);
-    int is_list = i < tensor->ndim;
-    if (level == NULL) {
-      status = DLX_E_MEMORY;
+int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_arrow_fault* fault) {
+  const struct ArrowSchema* schema = &data->schema;
+  if (column != DLX_ARROW_WHOLE) schema = schema->children[column];
+  if (schema->n_children != 1 || schema->children == NULL || schema->children[0] == NULL)
+    return fail(fault, "a list has one child, found", schema->n_children);
+  *out = (dlx_arrow_lists){.values = dlx_arrow_new(), .null_row = -1};
+  if (out->values == NULL) return DLX_E_MEMORY;
+  out->bits = schema->format[1] == 'L' ? 64 : 32;
+  out->values->schema = *schema->children[0];
+  out->values->schema.release = NULL; /* the parent's */
+  out->values->parent = data;
+  dlx_arrow_hold(data);
+  int status = DLX_OK;
+  for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
+    span at;
+    const char* offsets = NULL;
+    if (!dlx_host_readable(data->batches[i].device_type)) {
+      status = DLX_E_DEVICE;
       break;
     }
-    *level = (array_level){.children = {&level->child}};
-    *at = (struct ArrowArray){.length = length,
-                              .n_buffers = is_list ? 1 : 2,
-                              .n_children = is_list,
-                              .buffers = level->buffers,
-                              .children = is_list ? level->children : NULL,
-                              .release = release_array,
-                              .private_data = level};
-    if (!is_list) {
-      level->buffers[1] = memory->dl_tensor.data;
-      level->memory = memory;
-    } else if (tensor->shape[i] > INT32_MAX || /* Arrow's list sizes have 32 bits */
-               __builtin_mul_overflow(length, tensor->shape[i], &length)) {
-      status = DLX_E_OVERFLOW;
+    status = find_rows(data, i, column, out->bits, &at, &offsets, fault);
+    if (status != DLX_OK || offsets == NULL) continue;
+    const uint8_t* valid = at.array->buffers[0];
+    for (int64_t k = 0; at.n_nulls && out->null_row < 0; k++) {
+      int64_t bit = at.start + k;
+      if (!(valid[bit / 8] >> bit % 8 & 1)) out->null_row = out->rows + k;
     }
-    at = &level->child;
+    if (out->n_chunks++ == 0) out->offsets = offsets;
+    out->rows += at.count;
+    status = add_values(data, i, &at, offsets, out, fault);
   }
   if (status == DLX_OK) return DLX_OK;
-  dlx_managed_release(memory);
-  if (out->release) release_array(out);
+  dlx_arrow_drop(out->values);
+  out->values = NULL;
   return status;
+}
+
+void dlx_arrow_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_lists* lists,
+                       int64_t* out) {
+  int64_t end = 0;
+  *out++ = 0;
+  for (int64_t i = 0; i < data->n_batches; i++) {
+    span at;
+    const char* offsets = NULL;
+    dlx_arrow_fault fault;
+    if (find_rows(data, i, column, lists->bits, &at, &offsets, &fault) != DLX_OK || !offsets)
+      continue;
+    int64_t first = offset_at(offsets, lists->bits, 0);
+    for (int64_t k = 1; k <= at.count; k++)
+      *out++ = end + offset_at(offsets, lists->bits, k) - first;
+    end = out[-1];
+  }
 }

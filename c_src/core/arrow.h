@@ -163,6 +163,23 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out);
 
+typedef struct {
+  dlx_arrow* values; /* of all rows, in order */
+  int64_t rows, n_chunks;
+  int64_t null_row;    /* first row that is null, or -1 */
+  const void* offsets; /* of the first chunk */
+  int bits;            /* of an offset */
+} dlx_arrow_lists;
+
+/* Describe a column of lists of varying length ("+l", "+L") in host memory, whose offsets are
+ * checked. Owns: the caller drops `values`, which holds `data`; NULL after a failure. Errors:
+ * DLX_E_ARROW, DLX_E_MEMORY; DLX_E_DEVICE = not on the host. */
+int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_arrow_fault* fault);
+
+/* Write the offsets of all rows as int64, from 0 (rows + 1 of them). */
+void dlx_arrow_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_lists* lists,
+                       int64_t* out);
+
 /* ---- exported tensors ------------------------------------------------------------------------ */
 
 /* Export a tensor's type: its dtype, in a fixed-size list for each dimension except the first.

@@ -127,13 +127,14 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
   }
 
 /* The order of find_kind. */
-#define EACH(X, S)                                                                                 \
-  X(S, boolean)                                                                                    \
-  X(S, int8_t)                                                                                     \
-  X(S, int16_t)                                                                                    \
-  X(S, int32_t)                                                                                    \
-  X(S, int64_t) X(S, uint8_t) X(S, uint16_t) X(S, uint32_t) X(S, uint64_t) X(S, half) X(S, bfloat) \
-      X(S, single) X(S, double)
+#define EACH(X, S)                                                                                \
+  X(S, boolean)                                                                                   \
+  X(S, int8_t)                                                                                    \
+  X(S, int16_t)                                                                                   \
+  X(S, int32_t)                                                                                   \
+  X(S, int64_t)                                                                                   \
+  X(S, uint8_t) X(S, uint16_t) X(S, uint32_t) X(S, uint64_t) X(S, half) X(S, bfloat) X(S, single) \
+      X(S, double)
 #define NAME(S, T) S##_to_##T,
 #define ROW(S) {EACH(NAME, S)},
 

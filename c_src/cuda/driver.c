@@ -112,7 +112,7 @@ static void at_exit(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-enum { NEEDED, WANTED, POOLS, SHARING };
+enum { NEEDED, WANTED, SHARING };
 
 static const struct {
   const char* name;
@@ -125,18 +125,20 @@ static const struct {
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
+const char* dlx_cuda_library(void) {
+  const char* chosen = getenv("DLX_CUDA_DRIVER");
+  return chosen && *chosen ? chosen : DLX_CUDA_LIBRARY;
+}
+
 /* Fill the table or leave it empty. The caller holds cuda_once_lock. Errors: DLX_E_NO_DRIVER. */
 static int fill_table(void) {
-  const char* chosen = getenv("DLX_CUDA_DRIVER");
   char why[300];
-  void* library = dlx_open_library(chosen && *chosen ? chosen : DLX_CUDA_LIBRARY, why, sizeof why);
+  void* library = dlx_open_library(dlx_cuda_library(), why, sizeof why);
   if (library == NULL) return report_no_driver(why);
   cu_table found;
   memset(&found, 0, sizeof found);
-  int has_pools = 1;
   for (int i = 0; i < ENTRIES; i++) {
     void* symbol = dlx_find_symbol(library, entries[i].name);
-    if (symbol == NULL && entries[i].kind == POOLS) has_pools = 0;
     if (symbol == NULL && entries[i].kind == NEEDED) {
       snprintf(why, sizeof why, "the installed driver is too old, it lacks %s", entries[i].name);
       dlx_close_library(library);
@@ -144,7 +146,6 @@ static int fill_table(void) {
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
-  if (!has_pools) found.MemPoolCreate = NULL;
   cu = found;
   return DLX_OK;
 }
@@ -287,13 +288,27 @@ static int query_pointer(cu_address address, int* type, int* managed, int* ordin
   return code;
 }
 
+/* Find a device that has a primary context: creating one takes memory of its device. */
+static int32_t find_active(void) {
+  int32_t count = 0;
+  if (dlx_cuda_count(&count) != DLX_OK) return 0;
+  for (int32_t i = 0; i < count && i < DLX_MAX_DEVICES; i++) {
+    int device = 0, is_active = 0;
+    unsigned flags;
+    if (cu.DeviceGet(&device, i) == CU_OK &&
+        cu.DevicePrimaryCtxGetState(device, &flags, &is_active) == CU_OK && is_active)
+      return i;
+  }
+  return 0;
+}
+
 int dlx_cuda_where(const void* address, DLDevice* device) {
   int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
   if (status != DLX_OK) return status;
   cu_address at = (cu_address)(uintptr_t)address;
   int code = query_pointer(at, &type, &managed, &ordinal);
   if (code == CU_INVALID_CONTEXT) {
-    status = dlx_cuda_push(0);
+    status = dlx_cuda_push(find_active());
     if (status != DLX_OK) return status;
     code = query_pointer(at, &type, &managed, &ordinal);
     dlx_cuda_pop();

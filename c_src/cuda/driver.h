@@ -36,7 +36,7 @@ enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_RELAXED = 2 /* mode */ };
 enum { CU_ATTRIBUTE_MEMORY_TYPE = 2, CU_ATTRIBUTE_MANAGED = 8, CU_ATTRIBUTE_ORDINAL = 9 };
 enum { CU_MEMORY_HOST = 1, CU_MEMORY_UNIFIED = 4 };
-enum { CU_DEVICE_HAS_POOLS = 115, CU_POOL_RELEASE_THRESHOLD = 4 };
+enum { CU_POOL_REUSE_BY_WAITING = 3, CU_POOL_RELEASE_THRESHOLD = 4 };
 enum { CU_ALLOCATION_PINNED = 1, CU_LOCATION_DEVICE = 1, CU_ACCESS_READ_WRITE = 3 };
 
 typedef struct {
@@ -100,8 +100,8 @@ typedef struct {
 } cu_allocation_properties;
 
 /* All driver functions that dlx calls. A driver without a NEEDED one is rejected (the oldest is
- * CUDA 10.1); POOLS (11.2) and WANTED (capture ids) are optional; sharing between processes needs
- * all of SHARING. A symbol is "cu", a name and a version. */
+ * CUDA 11.2); WANTED (capture ids) is optional; sharing between processes needs all of SHARING. A
+ * symbol is "cu", a name and a version. */
 #define CU_CALLS(CALL)                                                                           \
   CALL(NEEDED, Init, , (unsigned flags))                                                         \
   CALL(NEEDED, GetErrorName, , (int code, const char** name))                                    \
@@ -112,6 +112,7 @@ typedef struct {
   CALL(NEEDED, DeviceGetAttribute, , (int* value, int attribute, int device))                    \
   CALL(NEEDED, DeviceCanAccessPeer, , (int* yes, int device, int peer))                          \
   CALL(NEEDED, DevicePrimaryCtxRetain, , (cu_context * context, int device))                     \
+  CALL(NEEDED, DevicePrimaryCtxGetState, , (int device, unsigned* flags, int* is_active))        \
   CALL(NEEDED, CtxPushCurrent, _v2, (cu_context context))                                        \
   CALL(NEEDED, CtxPopCurrent, _v2, (cu_context * context))                                       \
   CALL(NEEDED, PointerGetAttribute, , (void* value, int attribute, cu_address address))          \
@@ -133,13 +134,13 @@ typedef struct {
         size_t nbytes, cu_stream stream))                                                        \
   CALL(NEEDED, Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                        \
   CALL(NEEDED, ThreadExchangeStreamCaptureMode, , (int* mode))                                   \
-  CALL(POOLS, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))           \
-  CALL(POOLS, MemPoolDestroy, , (cu_pool pool))                                                  \
-  CALL(POOLS, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                 \
-  CALL(POOLS, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))        \
-  CALL(POOLS, MemAllocFromPoolAsync, ,                                                           \
+  CALL(NEEDED, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))          \
+  CALL(NEEDED, MemPoolDestroy, , (cu_pool pool))                                                 \
+  CALL(NEEDED, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                \
+  CALL(NEEDED, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))       \
+  CALL(NEEDED, MemAllocFromPoolAsync, ,                                                          \
        (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                    \
-  CALL(POOLS, MemFreeAsync, , (cu_address address, cu_stream stream))                            \
+  CALL(NEEDED, MemFreeAsync, , (cu_address address, cu_stream stream))                           \
   CALL(WANTED, StreamGetCaptureInfo, _v2,                                                        \
        (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,            \
         void* n_dependencies))                                                                   \
@@ -197,15 +198,8 @@ int cuda_get_primary(int32_t device_id, cu_context* context);
 
 int cuda_get_attribute(int32_t device_id, int attribute, int* value);
 
-/* Like dlx_cuda_capturing; check that the host may wait for a stream. The stream's device must be
- * current. Errors: cuda_can_wait also DLX_E_CAPTURE. */
-int cuda_is_capturing(uint64_t stream, int* yes);
+/* Check that the host may wait for a stream of the current device. Errors: also DLX_E_CAPTURE. */
 int cuda_can_wait(uint64_t stream);
-
-/* Like dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
- * dlx_cuda_release_pending releases it. */
-int cuda_new_waiting_use(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
-                         void** out);
 
 /* Parts of dlx_cuda_forget. */
 void cuda_forget_driver(void);

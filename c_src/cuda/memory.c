@@ -12,9 +12,6 @@
 /* Bytes that an unused pool keeps. Copying more takes so long that allocation adds little. */
 enum { POOL_BYTES = 256 << 20 };
 
-static char no_pool;
-#define NO_POOL ((cu_pool)(void*)&no_pool)
-
 static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
 
 /* Let all devices that can access a pool's memory use it. Copies also work without. */
@@ -42,23 +39,21 @@ static int create_pool(int32_t device_id, cu_pool* pool) {
   status = CUDA(MemPoolCreate, pool, &properties);
   if (status != DLX_OK) return status;
   uint64_t bytes = POOL_BYTES;
+  int no = 0; /* an allocation must not wait for the stream of another thread */
   cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &bytes);
+  cu.MemPoolSetAttribute(*pool, CU_POOL_REUSE_BY_WAITING, &no);
   allow_peers(*pool, device_id, device);
   return DLX_OK;
 }
 
-/* Find or create dlx's pool of the current device; NO_POOL if the device has no pools. */
 static int find_pool(int32_t device_id, cu_pool* pool) {
-  int status = DLX_OK, has_pools = 0;
+  int status = DLX_OK;
   *pool = atomic_load_explicit(&pools[device_id], memory_order_acquire);
   if (*pool) return DLX_OK;
   cuda_once_begin();
   *pool = atomic_load_explicit(&pools[device_id], memory_order_relaxed); /* under the lock */
   if (*pool == NULL) {
-    *pool = NO_POOL;
-    if (cu.MemPoolCreate &&
-        cuda_get_attribute(device_id, CU_DEVICE_HAS_POOLS, &has_pools) == DLX_OK && has_pools)
-      status = create_pool(device_id, pool);
+    status = create_pool(device_id, pool);
     if (status == DLX_OK) atomic_store_explicit(&pools[device_id], *pool, memory_order_release);
   }
   cuda_once_end();
@@ -70,47 +65,43 @@ static int find_pool(int32_t device_id, cu_pool* pool) {
 typedef struct {
   cu_address address;
   int32_t device;
-  uint64_t stream; /* of the pool's allocation; 0 = not from a pool */
+  uint64_t stream; /* dlx's own, on which it is freed */
 } block;
 
-/* A pool frees in stream order; otherwise the driver waits for the device. */
 static void release_block(void* owner) {
   block* self = owner;
   int mode;
   if (dlx_cuda_loaded() && cuda_enter(self->device, &mode) == DLX_OK) {
-    self->stream ? cu.MemFreeAsync(self->address, cuda_stream(self->stream))
-                 : cu.MemFree(self->address);
+    cu.MemFreeAsync(self->address, cuda_stream(self->stream));
     cuda_leave(mode);
   }
   free(self);
 }
 
-static int allocate(block* self, size_t nbytes, uint64_t stream) {
+static int allocate(block* self, size_t nbytes, int32_t at_device, uint64_t stream) {
   cu_pool pool;
-  int before, status = cuda_enter(self->device, &before);
+  int before, code = CU_OK, status = cuda_enter(at_device, &before);
   if (status != DLX_OK) return status;
-  int pooled = 0, code = CU_OK;
   status = find_pool(self->device, &pool);
-  if (status == DLX_OK) {
-    pooled = pool != NO_POOL;
-    code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
-                  : cu.MemAlloc(&self->address, nbytes);
-  }
+  if (status == DLX_OK)
+    code = cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream));
   cuda_leave(before);
-  self->stream = pooled ? stream : 0;
   if (code == CU_OK) return status;
   char operation[80];
-  snprintf(operation, sizeof operation, "%s of %zu bytes on cuda:%d",
-           pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", nbytes, self->device);
+  snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
+           self->device);
   return cuda_fail(operation, code);
 }
 
 /* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
+static int new_block(int32_t device_id, size_t nbytes, int32_t at_device, uint64_t stream,
+                     block** out) {
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (block){.device = device_id};
-  int status = allocate(self, nbytes, stream);
+  int status = dlx_cuda_work_stream(device_id, &self->stream);
+  if (status == DLX_OK)
+    status = allocate(self, nbytes, stream ? at_device : device_id, stream ? stream : self->stream);
   if (status == DLX_OK)
     *out = self;
   else
@@ -119,9 +110,8 @@ static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** 
 }
 
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
-                   DLManagedTensorVersioned** out) {
+                   int32_t at_device, uint64_t stream, DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
-  uint64_t stream;
   DLTensor fresh;
   block* made;
   int status = dlx_describe_fresh(like, flags, keep_order, strides, &fresh);
@@ -130,27 +120,25 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   dlx_cuda_release_pending();
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK)
-    status = new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made);
+  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), at_device, stream, &made);
   if (status != DLX_OK) return status;
   fresh.data = (void*)(uintptr_t)made->address;
-  void* owner = made;
-  dlx_release release = made->stream ? release_block : dlx_use_release;
-  if (!made->stream) status = cuda_new_waiting_use(device_id, stream, made, release_block, &owner);
-  if (status != DLX_OK) release = release_block;
-  if (status == DLX_OK) status = dlx_managed_new(&fresh, flags, owner, release, out);
-  if (status != DLX_OK) release(owner);
+  status = dlx_managed_new(&fresh, flags, made, release_block, out);
+  if (status != DLX_OK) release_block(made);
   return status;
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; all devices support more */ };
+/* Measured on an H100 with pageable memory: a call takes as long as packing 64 KiB on the host, a
+ * row of a box 10 ns, which packs 32 bytes. */
+enum { NARROW = 32, CALL_BITS = 16, SPARSE = 16 };
 
 typedef struct {
-  int32_t from_device, to_device;
-  cu_stream stream; /* of the current device */
+  int32_t from_device, to_device; /* -1 = the host */
+  int packs;                      /* many calls, and narrow rows, become one packed run */
+  cu_stream stream;               /* of the current device */
   const DLTensor *from, *to;
   uint64_t flags;
 } transfer;
@@ -188,7 +176,13 @@ static int copy_rows(const transfer* t, char* to, const char* from, const dlx_ax
     box.to_type = CU_MEMORY_HOST;
     box.to_host = to;
   }
-  return CUDA(Memcpy2DAsync, &box, t->stream);
+  int code = cu.Memcpy2DAsync(&box, t->stream), status = DLX_OK;
+  if (code != CU_INVALID_VALUE || t->from_device < 0 || t->to_device < 0)
+    return cuda_check("cuMemcpy2DAsync", code);
+  /* Within a device it "may fail for pitches not computed by cuMemAllocPitch" (cuda.h). */
+  for (int64_t i = 0; i < rows->extent && status == DLX_OK; i++)
+    status = copy_run(t, to + i * rows->to, from + i * rows->from, width);
+  return status;
 }
 
 /* Return 1 if one call can copy the rows: ascending, disjoint, on one device. */
@@ -212,8 +206,10 @@ static int plan_calls(const transfer* t, const dlx_axis* axes, int n, int64_t it
   if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) p->width *= axes[--n].extent;
   if (n > 0 && is_box(t, &axes[n - 1], p->width)) p->rows = &axes[--n];
   p->n = n;
+  if (t->packs && p->rows && p->width < NARROW) return DLX_E_SCATTERED;
+  int64_t most = t->packs ? 1 + (dlx_nbytes(t->from, t->flags) >> CALL_BITS) : MAX_CALLS;
   for (int i = 0; i < n; i++) {
-    if (axes[i].extent > MAX_CALLS / calls) return DLX_E_SCATTERED;
+    if (axes[i].extent > most / calls) return DLX_E_SCATTERED;
     calls *= axes[i].extent;
   }
   return DLX_OK;
@@ -264,6 +260,13 @@ static int send_packed(transfer t) {
   return status;
 }
 
+/* Whether most bytes between the first and the last element are gaps. */
+static int is_sparse(const DLTensor* tensor, uint64_t flags) {
+  int64_t low, high;
+  dlx_extent(tensor, flags, &low, &high);
+  return (high - low) / SPARSE > dlx_nbytes(tensor, flags);
+}
+
 /* Copy all bytes from the first to the last element, and gather the elements on the host. */
 static int fetch_whole(const transfer* t) {
   int64_t low, high;
@@ -292,8 +295,9 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   if (dlx_size(from) == 0) return DLX_OK;
   int32_t from_device = up ? -1 : from->device.device_id;
   int32_t to_device = down ? -1 : to->device.device_id;
-  transfer t = {from_device, to_device, cuda_stream(stream), from, to, flags};
-  int before, status = cuda_enter(down ? from_device : to_device, &before);
+  int packs = up || (down && !is_sparse(from, flags));
+  transfer t = {from_device, to_device, packs, cuda_stream(stream), from, to, flags};
+  int before, status = cuda_enter(up ? to_device : from_device, &before);
   if (status != DLX_OK) return status;
   if (wait) status = cuda_can_wait(stream);
   if (status == DLX_OK) status = start_copy(&t);
@@ -310,7 +314,7 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
 void dlx_cuda_forget(void) {
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
     cu_pool pool = atomic_exchange_explicit(&pools[i], NULL, memory_order_acquire);
-    if (pool && pool != NO_POOL) cu.MemPoolDestroy(pool);
+    if (pool) cu.MemPoolDestroy(pool);
   }
   cuda_forget_streams();
   cuda_forget_driver();

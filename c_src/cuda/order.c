@@ -55,13 +55,13 @@ static int ask_capturing(uint64_t stream, int* yes) {
   return *yes ? CU_OK : code;
 }
 
-int cuda_is_capturing(uint64_t stream, int* yes) {
+static int is_capturing(uint64_t stream, int* yes) {
   int code = ask_capturing(stream, yes);
   return cuda_check("cuStreamIsCapturing", code);
 }
 
 int cuda_can_wait(uint64_t stream) {
-  int captures, status = cuda_is_capturing(stream, &captures);
+  int captures, status = is_capturing(stream, &captures);
   return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
 }
 
@@ -76,7 +76,7 @@ static uint64_t get_capture(uint64_t stream) {
   return id;
 }
 
-static int64_t release_finished(int may_wait);
+static int64_t release_finished(void);
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
@@ -85,23 +85,38 @@ static int wait_for(cu_event event, uint64_t stream) {
   return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
+/* Like dlx_cuda_can_order, for different streams; `from_device` is current. */
+static int can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  int here = 0, there = 0, hop = from_device != to_device;
+  int status = is_capturing(from, &here);
+  uint64_t capture = here ? get_capture(from) : 0;
+  if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
+  if (status != DLX_OK) return status;
+  status = is_capturing(to, &there);
+  /* Within one capture, a dependency is an edge of the graph. */
+  if (status == DLX_OK && (here || there) && (!here || capture == 0 || get_capture(to) != capture))
+    status = DLX_E_CAPTURE;
+  if (hop) dlx_cuda_pop();
+  if (status == DLX_OK && !here) release_finished(); /* owners may add nodes to a graph */
+  return status;
+}
+
+int dlx_cuda_can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  if (from == to && from_device == to_device) return DLX_OK;
+  int status = dlx_cuda_push(from_device);
+  if (status != DLX_OK) return status;
+  status = to_device < 0 ? cuda_can_wait(from) : can_order(from_device, from, to_device, to);
+  dlx_cuda_pop();
+  return status;
+}
+
 /* Like dlx_cuda_order, for different streams; `from_device` is current. */
 static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  int here = 0, there = 0, hop = from_device != to_device;
+  int hop = from_device != to_device;
   cu_event event;
-  int status = cuda_is_capturing(from, &here);
-  uint64_t capture = here ? get_capture(from) : 0;
-  if (status == DLX_OK) status = take_event(from_device, &event);
+  int status = take_event(from_device, &event);
   if (status != DLX_OK) return status;
-  if (hop) status = dlx_cuda_push(to_device);
-  if (status == DLX_OK) {
-    status = cuda_is_capturing(to, &there);
-    /* Within one capture, a dependency is an edge of the graph. */
-    if (status == DLX_OK && (here || there) &&
-        (!here || capture == 0 || get_capture(to) != capture))
-      status = DLX_E_CAPTURE;
-    if (hop) dlx_cuda_pop();
-  }
+  status = can_order(from_device, from, to_device, to);
   if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
@@ -113,19 +128,10 @@ static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t
 }
 
 int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  release_finished(0);
   if (from == to && from_device == to_device) return DLX_OK;
   int status = dlx_cuda_push(from_device);
   if (status != DLX_OK) return status;
   status = order(from_device, from, to_device, to);
-  dlx_cuda_pop();
-  return status;
-}
-
-int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
-  int status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, yes);
   dlx_cuda_pop();
   return status;
 }
@@ -206,15 +212,16 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
                   dlx_ready** out) {
   int captures;
   dlx_ready* ready;
-  release_finished(0);
   int status = new_ready(device_id, stream, &ready);
   if (status != DLX_OK) return status;
   status = dlx_cuda_push(device_id);
   if (status == DLX_OK) {
-    status = cuda_is_capturing(stream, &captures);
-    if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
-    if (status == DLX_OK && !captures)
-      status = CUDA(EventRecord, ready->event, cuda_stream(stream));
+    status = is_capturing(stream, &captures);
+    if (status == DLX_OK && !captures) {
+      release_finished();
+      status = take_event(device_id, &ready->event);
+      if (status == DLX_OK) status = CUDA(EventRecord, ready->event, cuda_stream(stream));
+    }
     dlx_cuda_pop();
   }
   if (status != DLX_OK) {
@@ -271,7 +278,7 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
     return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, &captures);
+  status = is_capturing(stream, &captures);
   if (status == DLX_OK && captures)
     status = is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
   else if (status == DLX_OK)
@@ -281,9 +288,9 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   return status;
 }
 
-int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
-  return is_alive(ready) ? dlx_cuda_order(device_id, stream, ready->device, ready->stream)
-                         : dlx_cuda_synchronize(device_id, stream);
+uint64_t dlx_ready_stream(const dlx_ready* ready, int32_t* device_id) {
+  *device_id = ready->device;
+  return is_alive(ready) ? ready->stream : 0;
 }
 
 int dlx_ready_synchronize(dlx_ready* ready) {
@@ -298,15 +305,13 @@ int dlx_ready_synchronize(dlx_ready* ready) {
 /* ---- deferred release ------------------------------------------------------------------------ */
 
 /* Memory that a stream may still use after its release waits in a queue, one per stream, for an
- * event on that stream. Owners whose release makes the driver wait have separate queues; only calls
- * without the GIL process these. */
+ * event on that stream. */
 typedef struct use {
   void *owner, *keep;
   dlx_release release, release_keep;
   int32_t device;
   uint64_t stream;
   int is_substitute; /* `stream` is the legacy stream, which waits for the real one */
-  int waits;         /* `release` waits for the device */
   cu_event event;
   struct use* next;
 } use;
@@ -314,7 +319,6 @@ typedef struct use {
 typedef struct queue { /* of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
-  int waits;
   use *first, *last;
   struct queue* next;
 } queue;
@@ -344,18 +348,14 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   return DLX_OK;
 }
 
-int cuda_new_waiting_use(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
-                         void** out) {
-  int status = dlx_use_new(device_id, stream, owner, release, NULL, NULL, out);
-  if (status == DLX_OK) ((use*)*out)->waits = 1;
-  return status;
-}
-
-/* The caller must not hold a lock: a release may run anything. */
+/* The caller must not hold a lock: a release may run anything, such as a cudaFree, which a capture
+ * on any thread forbids without the relaxed mode. */
 static void finish(use* self) {
   return_event(self->device, self->event);
+  int is_loaded = dlx_cuda_loaded(), mode = is_loaded ? cuda_relax() : -1;
   if (self->release) self->release(self->owner);
   if (self->keep) self->release_keep(self->keep);
+  if (is_loaded) cuda_unrelax(mode);
   free(self);
 }
 
@@ -405,14 +405,11 @@ static int is_done(use* self) {
 /* The caller holds cuda_lock. Errors: 0 = no memory. */
 static int append(use* self) {
   queue* at = queues;
-  while (at &&
-         (at->device != self->device || at->stream != self->stream || at->waits != self->waits))
-    at = at->next;
+  while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
   if (at == NULL) {
     at = dlx_allocate(sizeof *at);
     if (at == NULL) return 0;
-    *at = (queue){
-        .device = self->device, .stream = self->stream, .waits = self->waits, .next = queues};
+    *at = (queue){.device = self->device, .stream = self->stream, .next = queues};
     queues = at;
   }
   self->next = NULL;
@@ -432,12 +429,10 @@ void dlx_use_release(void* object) {
     free(self);
     return;
   }
-  release_finished(0);
-  int is_loaded = dlx_cuda_loaded(), mode;
-  int code = is_loaded ? push_device(self->device) : CU_DEINITIALIZED;
+  int mode, code = dlx_cuda_loaded() ? push_device(self->device) : CU_DEINITIALIZED;
   int done = code != CU_OK && is_final(code);
   if (code == CU_OK) {
-    done = !self->waits && is_done(self);
+    done = is_done(self);
     dlx_cuda_pop();
   }
   if (!done) {
@@ -445,14 +440,14 @@ void dlx_use_release(void* object) {
     int is_queued = append(self);
     dlx_unlock(&cuda_lock);
     if (is_queued) return;
-    if (!self->waits) { /* no memory: wait, or leak the owner */
-      if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
-      code = cu.EventSynchronize(self->event);
-      cuda_leave(mode);
-      if (!is_final(code)) return;
-    }
+    /* no memory: wait, or leak the owner */
+    if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
+    code = cu.EventSynchronize(self->event);
+    cuda_leave(mode);
+    if (!is_final(code)) return;
   }
   finish(self);
+  release_finished();
 }
 
 /* The caller holds cuda_lock. */
@@ -470,15 +465,14 @@ static void take_finished(queue* at, use** done) {
   if (code == CU_OK) dlx_cuda_pop();
 }
 
-/* With `may_wait`, also release owners for which the driver waits. */
-static int64_t release_finished(int may_wait) {
+static int64_t release_finished(void) {
   int64_t n = atomic_load_explicit(&n_waiting, memory_order_relaxed);
   if (n == 0 || !dlx_cuda_loaded()) return n;
   use* done = NULL;
   dlx_lock(&cuda_lock);
   for (queue** at = &queues; *at;) {
     queue* here = *at;
-    if (may_wait || !here->waits) take_finished(here, &done);
+    take_finished(here, &done);
     if (here->first) {
       at = &here->next;
     } else {
@@ -496,7 +490,7 @@ static int64_t release_finished(int may_wait) {
 }
 
 int64_t dlx_cuda_release_pending(void) {
-  return release_finished(1);
+  return release_finished();
 }
 
 void cuda_forget_streams(void) {

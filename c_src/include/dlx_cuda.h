@@ -26,6 +26,9 @@ int dlx_cuda_load(void);
 int dlx_cuda_loaded(void);
 int dlx_cuda_entered(int32_t device_id);
 
+/* Return the name or path of the driver: DLX_CUDA_DRIVER, or the system's. */
+const char* dlx_cuda_library(void);
+
 /* Describe the last failed call of this thread. Owns: valid until the next failure. */
 const char* dlx_cuda_message(void);
 
@@ -50,9 +53,9 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
 /* Wait on the host for a stream's current work. Errors: as dlx_cuda_order. */
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
 
-/* Set `yes` if a stream captures a graph, so that the host cannot wait for it; for the legacy
- * stream, if a stream that it waits for captures. */
-int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes);
+/* Check that a stream, or the host (`to_device` -1), may wait for another stream: neither captures
+ * a graph, or both the same one. Records nothing. Errors: as dlx_cuda_order. */
+int dlx_cuda_can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to);
 
 /* dlx's own stream of a device, which waits for no other stream implicitly and is never destroyed.
  * The first call creates it and may wait; before that, dlx_cuda_known_stream returns 0. */
@@ -84,9 +87,8 @@ void dlx_ready_drop(dlx_ready* ready);
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream);
 int dlx_ready_synchronize(dlx_ready* ready);
 
-/* Make the event's stream wait for another stream's current work, before it writes to the memory
- * again. If the event's stream may be destroyed, the host waits. Errors: as dlx_cuda_order. */
-int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
+/* Return an event's stream, valid while the event is held; 0 if it may be destroyed. */
+uint64_t dlx_ready_stream(const dlx_ready* ready, int32_t* device_id);
 
 /* Put an owner behind a stream: dlx_use_release(out) releases the owner once the device finishes
  * the stream's current work, from any thread, without waiting; in a forked child the owner leaks.
@@ -96,23 +98,23 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
                 dlx_release release_keep, void** out);
 void dlx_use_release(void* use);
 
-/* Release all owners whose device work is done; return how many still wait. Loads nothing; the
- * driver may wait for a device without memory pools. */
+/* Release all owners whose device work is done; return how many still wait. Loads nothing. */
 int64_t dlx_cuda_release_pending(void);
 
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
-/* Allocate device memory like dlx_managed_empty, ready on dlx's own stream: from dlx's pool, in the
- * order of that stream; without pools from the driver, and freed by dlx_cuda_release_pending. Owns:
- * the caller owns the result. Errors: also as dlx_managed_new. */
+/* Allocate device memory like dlx_managed_empty from dlx's pool of a device, in the order of a
+ * stream (of `at_device`; 0 = dlx's own stream of the device). It is freed on dlx's own stream: the
+ * caller must release it behind another one. Owns: the caller owns the result. Errors: also as
+ * dlx_managed_new. */
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
-                   DLManagedTensorVersioned** out);
+                   int32_t at_device, uint64_t stream, DLManagedTensorVersioned** out);
 
-/* Copy each element of `from` to the same index of `to`, on a stream of `to`'s device, or of
- * `from`'s if `to` is on the host. Memory that is too scattered for the driver's copies goes
- * through one piece of host memory, if one side is on the host. Waits for the stream in that case
- * and if `wait` is set; otherwise the memory must live, and host memory stay unchanged, until the
- * copy is done. Errors: DLX_E_DEVICE _MISMATCH _PACKED, as dlx_managed_empty; DLX_E_CAPTURE before
+/* Copy each element of `from` to the same index of `to`, on a stream of `from`'s device, or of
+ * `to`'s if `from` is on the host. To or from the host, one call copies one run or rows that are
+ * wide; other memory goes through one piece of host memory. Waits for the stream in that case and
+ * if `wait` is set; otherwise the memory must live, and host memory stay unchanged, until the copy
+ * is done. Errors: DLX_E_DEVICE _MISMATCH _PACKED, as dlx_managed_empty; DLX_E_CAPTURE before
  * anything is copied, if it must wait for a stream that captures; DLX_E_SCATTERED between devices
  * only. */
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,

@@ -101,6 +101,12 @@ static void destroy_data(PyObject* capsule) {
   drop_data(PyCapsule_GetPointer(capsule, k_data));
 }
 
+static PyObject* wrap_data(dlx_arrow* data) {
+  PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
+  if (capsule == NULL) drop_data(data);
+  return capsule;
+}
+
 static PyObject* open_with(PyObject* obj, PyObject* method) {
   static const struct {
     const char *method, *name;
@@ -117,9 +123,7 @@ static PyObject* open_with(PyObject* obj, PyObject* method) {
                         method);
   dlx_arrow* data = call_and_move(obj, method, capsules[i].name);
   if (data == NULL) return NULL;
-  PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
-  if (capsule == NULL) drop_data(data);
-  return capsule;
+  return wrap_data(data);
 }
 
 PY_DOC(arrow_open, "Return a capsule with the data of one of an object's __arrow_c_*__ methods.");
@@ -273,7 +277,7 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   void* use = NULL;
   DLTensor like = {
       .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
-  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
+  int status = dlx_cuda_empty(&like, 0, 0, device_id, device_id, 0, out);
   if (status != DLX_OK) return status;
   status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)
@@ -338,6 +342,46 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
       ((event || (copies && may_wait)) && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0))
     Py_CLEAR(tensor);
   return tensor;
+}
+
+PY_DOC(arrow_lists,
+       "Return (data of the values, dlx.Tensor of the offsets, chunks, first row that is null or "
+       "-1) of a host column of lists of varying length. With several chunks, the offsets are "
+       "joined in a copy if `joins`, else None; those of one chunk may not begin with 0.");
+static PyObject* arrow_lists(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  dlx_arrow_lists lists;
+  dlx_arrow_fault fault;
+  dlx_arrow* data = py_check_args("arrow_lists", nargs, 3, 3) ? get_data(args[0]) : NULL;
+  int64_t number = data ? PyLong_AsLongLong(args[1]) : -1;
+  if (data == NULL || (number == -1 && PyErr_Occurred())) return NULL;
+  int status;
+  PY_WITHOUT_GIL(status = dlx_arrow_split(data, number, &lists, &fault));
+  if (status == DLX_E_ARROW)
+    return py_raise(status, "its Arrow data is inconsistent: %s %lld", fault.what,
+                    (long long)fault.found);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  PyObject* values = wrap_data(lists.values);
+  if (values == NULL) return NULL;
+  int64_t extent = lists.rows + 1;
+  DLTensor like = {.data = (void*)lists.offsets,
+                   .device = {kDLCPU, 0},
+                   .ndim = 1,
+                   .dtype = {kDLInt, (uint8_t)lists.bits, 1},
+                   .shape = &extent};
+  DLManagedTensorVersioned* made = NULL;
+  PyObject* offsets = Py_NewRef(Py_None);
+  if (lists.n_chunks == 1) {
+    status = dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, &made);
+    if (status == DLX_OK) dlx_arrow_hold(data);
+  } else if (lists.n_chunks == 0 || args[2] == Py_True) {
+    like.dtype.bits = 64;
+    status = dlx_managed_empty(&like, 0, 0, &made);
+    if (status == DLX_OK) dlx_arrow_offsets(data, number, &lists, made->dl_tensor.data);
+  }
+  if (status != DLX_OK || made) Py_SETREF(offsets, py_tensor_result(status, made));
+  if (offsets == NULL) return Py_DECREF(values), NULL;
+  return Py_BuildValue("(NNLL)", values, offsets, (long long)lists.n_chunks,
+                       (long long)lists.null_row);
 }
 
 /* ---- for the fast path: numbers on the host -------------------------------------------------- */
@@ -458,8 +502,7 @@ static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize
 }
 
 PyMethodDef py_arrow_functions[] = {
-    PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),
-    PY_FASTCALL(arrow_column),  PY_FASTCALL(arrow_tensor),
-    PY_VARARGS(arrow_exchange), PY_ONE(arrow_join),
-    PY_FASTCALL(arrow_columns), PY_END,
+    PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),       PY_FASTCALL(arrow_column),
+    PY_FASTCALL(arrow_tensor),  PY_VARARGS(arrow_exchange), PY_ONE(arrow_join),
+    PY_FASTCALL(arrow_columns), PY_FASTCALL(arrow_lists),   PY_END,
 };

@@ -111,7 +111,7 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor);
   if (from == NULL) return NULL;
   int32_t device_id = from->dl_tensor.device.device_id;
-  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
+  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, 0) < 0)
     return NULL;
   from = py_tensor_managed((PyObject*)tensor); /* the GIL was released: it may have changed */
   return from ? py_managed_copy(from, 1, stream) : NULL;
@@ -262,18 +262,27 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
 }
 
 PY_DOC(tensor_on_device,
-       "Return a dlx.Tensor of new device memory like another, ready on dlx's stream.");
+       "Return a dlx.Tensor of new device memory like another, ready on dlx's stream, or allocated "
+       "for a copy on another stream, which its release waits for.");
 static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
-  PyObject* like;
-  int keep_order, device_id;
-  if (!PyArg_ParseTuple(args, "Opi:tensor_on_device", &like, &keep_order, &device_id)) return NULL;
+  PyObject *like, *keep = Py_None;
+  int keep_order, device_id, at_device = 0;
+  unsigned long long stream = 0;
+  if (!PyArg_ParseTuple(args, "Opi|iKO:tensor_on_device", &like, &keep_order, &device_id,
+                        &at_device, &stream, &keep))
+    return NULL;
   DLManagedTensorVersioned *m = py_tensor_managed(like), *made;
   if (m == NULL) return NULL;
   int status;
   dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
-  PY_WITHOUT_GIL(
-      status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, &made));
+  PY_WITHOUT_GIL(status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id,
+                                         at_device, stream, &made));
   py_managed_release(m);
+  if (status == DLX_OK && stream && dlx_size(&made->dl_tensor)) {
+    made =
+        py_cuda_release_behind(made, at_device, stream, keep == Py_None ? NULL : Py_NewRef(keep));
+    return made ? py_tensor_wrap(made) : NULL;
+  }
   PyObject* tensor = py_tensor_result(status, made);
   if (tensor && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
   return tensor;

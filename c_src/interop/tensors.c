@@ -2,6 +2,7 @@
 
 #include "interop.h"
 #include "core/allocate.h"
+#include "core/copy.h"
 
 #include <string.h>
 
@@ -280,7 +281,23 @@ static int fits(const DLTensor* row, const DLTensor* to) {
   for (int32_t d = 0; d < row->ndim; d++) {
     if (row->shape[d] > to->shape[d]) return 0;
   }
-  return memcmp(&row->dtype, &to->dtype, sizeof row->dtype) == 0 || dlx_can_cast(row->dtype, to->dtype);
+  return memcmp(&row->dtype, &to->dtype, sizeof row->dtype) == 0 ||
+         dlx_can_cast(row->dtype, to->dtype);
+}
+
+/* Return 1 if two tensors of the same shape are the same elements in memory. */
+static int is_same_memory(const DLTensor* a, const DLTensor* b) {
+  return a->data == b->data && memcmp(&a->dtype, &b->dtype, sizeof a->dtype) == 0 &&
+         memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides) == 0;
+}
+
+/* Return 1 if two tensors may have memory in common. */
+static int may_meet(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
+  int64_t a_low, a_high, b_low, b_high;
+  dlx_extent(&a->dl_tensor, a->flags, &a_low, &a_high);
+  dlx_extent(&b->dl_tensor, b->flags, &b_low, &b_high);
+  const char *one = a->dl_tensor.data, *other = b->dl_tensor.data;
+  return one + a_low < other + b_high && other + b_low < one + a_high;
 }
 
 /* Copy the indices [first, first + count) of the first axis of a row, or all of a row without axes,
@@ -322,11 +339,13 @@ static int fill_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n, const 
 PY_DOC(
     tensor_fill,
     "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and cast "
-    "them; -1: copy one tensor to all of it. Return the index of the first that does not fit.");
+    "them; -1: copy one tensor to all of it. Without a write, return -1 if memory may be shared, "
+    "or -2 if one does not fit (with `exact`: differs in shape or dtype, or the result has gaps).");
 static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("tensor_fill", nargs, 3, 3)) return NULL;
+  if (!py_check_args("tensor_fill", nargs, 3, 4)) return NULL;
   DLManagedTensorVersioned *whole = py_tensor_managed(args[0]), **rows;
   long axis = PyLong_AsLong(args[2]);
+  int exact = nargs == 4 && args[3] == Py_True;
   if (whole == NULL || PyErr_Occurred()) return NULL;
   Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
   if (axis >= whole->dl_tensor.ndim || (axis < 0 ? n != 1 : n != whole->dl_tensor.shape[axis]))
@@ -336,11 +355,20 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
   if (rows == NULL) return PyErr_NoMemory();
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
   DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
-  for (Py_ssize_t i = 0; i < n; i++) {
+  int answer = exact && dlx_layout(&whole->dl_tensor) ? -2 : 0; /* as documented */
+  for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
     rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
-    if (rows[i] && fits(&rows[i]->dl_tensor, &to)) continue;
+    if (rows[i] == NULL) break;
+    const DLTensor* row = &rows[i]->dl_tensor;
+    if (!fits(row, &to) || (exact && !dlx_has_same_elements(row, &to)))
+      answer = -2;
+    else if (may_meet(rows[i], whole))
+      answer = -1;
+  }
+  if (answer == -1 && axis < 0 && is_same_memory(&rows[0]->dl_tensor, &to)) n = answer = 0;
+  if (answer || PyErr_Occurred()) {
     PyMem_Free(rows);
-    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(answer);
   }
   int status;
   int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);

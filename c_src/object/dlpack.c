@@ -164,7 +164,7 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* e
   } else if (where.device_type == kDLCUDA) {
     /* The caller may hold the GIL; release it while the driver allocates. */
     PyThreadState* state = py_holds_gil() ? PyEval_SaveThread() : NULL;
-    status = dlx_cuda_empty(prototype, 0, 0, where.device_id, out);
+    status = dlx_cuda_empty(prototype, 0, 0, where.device_id, where.device_id, 0, out);
     if (state) PyEval_RestoreThread(state);
     message = status <= DLX_E_NO_DRIVER ? dlx_cuda_message() : dlx_status_text(status);
   } else {

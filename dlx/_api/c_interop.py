@@ -107,6 +107,9 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     """
     if not shared:
         return pointer.empty(shape, dtype, device)
+    from dlx._api.share import check_system
+
+    check_system("shared memory")
     from dlx._sharing.sharing import shared_empty  # most programs do not need it
 
     return shared_empty(extents_of(shape), DType(dtype), Device(device))
@@ -164,8 +167,10 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
         tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or a copy.")
     try:
         return tensor.__dlpack__(**options)
-    except BaseException:
+    except BaseException as error:
         native.capsule_restore(obj, tensor)  # if it is a capsule
+        if isinstance(error, DlxError):
+            error.complete(source=str(describe(tensor)), target="capsule")
         raise
 
 

@@ -26,6 +26,7 @@ else:  # loaded by the first call that C leaves to Python
         Late, [f"dlx._engine.{name}" for name in ("batch", "failures", "plan", "preview", "request")]
     )
     views = Late("dlx._views.factory")
+output: Any = Late("dlx._api.output")
 
 
 def convert(
@@ -38,10 +39,12 @@ def convert(
     readonly: Readonly = "copy",
     detach: bool = False,
     stream: Any = None,
+    wait: bool = True,
     lazy: bool = False,
     strict: bool = False,
     errors: Errors = "raise",
     dtype: Any = None,
+    out: Any = None,
 ) -> Any:
     """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
@@ -65,8 +68,9 @@ def convert(
         Device of the result: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, a `dlx.Device`, or a framework's device object
         (``x.device``). None: the device of the array if the target supports it, else the target's default device. It
         takes precedence over the device of `like`. ``"cpu"`` is any host device of the target; ``"cpu:1"`` is its
-        second one if it has several (jax), else the only one. With a device, a jax array is committed to it; with
-        None, it is uncommitted on jax's default device, as from `jax.numpy.asarray`.
+        second one if it has several (jax), else the only one. ``"cuda_host"`` is pinned host memory, for torch and
+        cupy. With a device, a jax array is committed to it; with None, it is uncommitted on jax's default device, as
+        from `jax.numpy.asarray`.
     copy
         None: share if possible, copy if needed. False: share or raise. True: always copy to new memory.
     readonly
@@ -76,6 +80,11 @@ def convert(
         Whether an array that requires gradients may be converted without them. The result never has a graph.
     stream
         The target's stream, for device memory.
+    wait
+        False: return before moves between host and CUDA memory are done. dlx keeps the source alive until then. Do not
+        write to the source, and read a result in pinned memory (``device="cuda_host"``), only after you have
+        synchronized the stream: for a move to the device the target's, for one to the host the source's. Moves to
+        other host memory are always waited for.
     strict
         For containers: raise for objects that aren't arrays, containers or plain data, instead of passing them
         through, and for numbers without any array.
@@ -87,6 +96,10 @@ def convert(
         A floating dtype for all floating arrays: a name, a `dlx.DType`, or a framework's dtype. Other arrays keep
         theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. The array's framework
         casts it, or dlx (buffers, columns of a table). An array that changes is a copy.
+    out
+        Instead of `to` and `like`: an array, or a tree of arrays, of any framework with writable memory. The values are
+        copied there, in one pass. Shapes must match, dtypes too unless `dtype` changes them, and containers must hold
+        arrays at the same places. If one array does not fit, none is written to.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
         no effect on a single array.
@@ -94,7 +107,8 @@ def convert(
     Returns
     -------
     array or container
-        An array of the target framework, with the shape of `obj`; `obj` itself if it is one and no option changes it.
+        `out`, if it is given. Else an array of the target framework, with the shape of `obj`; `obj` itself if it is one
+        and no option changes it.
         For a container: a new container of the same type with the converted arrays (a list or dict, if that type cannot
         hold them). Repeated arrays and containers stay the same object in the result.
 
@@ -133,16 +147,25 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype)
+    if out is not None:
+        requests.check_flags(detach=detach, strict=strict)
+        if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise" or not wait:
+            names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"
+            raise TypeError(f"convert takes out= without {names}. Leave these or out= out.")
+        return output.convert_into(obj, out, dtype, detach=detach, strict=strict)
+    request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype, wait)
     found = lookup.kind(type(obj))
     if found.compounds:
         found = lookup.kind_of(obj, found)
     if found.handler is None:
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
-        return batch.Batch(request if dtype is None else request.for_root(), [obj], [source]).run()[0]
+        if dtype is None:
+            return batch.Batch(request, [obj], [source]).run()[0]
+        named = to if device is stream is None and wait and not detach else None
+        return batch.Batch(request.for_root(), [obj], [source], to=named).run()[0]
     # Arrays of a tree take the fast path if no option is set.
-    named = to if device is stream is dtype is None and not copy and not detach else None
-    has_no_options = named is not None and readonly == "copy" and copy is None
+    named = to if device is stream is None and wait and not copy and not detach else None
+    has_no_options = named is not None and dtype is None and readonly == "copy" and copy is None
     if lazy:
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
     return batch.convert_tree(obj, found.handler, request, strict=strict, errors=errors, to=named)
@@ -159,6 +182,7 @@ def plan(
     readonly: Readonly = "copy",
     detach: bool = False,
     stream: Any = None,
+    wait: bool = True,
     lazy: bool = False,
     strict: bool = False,
     errors: Errors = "raise",
@@ -169,7 +193,7 @@ def plan(
 
     Parameters
     ----------
-    obj, to, like, device, copy, readonly, detach, stream, lazy, strict, errors, dtype
+    obj, to, like, device, copy, readonly, detach, stream, wait, lazy, strict, errors, dtype
         As in `convert`.
     probe
         Whether to export a capsule, and drop it, if the array cannot be described otherwise. This applies to objects
@@ -192,7 +216,9 @@ def plan(
     'shared'
     """
     try:
-        request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype)
+        request = requests.request_of(
+            to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype, wait
+        )
         made = preview.plan_known(request.for_root(), obj)
         if made is None:
             made = _plan(request, obj, strict, errors, probe)
@@ -201,7 +227,7 @@ def plan(
         made = plans.Plan("", fast_path.try_describe(obj), error.target or str(to), None, "refused", error=error)
     if made.error is None:
         wanted = (to, like if like is None else _weakly(like))
-        options = (device, copy, readonly, detach, stream, lazy, strict, errors, dtype)
+        options = (device, copy, readonly, detach, stream, wait, lazy, strict, errors, dtype)
         made._again = (_run, _weakly(obj), wanted, options, probe)
     for refusal in filter(None, (made.error, *(leaf.error for leaf in made.leaves))):
         name_action(refusal, "convert")  # container code may call another function
@@ -230,7 +256,7 @@ def _run(made: Plan, source: Any, wanted: tuple[Any, Any], values: tuple[Any, ..
     if obj is None or (like is not None and example is None):
         gone = "the planned object" if obj is None else "the array passed as like="
         raise ConversionError(f"{gone} no longer exists", fix="Keep a reference to it, or plan again.")
-    names = ("device", "copy", "readonly", "detach", "stream", "lazy", "strict", "errors", "dtype")
+    names = ("device", "copy", "readonly", "detach", "stream", "wait", "lazy", "strict", "errors", "dtype")
     options = {"like": example, **dict(zip(names, values, strict=True))}
     now = plan(obj, to, probe=probe, **options)
     if made.differs(now):

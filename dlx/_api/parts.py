@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._core.native import Tensor
 from dlx._core.public import public
 from dlx._engine.compound import split
-from dlx._protocols.arrow import Column
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
-from dlx._registry.generic import Deferred
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx.errors import DlxError, LayoutError
@@ -59,28 +56,26 @@ def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
     if not isinstance(handler, CompoundHandler):
         fix = "Pass a sparse or ragged array; dlx.convert takes dense ones, and containers."
         raise LayoutError("it is not a sparse or ragged array", source=type_name(type(obj)), fix=fix)
-    return _convert(split(inside, handler, None), to, inside)
+    return _convert(split(inside, handler, None), to or _framework_of(handler))
 
 
-def _convert(found: dict[str, Any], to: Any, owner: Any) -> dict[str, Any]:
+def _convert(found: dict[str, Any], to: Any) -> dict[str, Any]:
     """Convert the arrays among parts; inner compound arrays become parts, too."""
     arrays: dict[str, Any] = {}
     for name, part in found.items():
         _, handler = lookup.unwrap(part)
         if isinstance(handler, CompoundHandler):
-            found[name] = _convert(split(part, handler, None), to, owner)
-        elif to is not None or type(part) in (Tensor, Deferred, Column):
+            found[name] = _convert(split(part, handler, None), to)
+        else:
             arrays[name] = part
-    if arrays:
-        found |= convert(arrays, to or _framework_of(owner))
+    found |= convert(arrays, to)
     return found
 
 
-def _framework_of(obj: Any) -> str:
-    """Return the name of an object's framework, or "dlx" if it cannot be a target."""
-    adapter = lookup.kind(type(obj)).adapter
+def _framework_of(handler: CompoundHandler) -> str:
+    """Return the name of the framework of a compound array, or "dlx" if it cannot be a target."""
     try:
-        target = None if adapter is None else registry.ready(adapter)
+        target = None if handler.adapter is None else registry.ready(handler.adapter)
     except DlxError:
         target = None
     return "dlx" if target is None else target.name

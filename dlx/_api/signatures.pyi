@@ -71,15 +71,18 @@ class HasShape(Protocol):  # datasets of HDF5, sparse arrays, arrays of plugins
     @property
     def shape(self) -> Sequence[Any]: ...
 
-# Objects around arrays of any framework, whose type the conversion keeps: of xarray and dask.
-class HasDimensions(Protocol):
+# Objects around arrays: xarray's keep their type for the frameworks that it supports, dask's for all.
+class HasSizes(Protocol):
     @property
     def sizes(self) -> Mapping[Any, int]: ...
 
-class HasTasks(Protocol):
-    def __dask_graph__(self) -> Any: ...
+class HasChunks(Protocol):
+    @property
+    def numblocks(self) -> Any: ...
+    def rechunk(self) -> Any: ...
 
-_Wrapper = TypeVar("_Wrapper", bound=HasDimensions | HasTasks)
+_Labelled = TypeVar("_Labelled", bound=HasSizes)
+_Chunked = TypeVar("_Chunked", bound=HasChunks)
 
 # Tables, which become a dict of columns.
 class Table(ArrowStream, Protocol):
@@ -167,6 +170,9 @@ class _Eager(Options, total=False):
     lazy: Literal[False]
 
 class _Place(TypedDict, total=False):
+    axis: int
+    dtype: object
+    pad: float | None
     device: DeviceLike | None
     stream: object
 
@@ -178,7 +184,7 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
-    dtype: Any
+    dtype: object
 
 FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
@@ -222,9 +228,15 @@ class Convert:
     @overload
     def __call__(self, obj: Table, to: Target, **o: Unpack[_Free]) -> dict[Any, Any]: ...
     @overload
-    def __call__(self, obj: _Wrapper, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Wrapper: ...
+    def __call__(self, obj: _Chunked, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> _Chunked: ...
     @overload
-    def __call__(self, obj: _Wrapper, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Wrapper: ...
+    def __call__(self, obj: _Chunked, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> _Chunked: ...
+    @overload
+    def __call__(self, obj: _Labelled, to: _NumPy | _Jax, **o: Unpack[_Free]) -> _Labelled: ...
+    @overload
+    def __call__(self, obj: HasSizes, to: _Module[Any] | type[Any], **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: HasSizes, to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
 
     # ---- an array
 
@@ -260,9 +272,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -278,9 +291,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -411,9 +425,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -429,9 +444,10 @@ class Convert:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         stream: object = ...,
+        wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -444,6 +460,8 @@ class Convert:
     ) -> Any: ...
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: Any, *, out: _T, dtype: object = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
     @overload
     def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
 
@@ -460,9 +478,10 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: Any = ...,
+            dtype: object = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -478,9 +497,10 @@ class Convert:
             readonly: Readonly = ...,
             detach: bool = ...,
             stream: object = ...,
+            wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: Any = ...,
+            dtype: object = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -505,6 +525,10 @@ class Stack:
     @overload
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
+    def __call__(
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: object = ..., pad: float | None = ...
+    ) -> _T: ...
+    @overload
     def __call__(self, arrays: MissingTo[Never], **o: Unpack[_Place]) -> Any: ...
     @overload
     def __call__(
@@ -512,6 +536,9 @@ class Stack:
         arrays: Iterable[Any] | NothingElse[Never],
         to: Target | NothingElse[Never],
         *,
+        axis: int | NothingElse[Never] = ...,
+        dtype: object = ...,
+        pad: float | NothingElse[Never] | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
         **unknown: NoSuchOption[Never],
@@ -549,7 +576,7 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
-        dtype: Any = ...,
+        dtype: object = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
 

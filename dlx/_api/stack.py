@@ -1,19 +1,24 @@
-"""`stack`: copy many arrays into one new array, with one allocation."""
+"""`stack`: copy many arrays into one array, with one allocation."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
+from dlx._api.output import check_fits, fill, fill_plain, finish, open_output
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
-from dlx._core.types import HOST, SUBBYTE_PADDED, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
+from dlx._engine.casting import can_cast, read_casts
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
 from dlx._engine.preview import plan_one
@@ -21,8 +26,9 @@ from dlx._engine.request import Request, request_of
 from dlx._engine.seam import borrow_all
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
+from dlx._protocols.pointer import empty
 from dlx._registry import lookup
-from dlx._registry.generic import INTERFACE, TENSOR
+from dlx._registry.generic import BUFFER, INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import Adapter
@@ -33,19 +39,39 @@ if TYPE_CHECKING:
 
 
 @public
-def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
-    """Copy arrays of one shape and dtype into one new array, along a new first dimension.
+def stack(
+    arrays: Iterable[Any],
+    to: Target | None = None,
+    *,
+    axis: int = 0,
+    dtype: Any = None,
+    pad: float | None = None,
+    out: Any = None,
+    device: DeviceLike | None = None,
+    stream: Any = None,
+) -> Any:
+    """Copy arrays of one shape and dtype into one new array, along a new dimension.
 
-    All arrays must have the same shape, dtype and device (host devices may differ in number), which is checked before
-    the allocation. Arrays of different frameworks may be mixed.
+    All arrays must have the same shape, dtype and device (host devices may differ in number), unless `pad` or `dtype`
+    is given; this is checked before the allocation. Arrays of different frameworks may be mixed.
 
     Parameters
     ----------
     arrays
         N arrays of shape ``(...)``, as in `convert`; none is changed or consumed. For a data frame, a table or another
-        mapping: its columns in order.
+        mapping: its columns in order. Numbers, and lists of them, count as arrays of bool, int64, float64 or
+        complex128.
     to
         Target, as in `convert`.
+    axis
+        Position of the new dimension in the result; 1 makes a matrix with the columns of a data frame.
+    dtype
+        The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
+    pad
+        The number that fills the result where an array is shorter than the longest one. None: arrays of several shapes
+        are refused.
+    out
+        Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
         Device of the result, as in `convert`.
     stream
@@ -54,7 +80,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     Returns
     -------
     array
-        An array of the target framework with shape ``(N, ...)``, row-major, in new memory.
+        An array of the target framework with shape ``(N, ...)`` (N at `axis`), row-major, in new memory; or `out`.
 
     Raises
     ------
@@ -65,7 +91,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     AdapterNotFoundError
         If an element isn't an array.
     ValueError
-        If there are no arrays.
+        If there are no arrays, or the result has no such `axis`.
 
     Notes
     -----
@@ -76,32 +102,97 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     >>> import dlx
     >>> dlx.stack([b"abc", bytearray(b"def")], to="dlx")
     dlx.Tensor(uint8[2, 3], cpu, [[97, 98, 99], [100, 101, 102]])
+    >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
+    dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
     objs, keys = _list_arrays(arrays)
-    if type(to) is str and objs and device is None and stream is None and not trace.observers:
+    is_plain = axis == 0 and dtype is pad is out is None
+    if is_plain and type(to) is str and objs and device is None and stream is None and not trace.observers:
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
-    request = request_of(to, device=device, stream=stream)
+    is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
+    if is_at_once and not trace.observers and fill_plain(objs, out, axis):
+        return out
+    if out is None:
+        request = request_of(to, device=device, stream=stream)
+        target = request.target.name
+    else:
+        if not (to is device is stream is None):
+            raise TypeError("stack takes out= alone, or to= with device= and stream=. Leave out= or the others out.")
+        request, target = request_of("dlx"), type_name(type(out))
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
-    tensors, readinesses, sync = _tensors(objs, keys, request.target.name)
-    shape = (len(tensors), *tensors[0].shape)
-    _check_target(request, tensors[0], shape)
+    whole = _pack_numbers(objs)
+    if whole is not None:
+        _find_axis(axis, 1)
+        casts = dtype if dtype is None or isinstance(dtype, Mapping) else {whole.dtype: dtype}
+        return convert(whole, to, out=out, device=device, stream=stream, dtype=casts)
+    objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
+    tensors, sources = _tensors(objs, keys, target)
     try:
-        if cuda.is_cuda(tensors[0].device):
-            whole: Tensor | int | None = _stack_on_device(tensors, readinesses, shape, sync)
+        if is_plain:
+            whole = _stack_alike(tensors, sources, keys, request)
         else:
-            whole = native.tensor_stack(tensors)
+            whole = _stack_unlike(objs, tensors, keys, request, (axis, dtype, pad, out))
     except DlxError as error:
-        error.complete(source=f"{len(objs)} arrays", target=request.target.name)
+        error.complete(source=f"{len(objs)} arrays", target=target)
         raise
-    if isinstance(whole, int):
-        raise _difference_error(tensors, whole, keys).complete(source=f"{len(objs)} arrays", target=request.target.name)
-    if trace.observers and whole is not None:
+    if trace.observers:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
-        trace.record(f"{len(objs)} arrays", request.target.name, "copied", [why], whole.nbytes)
-    return convert(whole, to, device=device, stream=stream)
+        trace.record(f"{len(objs)} arrays", target, "copied", [why], whole.nbytes)
+    return convert(whole, to, device=device, stream=stream) if out is None else out
+
+
+def _stack_alike(
+    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], keys: Sequence[Any], request: Request
+) -> Tensor:
+    """Stack tensors of one shape and dtype along the first axis."""
+    shape = (len(tensors), *tensors[0].shape)
+    _check_target(request, tensors[0], shape, tensors[0].dtype)
+    if cuda.is_cuda(tensors[0].device):
+        whole: Tensor | int | None = _stack_on_device(tensors, sources, shape, request)
+    else:
+        whole = native.tensor_stack(tensors)
+    if isinstance(whole, int):
+        raise _difference_error(tensors, whole, keys)
+    assert whole is not None
+    return whole
+
+
+def _stack_unlike(
+    objs: list[Any], tensors: list[Tensor], keys: Sequence[Any], request: Request, options: tuple[Any, ...]
+) -> Tensor:
+    """Stack tensors along any axis, cast and padded, into new host memory or into `out`."""
+    axis, dtype, pad, out = options
+    wanted = _find_dtype(tensors, keys, dtype)
+    for i, tensor in enumerate(tensors):
+        if not host_readable(tensor.device):
+            reason = f"it is on {tensor.device}, and dlx stacks with axis=, dtype=, pad= and out= only on the host"
+            raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Leave these options out.")
+        if tensor.dtype != wanted and not can_cast(tensor.dtype, wanted, HOST):
+            tensors[i] = convert(objs[i], to="dlx", dtype={tensor.dtype: wanted})
+    row = _find_shape(tensors, keys, is_padded=pad is not None)
+    at = _find_axis(axis, len(row) + 1)
+    shape = (*row[:at], len(tensors), *row[at:])
+    output = None if out is None else open_output(out)
+    if output is None:
+        _check_target(request, tensors[0], shape, wanted)
+        whole = empty(shape, wanted)
+    else:
+        check_fits(output, shape, wanted)
+        if not output.is_on_host() or output.tensor is None:
+            raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
+        whole = output.tensor
+    if any(tensor.shape != row for tensor in tensors):
+        number = native.tensor_cast(_read_lists(pad, 0, ""), wanted, False)
+        everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
+        tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
+        fill(whole, [everywhere], -1)
+    fill(whole, tensors, at)
+    if output is not None:
+        finish(output)
+    return whole
 
 
 def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
@@ -155,9 +246,9 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
 
 
 def _stack_on_device(
-    tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
-) -> Tensor | int:
-    """Copy CUDA tensors into one on dlx's stream, or return the index of a tensor that differs."""
+    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], request: Request
+) -> Any:
+    """Copy CUDA tensors into one array, or return the index of a tensor that differs."""
     first = tensors[0]
     for i, tensor in enumerate(tensors):
         if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
@@ -165,26 +256,12 @@ def _stack_on_device(
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
-    work = cuda.work_stream(device)
-    for _, readiness in readinesses:
-        sync.wait(readiness, work)
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    whole = native.tensor_on_device(like, False, device.id)
-    for i, tensor in enumerate(tensors):
-        if first.nbytes:
-            address = whole.data_ptr + i * first.nbytes
-            row = native.tensor_new(address, first.shape, None, first.dtype, device, flags, whole)
-            # Keep the source alive until the copy is done.
-            native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
-    for source, readiness in dict.fromkeys(readinesses):
-        sync.delay_writes(source, readiness, work)
-    return cuda.when(whole, cuda.ready(work))
+    return StreamSync(request.target, request.stream, request.device).stack(tensors, sources, like)
 
 
-def _tensors(
-    objs: list[Any], keys: Sequence[Any], target: str
-) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the tensors, their readiness and the streams; each array is exported once, and errors have its key."""
+def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+    """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -201,14 +278,15 @@ def _tensors(
         error.complete(via="to dlx.convert(array, to='dlx') and stack its result")
         raise
     number = {i: n for n, i in enumerate(numbers)}
-    readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    return [tensors[number[first[id(obj)]]] for obj in objs], readinesses, batch.sync()
+    ready = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
+    each = [number[first[id(obj)]] for obj in objs]
+    return [tensors[n] for n in each], [ready[n] for n in each]
 
 
-def _check_target(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
+def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype: DType) -> None:
     """Raise if the target does not support the result, before the allocation."""
     device = HOST if host_readable(like.device) else like.device  # of the result
-    abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, device, like.flags & ~1, None)
+    abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype, device, like.flags & ~1, None)
     has_no_options = request.device is request.stream is None and not request.target.varies and like.is_host
     if has_no_options and not request.target.check(abstract):
         return
@@ -220,8 +298,71 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...]) -> Non
         del error  # break the cycle with this frame
 
 
+def _find_dtype(tensors: list[Tensor], keys: Sequence[Any], dtype: Any) -> DType:
+    """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
+    if not (dtype is None or isinstance(dtype, Mapping)):
+        return DType(dtype)
+    casts = read_casts(dtype)
+    found = [(casts.find(tensor.dtype) if casts else None) or tensor.dtype for tensor in tensors]
+    i = next((i for i, each in enumerate(found) if each != found[0]), None)
+    if i is not None:
+        raise _odd("dtype", found[0], found[i], keys[0], keys[i])
+    return found[0]
+
+
+def _find_shape(tensors: list[Tensor], keys: Sequence[Any], *, is_padded: bool) -> tuple[int, ...]:
+    """Return the shape of one row: of all tensors, or the largest extents."""
+    first = tensors[0].shape
+    for i, tensor in enumerate(tensors):
+        if tensor.ndim != len(first) if is_padded else tensor.shape != first:
+            raise _odd("shape", first, tensor.shape, keys[0], keys[i])
+    return tuple(map(max, zip(*(tensor.shape for tensor in tensors), strict=True))) if is_padded else first
+
+
+def _find_axis(axis: int, ndim: int) -> int:
+    at = index(axis)
+    if not -ndim <= at < ndim:
+        raise ValueError(f"axis must be from {-ndim} to {ndim - 1} for these arrays, found {at}")
+    return at % ndim
+
+
+_NUMBERS: dict[type, tuple[str, str]] = {
+    bool: ("B", "bool"), int: ("q", "int64"), float: ("d", "float64"), complex: ("d", "complex128"),
+}  # fmt: skip
+
+
+def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
+    """Return Python's numbers as a tensor of one dimension; None if something else is in the list."""
+    kinds = set(map(type, objs))
+    if not kinds or not kinds <= _NUMBERS.keys():
+        return None
+    code, name = _NUMBERS[next(kind for kind in (complex, float, int, bool) if kind in kinds)]
+    try:
+        parts = itertools.chain.from_iterable((each.real, each.imag) for each in objs) if complex in kinds else objs
+        memory: Any = native.tensor_copy(BUFFER.export(array(code, parts)), False)
+    except OverflowError as error:
+        reason, fix = "the numbers do not fit int64", "Pass an array of another dtype, such as numpy.array(numbers)."
+        raise DTypeError(reason, fix=fix) from error
+    return native.tensor_new(memory.data_ptr, (len(objs),), None, DType(name), HOST, 0, memory)
+
+
+def _read_lists(obj: Any, key: Any, target: str) -> Any:
+    """Return a list of numbers, or of such lists, as a tensor; other objects unchanged."""
+    if type(obj) in _NUMBERS:
+        packed: Any = _pack_numbers([obj])
+        return native.tensor_new(packed.data_ptr, (), (), packed.dtype, HOST, 0, packed)
+    if type(obj) not in (list, tuple) or not obj:
+        return obj
+    try:
+        return _pack_numbers(obj) or stack(obj, "dlx")
+    except DlxError as error:
+        error.complete(target=target)
+        error.path, error.root = (key, *error.path), "arrays"
+        raise
+
+
 _ODD: dict[str, tuple[type[DlxError], str]] = {
-    "dtype": (DTypeError, "Cast it in its own framework first."),
+    "dtype": (DTypeError, ""),
     "shape": (LayoutError, "Pass arrays of one shape."),
     "device": (DeviceError, "Move it in its own framework first."),
     "flags": (LayoutError, "Pass arrays whose elements are all packed, or all padded."),
@@ -238,6 +379,16 @@ def _difference_error(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> Dlx
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
     word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
+    return _odd(word, getattr(one, word), getattr(other, word), keys[0], keys[i])
+
+
+def _odd(word: str, one: Any, other: Any, first: Any, key: Any) -> DlxError:
+    """Return the error for an array whose attribute differs from the first one's."""
     kind, fix = _ODD[word]
-    reason = f"its {word} is {getattr(other, word)}, but {path_text((keys[0],), 'arrays')} has {getattr(one, word)}"
-    return kind(reason, root="arrays", path=(keys[i],), fix=fix)
+    reason = f"its {word} is {other}, but {path_text((first,), 'arrays')} has {one}"
+    option: tuple[tuple[str, Any], ...] = ()
+    if word == "dtype":
+        option = (("dtype", one.name),)
+    elif word == "shape" and len(one) == len(other):
+        option, fix = (("pad", 0),), ""
+    return kind(reason, root="arrays", path=(key,), fix=fix, option=option)

@@ -24,7 +24,7 @@ Ready = Any
 _FIX = {
     lib.DLX_E_NO_DRIVER: "Install an NVIDIA driver, or set DLX_CUDA_DRIVER to its libcuda.so.1.",
     lib.DLX_E_FORKED: "Use the 'spawn' start method of multiprocessing.",
-    lib.DLX_E_CAPTURE: "Use one stream for both, or convert outside the capture.",
+    lib.DLX_E_CAPTURE: "Convert before the capture starts, or use one stream for both.",
 }
 
 
@@ -49,6 +49,11 @@ def is_cuda(device: Device | None) -> bool:
 def is_loaded() -> bool:
     """Return whether the driver is loaded and can be called."""
     return bool(lib.dlx_cuda_loaded())
+
+
+def is_pinned_device(device: Device | None) -> bool:
+    """Return whether a device is pinned host memory."""
+    return device is not None and device[0] == lib.kDLCUDAHost
 
 
 def require() -> None:
@@ -116,9 +121,11 @@ def wait(point: Ready, stream: Stream) -> None:
         check(lib.dlx_ready_wait(point, stream.device.id, stream.handle))
 
 
-def follow(point: Ready, stream: Stream) -> None:
-    """Make an event's stream wait for the work on another stream; the host waits if that stream may be destroyed."""
-    check(lib.dlx_ready_follow(point, stream.device.id, stream.handle))
+def stream_of(point: Ready) -> Stream | None:
+    """Return the stream of a readiness event, or None if it may be destroyed."""
+    device_id = ffi.new("int32_t *")
+    handle = lib.dlx_ready_stream(point, device_id)
+    return Stream(Device(lib.kDLCUDA, device_id[0]), handle, point) if handle else None
 
 
 def synchronize(what: Stream | Ready) -> None:
@@ -147,6 +154,12 @@ def when(tensor: Tensor, point: Ready) -> Tensor:
     return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` stays alive until the call returns
 
 
+def copy_on_host(tensor: Tensor, target: Tensor) -> None:
+    """Copy the elements of host memory, pinned or not, to other host memory of the same shape and dtype."""
+    structs = [ffi.cast("DLTensor *", native.tensor_address(each)) for each in (tensor, target)]
+    check(lib.dlx_copy(*structs, target.flags))
+
+
 def check_gaps(tensor: Tensor, keep_order: bool) -> None:
     """Raise a LayoutError if a copy of device memory to dense memory needs too many driver calls."""
     struct = ffi.cast("DLTensor *", native.tensor_address(tensor))
@@ -155,11 +168,10 @@ def check_gaps(tensor: Tensor, keep_order: bool) -> None:
         raise LayoutError(reason, fix="Make it contiguous in its own framework first.")
 
 
-def is_capturing(stream: Stream) -> bool:
-    """Return whether a stream captures a graph; the host cannot wait for it then."""
-    yes = ffi.new("int *")
-    check(lib.dlx_cuda_capturing(stream.device.id, stream.handle, yes))
-    return bool(yes[0])
+def can_order(before: Stream, after: Stream | None) -> None:
+    """Raise a StreamError if a stream, or the host (None), may not wait for another one during a graph capture."""
+    device_id, handle = (-1, 0) if after is None else (after.device.id, after.handle)
+    check(lib.dlx_cuda_can_order(before.device.id, before.handle, device_id, handle))
 
 
 def work_stream(device: Device) -> Stream:
@@ -203,8 +215,7 @@ def release_pending() -> int:
 
     dlx keeps an array until the device has finished using it on streams other than its producer's, and keeps shared
     memory while other processes have it open. Every call that involves CUDA memory checks for finished work; this
-    function only checks, without waiting for the device. (On a device without memory pools, the driver waits when dlx
-    frees its own memory.)
+    function only checks, without waiting for the device.
 
     Examples
     --------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import sys
 from typing import Any
 
 from dlx._core import cuda
+from dlx._core.extension import ffi, lib
 from dlx._core.types import Device
 from dlx._support.text import amount
 from dlx.errors import DeviceError
@@ -25,8 +26,8 @@ def query_driver() -> dict[str, Any]:
         cuda.require()
     except DeviceError as error:
         return {"missing": error.reason, "fix": error.fix, "devices": []}
-    driver = _Library(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # already loaded by dlx
-    nvml = _Library("libnvidia-ml.so.1", "nvmlInit_v2")
+    driver = _Library(ffi.string(lib.dlx_cuda_library()).decode())  # already loaded by dlx
+    nvml = _Library("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1", "nvmlInit_v2")
     version = driver.number("cuDriverGetVersion")
     names = {device: name for device, name in cuda.devices().items() if cuda.is_cuda(device)}
     handles = {device: driver.number("cuDeviceGet", device.id) for device in names}

@@ -12,6 +12,7 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor as Tensor
 from dlx._core.native import register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
+from dlx._support.system import read_at
 from dlx.errors import DeviceError
 
 # ---- repr: one line, with the values if they are few and readable
@@ -100,13 +101,13 @@ def _values(tensor: Tensor) -> str:
     itemsize = bits // 8
     try:
         # The kernel checks the address: a repr in a debugger must not crash the process.
-        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        memory = os.open("/proc/self/mem", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return ""
     try:
 
         def read(at: int) -> Any:
-            return reader(os.pread(memory, itemsize, tensor.data_ptr + at * itemsize))
+            return reader(read_at(memory, itemsize, tensor.data_ptr + at * itemsize))
 
         return _format_nested(tensor, edge, read)
     except (OSError, struct.error):

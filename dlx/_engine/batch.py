@@ -16,6 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
+from dlx._engine.casting import can_cast
 from dlx._engine.compound import Compounds
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
@@ -28,6 +29,7 @@ from dlx._engine.planner import (
     decide,
     decide_before_export,
     defer_chunks,
+    keeps_order,
     share_unchanged,
 )
 from dlx._engine.request import Request
@@ -35,6 +37,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of, mark_immutable, raise_as_error_of
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
+from dlx._registry.generic import TENSOR
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -142,7 +145,7 @@ class Batch:
     """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
-        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
+        *("_borrowed", "_cast", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
         *("sources", "to", "written"),
     )
 
@@ -159,6 +162,7 @@ class Batch:
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # tensors of the fast path
+        self._cast: set[int] = set()  # those that are casts
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
@@ -167,7 +171,9 @@ class Batch:
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
         if self._sync is None:
-            self._sync = StreamSync(self.request.target, self.request.stream, self.request.device)
+            self._sync = StreamSync(
+                self.request.target, self.request.stream, self.request.device, wait=self.request.wait
+            )
         return self._sync
 
     def run(self) -> list[Any]:
@@ -225,7 +231,10 @@ class Batch:
         """Run all stages before `_load`; after them only a consumer can fail."""
         to, borrow = self.to, FAST_PATH._borrow
         for i, obj in enumerate(self.objs):
-            borrowed = None if to is None else borrow(obj, to, brief)
+            if self.request.casts is None:
+                borrowed = None if to is None else borrow(obj, to, brief)
+            else:
+                borrowed = None if to is None else self._borrow_cast(i, brief)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i])
                 self._transfers[i].written = i in self.written
@@ -246,6 +255,24 @@ class Batch:
             self._each(self._order)
             if self.failures.errors:
                 self.failures.check()
+
+    def _borrow_cast(self, i: int, brief: bool) -> Any:
+        """Return the tensor of a host array as the fast path does, with the dtype of the result; None for Python."""
+        obj, target, casts = self.objs[i], self.request.target, self.request.casts
+        tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
+        if type(tensor) is not Tensor or not tensor.is_host or casts is None:
+            return None
+        new = casts.dtypes.get(tensor.dtype.name)
+        if new is None:
+            return None if casts.at_root else FAST_PATH._borrow(obj, self.to, brief)
+        is_inside = target.varies or self.sources[i] is target.source
+        if is_inside or self.request.copy is False or trace.observers or not can_cast(tensor.dtype, new, tensor.device):
+            return None
+        cast = native.tensor_cast(tensor, new, keeps_order(target))
+        if target.check(cast):
+            return None
+        self._cast.add(i)
+        return cast
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -332,7 +359,7 @@ class Batch:
                 if not tensor.is_host:
                     readiness = self.sync().readiness_of_described(source, transfer.obj, tensor)
             else:
-                obj = resolve_blockers(transfer.obj, before.steps, source) if before.steps else transfer.obj
+                obj = self._resolve(transfer) if before.steps else transfer.obj
                 if transfer.stream_device is not None:
                     tensor, readiness = self.sync().export(source, obj, transfer.stream_device)
                 else:
@@ -348,6 +375,16 @@ class Batch:
             raise not_writable()
         unchanged = share_unchanged(transfer.tensor, before, source, self.request)
         transfer.decision = self.decide(transfer, transfer.tensor) if unchanged is None else unchanged
+
+    def _resolve(self, transfer: Transfer) -> Any:
+        """Run the steps before the export."""
+        before = transfer.resolution
+        if before.copies or before.outcome == "copied":
+            device = transfer.info().device
+            place = before.device or self.request.device or device
+            if is_cuda(device) or is_cuda(place):
+                self.sync().ask_copy(transfer.source, device, place)
+        return resolve_blockers(transfer.obj, before.steps, transfer.source)
 
     def decide(self, transfer: Transfer, tensor: Tensor) -> Decision:
         """Return the decision of `planner.decide`."""
@@ -370,7 +407,8 @@ class Batch:
         objs, results = self.objs, self.results
         for i, borrowed in self._borrowed:
             try:
-                results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
+                cast = i in self._cast
+                results[i] = FAST_PATH(borrowed, self.to) if cast else FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i])
                     transfer.tensor = borrowed
@@ -396,7 +434,7 @@ class Batch:
             return transfer.deferred
         if tensor is None:  # source and target are one framework
             try:
-                return resolve_blockers(transfer.obj, transfer.resolution.steps, source)
+                return self._resolve(transfer)
             except DlxError as error:
                 transfer.complete(error, self.request)
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,8 +33,15 @@ class Casts(NamedTuple):
 
 def read_casts(dtype: Any) -> Casts | None:
     """Return the option `dtype` of a call, checked."""
-    if dtype is None:
-        return None
+    return _read_name(dtype) if type(dtype) is str else None if dtype is None else _read(dtype)
+
+
+@functools.lru_cache(maxsize=32)
+def _read_name(dtype: str) -> Casts:
+    return _read(dtype)
+
+
+def _read(dtype: Any) -> Casts:
     if isinstance(dtype, Mapping):
         pairs = [(DType(old), DType(new)) for old, new in dtype.items()]
         for old, new in pairs:
@@ -54,6 +62,7 @@ def check_cast(old: DType, new: DType, shape: tuple[int, ...] | None, copy: bool
         raise CopyRequiredError(f"a cast from {old} to {new} makes a copy", option=(("copy", None),))
 
 
+@functools.lru_cache(maxsize=256)
 def can_cast(old: DType, new: DType, device: Device | None) -> bool:
     """Return whether dlx casts between two dtypes in memory of a device."""
     structs = [dict(zip(("code", "bits", "lanes"), dtype, strict=True)) for dtype in (old, new)]

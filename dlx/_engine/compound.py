@@ -21,6 +21,7 @@ from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
+from dlx._protocols.arrow import Column, Offsets
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler, Parts, compounds_of, find_joiner
@@ -44,19 +45,26 @@ def split(obj: Any, handler: CompoundHandler, request: Request | None, nested: b
             return {}
         wanted = find_joiner(request.target.adapter, kind)
         if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
-            raise _unsupported(kind, source, request.target.name, nested)
-    with foreign_errors("it cannot be split:"):
+            raise _unsupported(kind, source, request.target.name, nested).complete(source=name_of(obj))
+    with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
     swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
     dtype = None
     if wanted is not None and request is not None:
         _check(kind, parts, "swapped" in source.limits, "unique" in wanted.limits, request.target.name)
         dtype = _choose_dtype(parts, wanted, request.target.dtypes())
+    first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
     indices = () if wanted is None else wanted.indices
-    return {
-        name: _prepare(part, dtype if name in indices else None, swaps=swaps and name == "coords")
-        for name, part in parts.items()
-    }
+    made: dict[str, Any] = {}
+    for name, part in parts.items():
+        minus = first if name == "offsets" else 0
+        made[name] = _prepare(part, dtype if name in indices else None, swaps=swaps and name == "coords", minus=minus)
+    return made
+
+
+def name_of(obj: Any) -> str:
+    """Return the name of a compound array's type, or of the object that a column belongs to."""
+    return type_name(obj.kind if isinstance(obj, Column) else type(obj))
 
 
 def _unsupported(kind: str, source: Compound, target: str, nested: bool) -> DlxError:
@@ -102,6 +110,9 @@ def tensor_of(part: Any) -> Tensor:
     array, source = lookup.source(part)
     found = source.describe(array)
     for blocker in found.blockers:
+        if blocker.needs == "copy":
+            made: Tensor = blocker.resolve(array)
+            return made
         raise blocker.error(blocker.because, fix=blocker.fix)
     return source.export(array) if found.tensor is None else found.tensor
 
@@ -126,25 +137,26 @@ def _choose_dtype(parts: dict[str, Any], wanted: Compound, known: Iterable[str])
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 
 
-def _prepare(part: Any, dtype: DType | None, *, swaps: bool) -> Any:
-    """Return a part, or its copy as a `Deferred` array if its rows must be stacked, or it needs another dtype.
+def _prepare(part: Any, dtype: DType | None, *, swaps: bool, minus: int) -> Any:
+    """Return a part, or its copy as a `Deferred` array if its rows must be stacked, or its values must change.
 
-    With `swaps`, a matrix is transposed.
+    With `swaps`, a matrix is transposed; `minus` is subtracted.
     """
     adjacent = _view_adjacent(part) if _is_rows(part) else None
     if adjacent is not None:
         part = adjacent
     if swaps and not _is_rows(part):
         part, swaps = _swap(tensor_of(part)), False
-    if dtype is None and not _is_rows(part):
+    if dtype is None and not _is_rows(part) and not minus:
         return part
     rows = _rows(part)
     info = info_of(rows[0])
     made = dtype or info.dtype
     casts = info.dtype != made
-    if not casts and not _is_rows(part):
+    if not (casts or minus or _is_rows(part)):
         return part
     whys = [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{info.dtype} indices become {made}"] * casts
+    whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if info.device is not None and not host_readable(info.device):
         why = f"{', '.join(whys)}, which dlx does only on the host"
         raise DeviceError(why, fix="Move it to the host in its own framework first.")
@@ -153,7 +165,7 @@ def _prepare(part: Any, dtype: DType | None, *, swaps: bool) -> Any:
     nbytes = math.prod(shape) * made.bits // 8
     after = shape[::-1] if swaps else shape
     new = info._replace(dtype=made, dtype_name=made.name, shape=after, strides=None, nbytes=nbytes, address=0)
-    run = functools.partial(_gather, rows, len(shape), made if casts else None, swaps)
+    run = functools.partial(_gather, rows, len(shape), made if casts or minus else None, swaps, minus)
     return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
 
 
@@ -174,13 +186,13 @@ def _view_adjacent(rows: list[Any]) -> Tensor | None:
     return over_memory(one.data_ptr, shape, None, one.dtype, HOST, readonly=readonly, owner=tensors)
 
 
-def _gather(rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, _: Any = None) -> Tensor:
-    """Return a new tensor over stacked rows, with another integer dtype if one is named."""
+def _gather(rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
+    """Return a new tensor over stacked rows; if `dtype` is named, of these integers less `minus`."""
     tensors = [tensor_of(row) for row in rows]
     whole = native.tensor_stack(tensors) if ndim > tensors[0].ndim else _compact(tensors[0])
     if not isinstance(whole, Tensor):
         raise LayoutError("its index arrays differ in length or dtype")
-    made = whole if dtype is None else cast_indices(whole, dtype)
+    made = whole if dtype is None else cast_indices(whole, dtype, minus)
     return native.tensor_copy(_swap(made), False) if swaps else made
 
 
@@ -277,14 +289,31 @@ def _check_range(part: Any, end: int, name: str) -> Tensor | None:
     return tensor
 
 
+def _check_lists(values: Any, offsets: Any) -> int:
+    """Check the offsets of a ragged array, and return the first."""
+    if isinstance(offsets, Offsets):  # checked in C
+        tensor = None if offsets.n_chunks > 1 else offsets.share()
+    else:
+        inside, handler = lookup.unwrap(values)
+        inner = handler.compound.split(inside)["offsets"] if isinstance(handler, CompoundHandler) else None
+        count = (info_of(values).shape or (0,))[0] if inner is None else (info_of(inner).shape or (1,))[0] - 1
+        tensor = _check_offsets(offsets, count, "offsets")
+    return 0 if tensor is None else int(_numbers(tensor)[0])
+
+
+def _numbers(tensor: Tensor) -> Any:
+    return ffi.cast("int64_t *" if tensor.dtype.bits == 64 else "int32_t *", tensor.data_ptr)
+
+
 def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
-    """Check that offsets rise from 0 to `count`."""
+    """Check that offsets rise by `count`, those of a sparse array from 0."""
     tensor = _wide(part)
     if tensor is None:
         return None
-    values = ffi.cast("int64_t *" if tensor.dtype.bits == 64 else "int32_t *", tensor.data_ptr)
-    if tensor.shape[0] < 1 or values[0] or values[tensor.shape[0] - 1] != count:
-        raise LayoutError(f"its {name} does not begin with 0 and end with {count}")
+    rows, found = tensor.shape[0] - 1, _numbers(tensor)
+    start = found[0] if rows >= 0 and name == "offsets" else 0
+    if rows < 0 or found[0] != start or start < 0 or found[rows] - start != count:
+        raise LayoutError(f"its {name} do not rise from 0 to {count}")
     bad = lib.dlx_find_descent(_struct(tensor))
     if bad >= 0:
         raise LayoutError(f"{name}[{bad}] is less than the value before it")
@@ -297,7 +326,7 @@ def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
 def arrays_of(obj: Any, handler: CompoundHandler) -> list[Any]:
     """Return the dense arrays of a compound array, with those of its inner compound arrays."""
     found: list[Any] = []
-    with foreign_errors("it cannot be split:", source=type_name(type(obj))):
+    with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = handler.compound.split(obj)
     for part in parts.values():
         for row in [] if isinstance(part, _PLAIN) else _rows(part):
@@ -308,7 +337,7 @@ def arrays_of(obj: Any, handler: CompoundHandler) -> list[Any]:
 
 def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     """Return the description of a compound array, from those of its arrays."""
-    kind, name = handler.kind_of(obj), type_name(type(obj))
+    kind, name = handler.kind_of(obj), name_of(obj)
     with foreign_errors("it cannot be described:", source=name):
         parts = handler.compound.split(obj)
         elements: Any = parts.get("data", parts.get("values"))
@@ -327,20 +356,24 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),
         readonly=any(info.readonly for info in infos),
+        address=0,
         owner=name,
         notes=(f"{kind}: {', '.join(parts)}",),
     )
 
 
-def fold(path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], target: str) -> Plan:
-    """Return the plan of a compound array from the plans of its parts."""
-    error = next((leaf.error for leaf in leaves if leaf.error is not None), None)
+def fold(
+    path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
+) -> Plan:
+    """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
+    own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
+    error = next((leaf.error for leaf in leaves if leaf.error is not None), next(own, None))
     try:
         info = describe_compound(obj, handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves]
-    outcome = next((each for each in ("refused", "unknown", "copied", "shared") if each in outcomes), "same")
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None and all(leaf.ok for leaf in leaves))
+    outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
         replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
     )

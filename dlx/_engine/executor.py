@@ -34,8 +34,11 @@ def mark_written(source: Any, obj: Any) -> None:
     """Tell the array's framework that other code wrote to it, if `source` is an adapter that supports this."""
     if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
         return
-    with adapter_call(source, source=type_name(type(obj))):
+    try:
         source.writes.mark_written(obj)
+    except Exception:
+        with adapter_call(source, source=type_name(type(obj))):  # slow, as a context around each call
+            raise
 
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:
@@ -77,6 +80,8 @@ def execute(
         elif isinstance(step, Copy):
             if step.dtype is not None:
                 tensor, readiness = native.tensor_cast(tensor, step.dtype, step.keep_order), None
+            elif step is last and cuda.is_pinned_device(step.device):
+                return sync().copy_to_pinned(tensor, readiness, dense_strides(tensor, step.keep_order), step.device)
             elif host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
                 if step.device != HOST:  # such as a framework's second host device

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from weakref import CallableProxyType, ProxyType
 
 from dlx._core import native
-from dlx._core.extension import ffi
-from dlx._core.types import HOST, DType, codes_of
+from dlx._core.extension import ffi, lib
+from dlx._core.types import HOST, Device, DType, codes_of
 from dlx._engine import trace
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
@@ -70,6 +70,7 @@ _TABLES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 _INTERFACES = ("__array_interface__", "__cuda_array_interface__")
 _PROTOCOLS = ("__dlpack__", *_TABLES, *_INTERFACES, *arrow.METHODS, "__dlx_tree__")
 """Names that turn a class into an array or a container."""
+_CURRENT = Device("cuda")  # compared by identity: the framework's current device
 _NO_ARRAYS = (weakref.ProxyType, weakref.CallableProxyType, type(native.buffer_exchange()), Deferred, arrow.Column)
 """Types whose objects take the Python path."""
 
@@ -396,7 +397,7 @@ def _target(consumer: Target) -> native.Target:
     """Return the native target of a consumer: its accepted arrays, and the function that loads them."""
     try:
         accepts = consumer.fast_path_struct()
-        if accepts is None:
+        if accepts is None or not classes_of(consumer.adapter):
             return native.Target(consumer=consumer)
         return native.Target(
             consumer=consumer, stated=accepts, accepts=int(ffi.cast("uintptr_t", accepts)), **_target_fields(consumer)
@@ -422,11 +423,34 @@ def _target_fields(consumer: Target) -> dict[str, Any]:
         "streams": _streams(adapter),
         "place": None if adapter.placement is None else adapter.placement.load,
     }
+    if adapter.streams is not None and type(adapter.devices).new_array is not Devices.new_array:
+        made |= {
+            "where": functools.partial(_find_device, adapter, {}),
+            "allocate": adapter.devices.new_array,
+        }
     if adapter is not TENSOR:
         made |= {"arrays": classes_of(adapter)[0], "load": adapter.load}
     if path is not None and path.imports and adapter is not TENSOR:
         made |= {"depends_on": _TABLES} if path.exchange is None else {"table": path.exchange()}
     return made
+
+
+def _find_device(adapter: Adapter, known: dict[Any, Device | None], wanted: Any) -> Device | None:
+    """Return the CUDA device that an option names, or the framework's default or current one; None for others."""
+    if wanted in known:
+        device = known[wanted]
+        if device is not _CURRENT:
+            return device
+        return _cuda_device(wanted if type(wanted) is int else adapter.devices.current(lib.kDLCUDA))
+    device = adapter.devices.default() if wanted is None else Device("cuda" if type(wanted) is int else wanted)
+    is_named = not (wanted is None or type(wanted) is int or (type(wanted) is str and ":" not in wanted))
+    known[wanted] = None if device.type != lib.kDLCUDA else device if is_named else _CURRENT
+    return _find_device(adapter, known, wanted)
+
+
+@functools.cache
+def _cuda_device(number: int) -> Device:
+    return Device(lib.kDLCUDA, number)
 
 
 def _storage(target: Target) -> dict[int, Any] | None:

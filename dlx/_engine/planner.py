@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.cuda import check_gaps, is_cuda, require
+from dlx._core.cuda import check_gaps, is_cuda, is_pinned_device, require, where
 from dlx._core.extension import lib
 from dlx._core.native import Tensor, tensor_check, tensor_new
 from dlx._core.stream import is_unordered
@@ -186,8 +186,9 @@ def _move_inside(
 ) -> Decision | None:
     wanted, accepted = request.device, request.target.capabilities.device_types
     assert wanted is not None
-    is_accepted = accepted is None or wanted.type in accepted
-    if is_accepted and not own_moves and _dlx_reaches(wanted, info.device):
+    is_accepted = accepted is None or wanted.type in accepted or pins(request.target, wanted)
+    dlx_moves = not own_moves or not request.wait or is_pinned_device(wanted)
+    if is_accepted and dlx_moves and _dlx_reaches(wanted, info.device):
         return None  # dlx moves it, or relabels it as host memory
     if not own_moves or not is_accepted:
         raise DeviceError(f"{request.target.arrays} cannot be moved to {wanted} here", option=_DEVICE)
@@ -203,8 +204,13 @@ def _move_inside(
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
     """Return whether dlx can move the memory: from or to CUDA, or because the host can read it."""
-    readable = wanted.type == HOST.type and device is not None and host_readable(device)
+    readable = host_readable(wanted) and device is not None and host_readable(device)
     return readable or is_cuda(wanted) or is_cuda(device)
+
+
+def pins(target: Target, wanted: Device | None) -> bool:
+    """Return whether a device is pinned memory, and the target's framework allocates it."""
+    return is_pinned_device(wanted) and target.adapter.devices.pins
 
 
 def share_unchanged(
@@ -244,7 +250,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         new = request.casts.find(tensor.dtype)
         if new is not None:
             return _decide_cast(tensor, new, before, source, request, sync)
-    if not tensor.is_host or before.steps or request.stream is not None:
+    if not tensor.is_host or before.steps or request.stream is not None or is_pinned_device(request.device):
         return _Decider(tensor, before, source, request, sync).decision()
     address = tensor.data_ptr
     alignment = (address & -address) % ALIGNMENTS[-1] if address else None
@@ -260,6 +266,11 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     return known
 
 
+def keeps_order(target: Target) -> bool:
+    """Return whether a copy for a target keeps the order of dimensions, without a device of the call."""
+    return bool(target.capabilities.layouts & Layout.PERMUTED) and target.adapter.placement is None
+
+
 def _decide_cast(
     tensor: Tensor, new: DType, before: Decision, source: Adapter, request: Request, sync: Synchronization
 ) -> Decision:
@@ -267,7 +278,7 @@ def _decide_cast(
     target, old = request.target, tensor.dtype
     check_cast(old, new, tensor.shape, request.copy)
     why, option = f"{old} to {new}", ("dtype", new.name)
-    keep_order = bool(target.capabilities.layouts & Layout.PERMUTED) and target.adapter.placement is None
+    keep_order = keeps_order(target)
     strides = dense_strides(tensor, keep_order)
     cast = tensor_new(lib.DLX_ALIGNMENT, tensor.shape, strides, new, HOST, 0, None)  # for the plan only
     if can_cast(old, new, tensor.device):
@@ -276,6 +287,9 @@ def _decide_cast(
         return _Decider(cast, after, source, request, sync).decision()
     if not _casts_itself(target.adapter, old, new):
         raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}")
+    if is_pinned_device(request.device):
+        reason = f"{target.name} would cast it into memory that is not pinned"
+        raise DeviceError(reason, fix="Cast it in its own framework first.")
     steps, _, device, _ = _Decider(tensor, before, source, request, sync).decision()
     run = functools.partial(target.adapter.dtypes.cast, dtype=new)
     made = Cast("cast", f"{why}, by {target.name}", cast.nbytes, option, run=run, copies=True, dtype=new, at_end=True)
@@ -295,6 +309,7 @@ class _Decider:
         self.relabel: Device | None = None
         self.copies: list[Step] = []  # a copy or move, after a step that makes the array compact
         self.copy_device = HOST
+        self.pinned: Device | None = None  # where the memory is already
         # An array that is not committed to a device must be in row-major order (see `Placement`).
         self.needs_row_major = self.target.adapter.placement is not None and not (
             request.device is not None and request.committed
@@ -322,7 +337,7 @@ class _Decider:
             after.append(Step("share", why))
         if self.needs_row_major and not self.copies and not contiguous(tensor.shape, tensor.strides):
             after.append(Step("place", f"{target.name} keeps it on its device because it is not in row-major order"))
-        device = self.copy_device if self.copies else self.relabel or tensor.device
+        device = self.copy_device if self.copies else self.pinned or self.relabel or tensor.device
         self._require_driver(device)
         order = self.sync().explain(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
         steps = (
@@ -363,7 +378,14 @@ class _Decider:
             wanted = home
         if wanted is None and accepted is not None and device.type not in accepted:
             wanted = self._nearest(device, accepted)
-        if wanted is not None and not is_at(device, wanted):
+        if wanted is not None and pins(self.target, wanted):
+            if request.copy or not self._is_pinned():
+                self._move(wanted)
+            else:
+                self.pinned = wanted
+                if device != HOST:
+                    self._relabel(HOST, f"{self.target.name} takes pinned memory as host memory")
+        elif wanted is not None and not is_at(device, wanted):
             if wanted.type == HOST.type and (host_readable(device) or device.type == lib.kDLCUDAManaged):
                 self._relabel(wanted, f"{wanted} can read {device} memory")
             elif (device.type, *wanted) == (lib.kDLCUDAManaged, lib.kDLCUDA, device.id):
@@ -374,6 +396,12 @@ class _Decider:
         if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
             reason = f"host memory has no stream, found stream={safe_repr(request.stream)}"
             raise StreamError(reason, option=(("stream", None),))
+
+    def _is_pinned(self) -> bool:
+        """Return whether the memory is pinned already, and the target takes it as host memory."""
+        tensor, accepted = self.tensor, self.target.capabilities.device_types
+        is_taken = host_readable(tensor.device) and (accepted is None or HOST.type in accepted)
+        return is_taken and bool(tensor.nbytes) and is_pinned_device(where(tensor.data_ptr))
 
     @staticmethod
     def _is_default_host(device: Device) -> bool:
@@ -397,12 +425,12 @@ class _Decider:
         """Copy the array to another device."""
         tensor, target = self.tensor, self.target
         device, accepted = tensor.device, target.capabilities.device_types
-        if accepted is not None and wanted.type not in accepted:
+        if accepted is not None and wanted.type not in accepted and not pins(target, wanted):
             known = target.capabilities.refusals.get(wanted.name)
             if known is not None:
                 raise DeviceError(known[0], fix=known[1])
             raise DeviceError(f"{target.arrays} cannot be on {wanted}", option=_DEVICE)
-        reachable = wanted == HOST or wanted.type == lib.kDLCUDA
+        reachable = wanted == HOST or wanted.type == lib.kDLCUDA or pins(target, wanted)
         if not reachable or not (host_readable(device) or is_cuda(device)):
             reason = f"it is on {device}, and dlx cannot move it to {wanted}"
             raise DeviceError(reason, fix="Leave device out, or move it in its own framework first.")
@@ -419,6 +447,8 @@ class _Decider:
             self.copies.append(Copy("copy", why, tensor.nbytes, device=here, keep_order=self.keep_order))
         named = "" if self.request.device is not None else f", the default device of {target.name}"
         why = f"from {device} to {wanted}{named if wanted == target.capabilities.home else ''}"
+        if not self.request.wait and wanted != HOST and is_cuda(device) != is_cuda(wanted):
+            why += ", which the host does not wait for"
         self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
 
     def _can_copy(self, device: Device) -> None:
@@ -445,7 +475,7 @@ class _Decider:
         if not self.copies:
             self.copy_device = HOST if host_readable(here) else Device(lib.kDLCUDA, here.id)
             if self.request.device is not None and here.type == HOST.type:
-                self.copy_device = here  # keeps the device number
+                self.copy_device = self.pinned or here  # keeps the device number
         parts = (why.do, why.why, why.nbytes, why.option, why.details)
         if self.repack and not is_cuda(here):
             self.copies.insert(0, Repack(*parts))
@@ -500,6 +530,8 @@ class _Decider:
         name = self.target.storage.get(dtype.name)
         if name is None:
             return []
+        if is_pinned_device(self.request.device):
+            raise DeviceError(f"{self.target.name} allocates no pinned memory for {dtype}", option=_DEVICE)
         why = f"{self.target.name} imports {dtype} as {name} and views it as {dtype}"
         return [ViewAs("view", why, dtype=DType(name))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from dlx._core.native import Tensor
@@ -113,10 +114,13 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
     compounds, inside = tree.compounds()
-    wholes = [fold(path, obj, each, [leaves[i] for i in numbers], target) for path, obj, each, numbers in compounds]
-    if wholes and wholes[0].path == "obj" and not failures.errors:
-        return wholes[0]._replace(path="")  # the root is a compound array
-    leaves = [*wholes, *(leaf for i, leaf in enumerate(leaves) if i not in inside)]
+    ordered = [(i, leaf) for i, leaf in enumerate(leaves) if i not in inside]
+    for place, obj, compound, numbers in compounds:
+        whole = fold(place, obj, compound, [leaves[i] for i in numbers], failures.errors, target)
+        if place == "obj" and not (errors == "collect" and whole.error):  # the root is a compound array
+            return whole._replace(path="")
+        ordered.append((min(numbers, default=len(leaves)), whole))
+    leaves = [leaf for _, leaf in sorted(ordered, key=operator.itemgetter(0))]
     late.sort(key=lambda each: each[0])  # in the order of the stages
     for path, reason in failures.passed:
         leaves.append(Plan(path_text(path), None, target, None, "passed", error=reason))

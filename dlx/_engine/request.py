@@ -27,6 +27,7 @@ class Request(NamedTuple):
     later: bool = True  # whether a collection may convert its chunks when they are computed
     committed: bool = True  # whether the result must stay on `device`, see `Placement`
     casts: Casts | None = None
+    wait: bool = True  # whether the host waits for moves from and to it
 
     def for_root(self) -> Request:
         """Return the request for one array at the root, to which `dtype` must apply."""
@@ -45,6 +46,7 @@ def request_of(
     lazy: bool = False,
     strict: bool = False,
     dtype: Any = None,
+    wait: bool = True,
 ) -> Request:
     """Return the checked options of a call, or raise its error."""
     if (to is None) == (like is None):
@@ -53,10 +55,10 @@ def request_of(
         raise _invalid_choice("readonly", readonly, READONLY)
     if not isinstance(errors, str):
         raise _invalid_choice("errors", errors, ERRORS)
-    if not type(detach) is type(lazy) is type(strict) is bool:
-        check_flags(detach=detach, lazy=lazy, strict=strict)
+    if not type(detach) is type(lazy) is type(strict) is type(wait) is bool:
+        check_flags(detach=detach, lazy=lazy, strict=strict, wait=wait)
     has_no_options = device is copy is stream is dtype is None and readonly == "copy" and errors == "raise"
-    if to is not None and has_no_options and not detach:
+    if to is not None and has_no_options and wait and not detach:
         target = registry.target(to)
         if target.request is None:
             target.request = Request(target)
@@ -83,7 +85,9 @@ def request_of(
         native.add_host(device)  # for the fast path of later calls
     if wanted is not None and wanted.type == HOST.type and wanted.id:
         wanted = _host_device(target, wanted)
-    return Request(target, wanted, copy, readonly, detach, stream, committed=committed, casts=read_casts(dtype))
+    return Request(
+        target, wanted, copy, readonly, detach, stream, committed=committed, casts=read_casts(dtype), wait=wait
+    )
 
 
 def check_flags(**flags: Any) -> None:
@@ -114,7 +118,7 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to the device."""
     kind = registry.kinds().find(type(like))
     with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):
-        known = registry.owner(type(like)) if kind is None else kind.adapter
+        known = registry.owner(type(like)) if kind is None else kind.adapter or getattr(kind.handler, "adapter", None)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

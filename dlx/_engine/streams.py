@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
+from dlx._core.cuda import is_cuda
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, parse_stream, with_keeper
-from dlx._core.types import Device, host_readable
+from dlx._core.types import Device, DType, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx._support.reflect import foreign_errors
 from dlx.adapter.base import Adapter, Devices
-from dlx.errors import DeviceError
+from dlx.errors import DeviceError, DlxError
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the present work of a stream, after a recorded event, or None: now."""
@@ -34,8 +35,8 @@ def takes_stream(source: Adapter) -> bool:
 class StreamSync:
     """The streams of one call; `stream` and `device` are the caller's options."""
 
-    def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
-        self._target, self._stream, self._device = target, stream, device
+    def __init__(self, target: Target, stream: Any = None, device: Device | None = None, *, wait: bool = True) -> None:
+        self._target, self._stream, self._device, self._waits = target, stream, device, wait
         self._streams: dict[tuple[int, Device], Stream | None] = {}
         self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
@@ -74,7 +75,7 @@ class StreamSync:
             with foreign_errors(f"{adapter.name} failed to name its stream on {device}:", DeviceError):
                 value = None if current is None else current(device)
             # 0 is the legacy stream in most frameworks.
-            value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
+            value = LEGACY if isinstance(value, int) and value == 0 and is_cuda(device) else value
             self._streams[key] = None if value is None else with_keeper(parse_stream(value, device))
         return self._streams[key]
 
@@ -84,7 +85,8 @@ class StreamSync:
             return "stream=-1: no stream waits for its producer"
         own = self.producer(source, device)
         if host_readable(place):
-            return f"the host waits for {own or 'its producer'}"
+            is_unfinished = own is not None and not self._waits and cuda.is_pinned_device(place)
+            return "" if is_unfinished else f"the host waits for {own or 'its producer'}"
         consumer = self.consumer(place)
         if consumer is not None and own == consumer:
             return ""
@@ -92,12 +94,12 @@ class StreamSync:
 
     def reach(self, device: Device) -> None:
         """Raise a DeviceError if dlx cannot order work on a device."""
-        if cuda.is_cuda(device):
+        if is_cuda(device):
             try:
                 cuda.require()
             except DeviceError as error:
                 raise DeviceError(f"its memory is on {device}, and {error.reason}", fix=error.fix) from error
-        if self._reader(device) is None and not cuda.is_cuda(device):
+        if self._reader(device) is None and not is_cuda(device):
             raise _cannot_order(device)
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
@@ -110,7 +112,7 @@ class StreamSync:
     def readiness_of_export(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
         """Return when a tensor is ready that was exported without a stream; `device` is from its description."""
         asked = None
-        if takes_stream(source) and cuda.is_cuda(tensor.device):
+        if takes_stream(source) and is_cuda(tensor.device):
             asked = Stream(physical(tensor.device), LEGACY)  # DLPack's default
         elif takes_stream(source) and device is None and not host_readable(tensor.device):
             raise _cannot_order(tensor.device)
@@ -126,7 +128,7 @@ class StreamSync:
 
     def _readiness(self, source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Readiness:
         """Return when an exported tensor is ready; the producer made the stream `asked` wait for it."""
-        if not cuda.is_cuda(tensor.device):
+        if not is_cuda(tensor.device):
             if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._stream):
                 self.wait(_ready(source, obj, tensor, None), None)  # a device may still write to it
             return None
@@ -139,10 +141,12 @@ class StreamSync:
     def choose_streams(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
         """Return the producer's stream or None, and the stream that the producer must make wait otherwise."""
         consumer = self._reader(device)
-        if cuda.is_cuda(device):
+        if is_cuda(device):
             if consumer is not None and consumer.is_unordered:
                 return None, consumer
             own = self.producer(source, device)
+            if own is None:
+                self.ask(consumer, None)  # the producer records an event
             if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many producers refuse 2
                 consumer = cuda.work_stream(physical(device))
             return own, consumer or Stream(device, UNORDERED)
@@ -152,7 +156,7 @@ class StreamSync:
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
         """Make a consumer wait that reads the memory without a copy, on a device or on the host."""
         device = tensor.device
-        if not cuda.is_cuda(device):
+        if not is_cuda(device):
             return
         if place is not None and host_readable(place):
             self.wait(readiness, None)
@@ -184,66 +188,179 @@ class StreamSync:
             return tensor
         return cuda.when(tensor, point)
 
+    def ask(self, *streams: Stream | None) -> None:
+        """Raise a StreamError if work on all these streams, and on the host (None), would break a graph capture.
+
+        Every copy, allocation and export across streams asks first, so that a refusal leaves nothing in the graph.
+        """
+        found = [stream for stream in dict.fromkeys(streams) if stream is not None and not stream.is_unordered]
+        for other in (*found[1:], None) if None in streams else found[1:]:
+            if found:
+                cuda.can_order(found[0], other)
+
+    def ask_copy(self, source: Adapter, device: Device | None, place: Device | None) -> None:
+        """Raise a StreamError if a copy by the array's framework would break a graph capture."""
+        before = self.producer(source, device) if device is not None and is_cuda(device) else None
+        after = self.consumer(place) if place is not None and is_cuda(place) else None
+        self.ask(before, after, *([] if device == place else [None]))  # no copy between devices can be captured
+
     def copy(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
     ) -> tuple[Tensor, Readiness]:
-        """Copy from or to a CUDA device on dlx's stream; `source` is None if the tensor is already a copy of dlx."""
-        on_device = cuda.is_cuda(tensor.device)
-        device = physical(tensor.device if host_readable(place) else place)
-        work = cuda.work_stream(device)
-        if on_device:
-            self.wait(readiness, work)
+        """Copy from or to a CUDA device into memory of dlx; `source` is None if the tensor is a copy already."""
+        here = physical(tensor.device)
         if host_readable(place):
-            return native.tensor_copy(tensor, keep_order, work.handle), None
-        fresh = native.tensor_on_device(tensor, keep_order, device.id)
-        # Keep the source alive until the copy is done.
-        held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
-        native.tensor_transfer(held, fresh, work.handle, not on_device)
-        if not on_device:
-            return native.tensor_when(fresh, 0), None
-        self._forget(work)
-        self.delay_writes(source, readiness, work)
-        return fresh, work
+            stream = readiness if isinstance(readiness, Stream) else None
+            if stream is None or stream.is_unordered or stream.device != here:
+                self.wait(readiness, None)  # dlx's stream must not wait for another one: all threads use it
+                stream = cuda.work_stream(here)
+            self.ask(stream, None)
+            return native.tensor_copy(tensor, keep_order, stream.handle), None
+        consumer = self.consumer(place)
+        if not is_cuda(here):
+            self.ask(consumer, None)
+            work = cuda.work_stream(place)
+            fresh = native.tensor_on_device(tensor, keep_order, place.id)
+            self._transfer(source, tensor, readiness, fresh, work, self._waits)
+            return (native.tensor_when(fresh, 0), None) if self._waits else (fresh, cuda.ready(work))
+        stream = self._stream_of(tensor, readiness) or cuda.work_stream(here)
+        self.ask(stream, consumer, None)  # memory of dlx belongs to no graph
+        fresh = native.tensor_on_device(tensor, keep_order, place.id, here.id, stream.handle, stream.keep)
+        self._transfer(source, tensor, readiness, fresh, stream, self._must_wait(source, tensor, readiness))
+        return fresh, cuda.ready(stream)
 
     def copy_to_new_array(
         self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
     ) -> Any:
-        """Copy into a new CUDA array of the consumer; None if it allocates none, or the host would wait."""
-        adapter, place = self._target.adapter, physical(place)
-        if type(adapter.devices).new_array is Devices.new_array or self._target.varies:
+        """Copy into a new CUDA array of the consumer; None if it allocates none."""
+        here, place = physical(tensor.device), physical(place)
+        consumer = self._allocates(place)
+        if consumer is None:
             return None
-        stream, on_device = self.consumer(place), cuda.is_cuda(tensor.device)
-        if stream is None or stream.is_unordered:
-            return None
-        cuda.require()
-        if not on_device and cuda.is_capturing(stream):
-            return None
-        activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
-        with contextlib.nullcontext() if activate is None else activate(stream):
-            array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
+        stream = self._stream_of(tensor, readiness) if is_cuda(here) else consumer
+        if stream is None:
+            stream = consumer if here == place else cuda.work_stream(here)
+        waits = self._must_wait(source, tensor, readiness)
+        self.ask(stream, consumer, *([None] if waits or not is_cuda(here) else []))  # a graph keeps no source alive
+        array = self._new_array(tensor.shape, tensor.dtype, strides, consumer)
         if array is None:
             return None
-        target = adapter.export(array, stream=UNORDERED)
-        if on_device:
-            self.wait(readiness, stream)
-            # Keep the source alive until the copy is done.
-            tensor = native.tensor_behind(tensor, place.id, stream.handle, stream.keep)
-        native.tensor_transfer(tensor, target, stream.handle, not on_device)
-        if on_device:
-            self._forget(stream)
-            self.delay_writes(source, readiness, stream)
+        target = self._target.adapter.export(array, stream=UNORDERED)
+        if stream != consumer:
+            cuda.order(consumer, stream)  # which may still use the memory
+        self._transfer(source, tensor, readiness, target, stream, waits)
+        self._finish(stream, consumer)
         return array
 
-    def delay_writes(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
-        """Make the stream that may write to the source wait for the copy; the host, if that stream is unknown."""
-        if source is None or source.arrays.immutable or is_unordered(self._stream):
-            return
-        if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
-            cuda.order(work, readiness)
-        elif readiness is not None and not isinstance(readiness, Stream):
-            cuda.follow(readiness, work)
+    def copy_to_pinned(self, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device) -> Any:
+        """Copy into a new array of the consumer in pinned host memory."""
+        adapter, here = self._target.adapter, physical(tensor.device)
+        stream = self._stream_of(tensor, readiness) if is_cuda(here) else None
+        waits = self._waits or stream is None
+        if is_cuda(here):
+            if stream is None:
+                self.wait(readiness, None)
+            stream = stream or cuda.work_stream(here)
+            self.ask(stream, None)
+        array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
+        if array is None:
+            reason = f"{adapter.name} cannot allocate pinned memory now"
+            raise DeviceError(reason, fix="Pass device='cpu'.")
+        target = native.tensor_view(adapter.export(array, stream=UNORDERED), None, place, None, None)
+        if stream is None:
+            cuda.copy_on_host(tensor, target)
+            return array
+        if not waits:  # keep both alive until the copy is done
+            tensor, target = (
+                native.tensor_behind(each, here.id, stream.handle, stream.keep) for each in (tensor, target)
+            )
+        native.tensor_transfer(tensor, target, stream.handle, waits)
+        return array
+
+    def stack(self, rows: Sequence[Tensor], sources: Sequence[tuple[Adapter, Readiness]], like: Tensor) -> Any:
+        """Copy CUDA arrays into one like `like` on their device: an array of the consumer if it allocates one."""
+        here = physical(like.device)
+        consumer = self._allocates(here) if self._device is None or physical(self._device) == here else None
+        streams = [self._stream_of(like, readiness) or consumer or cuda.work_stream(here) for _, readiness in sources]
+        waits = any(self._must_wait(source, like, readiness) for source, readiness in set(sources))
+        array, work = None, consumer or streams[0]
+        self.ask(work, *streams, *([None] if waits else []))
+        if consumer is not None:
+            array = self._new_array(like.shape, like.dtype, like.strides, consumer)
+        if array is None:
+            self.ask(work, None)
+            whole = native.tensor_on_device(like, False, here.id, here.id, work.handle, work.keep)
         else:
+            whole = self._target.adapter.export(array, stream=UNORDERED)
+        others = set(streams) - {work}
+        for other in others:
+            cuda.order(work, other)
+        size = rows[0].nbytes
+        for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
+            if size:
+                place = whole.data_ptr + whole.byte_offset + i * size
+                target = native.tensor_new(place, row.shape, None, row.dtype, here, like.flags, whole)
+                self._transfer(source, row, readiness, target, stream, False)
+        for other in others:
+            self._finish(other, work)
+        if waits:
             cuda.synchronize(work)
+        return cuda.when(whole, cuda.ready(work)) if array is None else array
+
+    @staticmethod
+    def _finish(stream: Stream, consumer: Stream) -> None:
+        """Make the consumer's stream wait for a copy into its memory."""
+        if stream != consumer:
+            try:
+                cuda.order(stream, consumer)
+            except BaseException:
+                with contextlib.suppress(DlxError):
+                    cuda.synchronize(stream)  # the memory is free after this call
+                raise
+
+    def _allocates(self, place: Device) -> Stream | None:
+        """Return the consumer's stream on a CUDA device if its framework allocates memory there, in stream order."""
+        if type(self._target.adapter.devices).new_array is Devices.new_array or self._target.varies:
+            return None
+        consumer = self.consumer(place)
+        if consumer is None or consumer.is_unordered:
+            return None
+        cuda.require()
+        return consumer
+
+    def _new_array(self, shape: Sequence[int], dtype: DType, strides: Sequence[int], consumer: Stream) -> Any:
+        """Return a new array of the consumer on its stream; None if its framework cannot allocate one now."""
+        adapter = self._target.adapter
+        activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
+        with contextlib.nullcontext() if activate is None else activate(consumer):
+            return adapter.devices.new_array(shape, dtype, consumer.device, strides)
+
+    def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:
+        """Return the stream of the memory's device on which it is ready: copies there are ordered with all writes."""
+        found = readiness if isinstance(readiness, Stream) or readiness is None else cuda.stream_of(readiness)
+        known = found is not None and not found.is_unordered and found.device == physical(tensor.device)
+        return found if known else None
+
+    def _must_wait(self, source: Adapter | None, tensor: Tensor, readiness: Readiness) -> bool:
+        """Return whether the host must wait for a copy: of host memory, or if an unknown stream may write next."""
+        if not is_cuda(tensor.device):
+            return self._waits
+        if source is None or source.arrays.immutable or is_unordered(self._stream):
+            return False
+        if isinstance(readiness, Stream):
+            return readiness != self.producer(source, readiness.device)
+        return self._stream_of(tensor, readiness) is None
+
+    def _transfer(
+        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, target: Tensor, stream: Stream, waits: bool
+    ) -> None:
+        """Start a copy on a stream; the host waits for it if `waits`."""
+        on_device = is_cuda(tensor.device)
+        if on_device:
+            self.wait(readiness, stream)
+        if not waits and (not on_device or source is not None):
+            tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)  # kept alive
+        native.tensor_transfer(tensor, target, stream.handle, waits)
 
     def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory once per call."""
@@ -266,11 +383,6 @@ class StreamSync:
         if readiness not in self._points:
             self._points[readiness] = cuda.ready(readiness)
         return self._points[readiness]
-
-    def _forget(self, stream: Stream) -> None:
-        """Record new work on a stream: streams that waited for it must wait again."""
-        self._ordered = {pair for pair in self._ordered if pair[0] != stream}
-        self._points.pop(stream, None)
 
 
 def _ready(source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:

@@ -12,7 +12,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._core import native
-from dlx._registry.plugin import BUILT_IN
 from dlx._support.display import Shown, columns, table
 from dlx._support.locks import lock_of
 from dlx._support.module import set_module
@@ -217,15 +216,12 @@ def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes
         observer.note(key, nbytes)
 
 
-_ADAPTERS = frozenset(name + part for name in BUILT_IN.values() for part in ("", "_gradients"))
-
-
 def _caller() -> FrameType | None:
     """Return the nearest frame outside of dlx and its adapters."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         root = frame.f_globals.get("__name__", "").partition(".")[0]
-        if root != "dlx" and root not in _ADAPTERS:
+        if root not in ("dlx", "dlx_adapters"):
             return frame
         frame = frame.f_back
     return None

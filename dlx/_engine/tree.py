@@ -291,7 +291,7 @@ class Tree:
         tops: dict[int, int] = {}  # node -> its outermost compound array, or -1
         for number, node in enumerate(self._nodes):
             top = tops.get(node.parent, -1)
-            if top < 0 and isinstance(node.handler, CompoundHandler):
+            if top < 0 and isinstance(node.handler, CompoundHandler) and not node.is_kept:
                 top, path = number, self._path_text(node.parent, node.at)
                 found[number] = path, node.obj, node.handler, []
             tops[number] = top
@@ -299,10 +299,10 @@ class Tree:
                 found[top][3].extend(~link for _, link in node.links if link < 0)
         return [*found.values()], {i for i, (number, _) in enumerate(self._spots) if tops[number] >= 0}
 
-    def owners(self) -> set[Adapter]:
-        """Return the adapters of the compound arrays."""
-        objs = (node.obj for node in self._nodes if isinstance(node.handler, CompoundHandler))
-        return {adapter for adapter in (lookup.kind(type(obj)).adapter for obj in objs) if adapter is not None}
+    def owner(self, i: int) -> Adapter:
+        """Return the adapter of the compound array that array number `i` is a part of, or of the array itself."""
+        handler = self._nodes[self._spots[i][0]].handler
+        return (handler.adapter if isinstance(handler, CompoundHandler) else None) or self.sources[i]
 
     def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
         """Yield (container, handler, keys, children, {index: link}) of all nodes by number; the root is number 0."""
@@ -348,7 +348,8 @@ class Tree:
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
         if isinstance(handler, CompoundHandler):
-            if self._compounds is None:
+            node.is_kept = self._compounds is None or any(map(self._is_kept, (link for _, link in node.links)))
+            if self._compounds is None or node.is_kept:
                 return node.obj
             try:
                 return self._compounds.join(keys, parts, handler.kind_of(node.obj))
@@ -372,6 +373,14 @@ class Tree:
         except Exception as error:  # such as keys that cannot be compared
             self._report_failure(node, error, "cannot hold the result")
             return None
+
+    def _is_kept(self, link: int) -> bool:
+        """Return whether a part of a compound array stays as it is, so that the whole array does."""
+        return (
+            self._nodes[link].is_kept
+            if link >= 0
+            else any(path == self.path(~link) for path, _ in self.failures.passed)
+        )
 
     def forget(self) -> None:
         """Release all containers and results."""

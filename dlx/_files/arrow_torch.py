@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import mmap
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -103,11 +104,14 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         return storage
 
     def load() -> Any:
+        options: Any = contextlib.nullcontext()
+        if sys.platform != "win32":  # where torch always maps privately
+            options = package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
         saved_on.clear()
         sizes.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
-            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):
+            with options:
                 return package.load(file.location, map_location=keep, weights_only=True, mmap=True)
 
     try:

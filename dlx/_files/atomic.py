@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from dlx.errors import FileError
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["replace_file"]
 
@@ -25,6 +29,10 @@ def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[Bina
     mode = _find_mode(path, force)
     if not path.parent.is_dir():
         raise FileError(f"the folder {path.parent} does not exist", source=str(path), fix="Create it first.")
+    if sys.platform == "win32":
+        with _replace_closed(path, force) as handle:
+            yield handle
+        return
     partial = path.with_name(f".{path.name}.dlx-partial")
     handle = None
     while handle is None:
@@ -45,6 +53,24 @@ def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[Bina
         finally:
             if _is_named(handle, partial):
                 partial.unlink()
+
+
+@contextlib.contextmanager
+def _replace_closed(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """Yield a new file with a name that no other process has, for Windows, which renames no open file."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
+        partial = Path(handle.name)
+        try:
+            yield cast("BinaryIO", handle)
+            handle.flush()
+            os.fsync(handle.fileno())
+            handle.close()
+            (partial.replace if force else partial.rename)(path)  # a rename replaces no file on Windows
+        except FileExistsError:
+            raise _exists_error(path) from None
+        finally:
+            handle.close()
+            partial.unlink(missing_ok=True)
 
 
 def _find_mode(path: Path, force: bool) -> int | None:

@@ -20,6 +20,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, find_in
+from dlx._support.system import map_memory, map_privately, read_at
 from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
@@ -46,7 +47,6 @@ MAX_BYTES = 1 << 63  # of an array; extents stay below
 AGAIN = "Save or download it again."
 SPLIT = "Split it into smaller files first."
 PIECE = 16 << 20  # bytes of one read
-NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE: memory is reserved when a page is first used
 READERS = 4  # threads that read at once
 SAFE = "Save the arrays as .npz or .safetensors."
 
@@ -71,8 +71,9 @@ class File:
 
     @property
     def location(self) -> str:
-        """A path by which a library opens this very file, also if another one has replaced it by now."""
-        return f"/proc/self/fd/{self.handle.fileno()}"
+        """A path by which a library opens this very file, if the system has one, also if another has replaced it."""
+        own = f"/proc/self/fd/{self.handle.fileno()}"
+        return own if os.path.exists(own) else str(self.path)  # noqa: PTH110 - a link
 
     def reopen(self) -> io.RawIOBase:
         """Return an unbuffered reader of the same file."""
@@ -82,14 +83,14 @@ class File:
         """Return up to `count` bytes at an offset; the position of `handle` stays."""
         if self.data is not None:
             return bytes(self.data[offset : offset + count])
-        return os.pread(self.handle.fileno(), count, offset)
+        return read_at(self.handle.fileno(), count, offset)
 
-    def map(self, length: int, protection: int = mmap.PROT_READ) -> Any:
-        """Map the first `length` bytes of the file."""
+    def map(self, length: int, *, writable: bool = False) -> Any:
+        """Map the first `length` bytes of the file; writes do not reach it."""
         if self.data is not None:
             return self.data[:length]
         try:
-            return mmap.mmap(self.handle.fileno(), length, flags=mmap.MAP_PRIVATE, prot=protection)
+            return map_privately(self.handle.fileno(), length, writable=writable)
         except ValueError as error:
             raise FileError("another program truncated it while dlx opened it", fix=AGAIN) from error
         except OSError as error:
@@ -157,7 +158,7 @@ class Memory:
             read_spans(file, self.bytes, spans)
             self.flags = 0
         elif file.data is None:
-            self.bytes = memoryview(file.map(file.size, mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)))
+            self.bytes = memoryview(file.map(file.size, writable=private))
         else:
             self.bytes = file.data
             self.flags = READ_ONLY if file.data.readonly else 0
@@ -174,7 +175,7 @@ def allocate_block(size: int, descriptor: int = -1) -> mmap.mmap:
             os.ftruncate(descriptor, size)
             return mmap.mmap(descriptor, size)
         # Without MADV_HUGEPAGE, which took up to ten times as long: the kernel compacted memory first.
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        return map_memory(size)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise MemoryError(f"cannot allocate {size:,} bytes") from error

@@ -6,6 +6,7 @@ dlx calls an object's method once. Each tensor over a column keeps the data of t
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
@@ -26,6 +27,7 @@ __all__ = [
     "has_interface",
     "method_of",
     "read_columns",
+    "split_lists",
 ]
 
 METHODS = ("__arrow_c_device_array__", "__arrow_c_device_stream__", "__arrow_c_stream__", "__arrow_c_array__")
@@ -62,6 +64,11 @@ class Type(NamedTuple):
     def child(self, i: int = 0) -> Type:
         """Return the type of child `i`."""
         return Type(*self.children[i])
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the values are lists of varying length."""
+        return self.format in ("+l", "+L") and not self.has_dictionary and not self.extension
 
     @property
     def values(self) -> Type:
@@ -141,6 +148,38 @@ class Column:
         return view if ready is None else cuda.when(view, ready)
 
 
+class Offsets(Column):
+    """The offsets of a column of lists: an array of integers, which several chunks join in a copy."""
+
+    def __init__(self, lists: Column, tensor: Tensor | None, n_chunks: int) -> None:
+        self._lists, self._tensor = lists, tensor
+        self.kind, self.number, self.type = lists.kind, -1, lists.type
+        self.dtype, self.shape = (
+            (DType("int64"), (lists.shape[0] + 1,)) if tensor is None else (tensor.dtype, tensor.shape)
+        )
+        self.strides, self.device, self.n_nulls, self.n_chunks = (1,), lists.device, 0, max(n_chunks, 1)
+        self.is_packed, self.address = False, 0 if tensor is None else tensor.data_ptr
+
+    def share(self) -> Tensor:
+        """Return the tensor over the memory of the only chunk."""
+        return self.gather() if self._tensor is None else self._tensor
+
+    def gather(self) -> Tensor:
+        """Return the joined offsets, from 0."""
+        tensor = native.arrow_lists(self._lists._data, self._lists.number, True)[1]
+        assert tensor is not None
+        return tensor
+
+
+def split_lists(obj: Any) -> dict[str, Column]:
+    """Return the values and offsets of an object or column with lists of varying length."""
+    lists = column(obj)
+    data, tensor, n_chunks, null_row = native.arrow_lists(lists._data, lists.number, False)
+    if null_row >= 0:
+        raise LayoutError(f"its row {null_row} is null", fix=null_fix(lists))
+    return {"values": Column(data, -1, lists.kind, lists.type.child()), "offsets": Offsets(lists, tensor, n_chunks)}
+
+
 class Table(dict[str, Column]):
     """The columns of a table or data frame, by name."""
 
@@ -172,7 +211,7 @@ def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, .
 
 def has_interface(kind: type) -> bool:
     """Return whether a type has a method of Arrow's PyCapsule interface."""
-    return any(hasattr(kind, name) for name in METHODS)
+    return any(map(hasattr, repeat(kind), METHODS))
 
 
 def method_of(kind: type) -> str:
@@ -203,7 +242,7 @@ def _open(obj: Any) -> tuple[object, Type]:
 
 def column(obj: Any) -> Column:
     """Return the data of an object as one column; structs are refused later."""
-    if type(obj) is Column:
+    if isinstance(obj, Column):
         return obj
     data, described = _open(obj)
     return Column(data, -1, type(obj), described)
@@ -239,6 +278,8 @@ def null_fix(column: Column) -> str:
     start, many, one = _in_pyarrow(column)
     calls = f"{many}.drop_null()", f"{many}.fill_null(value)", f"{one}.flatten()"
     drop, fill, flat, *_ = _CALLS.get(_package_of(column.kind), calls)
+    if column.type.is_list:
+        return f"{start} {drop}."
     if len(column.shape) == 1:
         return f"{start} {fill} or {drop}."
     inner = f"{flat}{fill.removeprefix(many)}"

@@ -28,6 +28,7 @@ class CompoundHandler(Container):
     """The container handler of a `Compound`; the engine splits and joins its objects."""
 
     compound: Compound = _OF_PARTS
+    adapter: Adapter | None = None  # that declares it
 
     def kind_of(self, obj: Any) -> str:
         """Return the kind of an object."""
@@ -44,10 +45,10 @@ def _flatten(compound: Compound, obj: Any) -> tuple[list[Any], list[Any]]:
 
 
 @functools.cache
-def handler_of(compound: Compound) -> CompoundHandler:
-    """Return the handler of a declaration."""
+def handler_of(compound: Compound, adapter: Adapter | None = None) -> CompoundHandler:
+    """Return the handler of an adapter's declaration."""
     flatten = functools.partial(_flatten, compound)
-    return CompoundHandler(compound.types, "compound", flatten, mutable=False, compound=compound)
+    return CompoundHandler(compound.types, "compound", flatten, mutable=False, compound=compound, adapter=adapter)
 
 
 PARTS = handler_of(_OF_PARTS)

@@ -17,7 +17,7 @@ from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
 from dlx._registry.array_like import refusal
 from dlx._support.reflect import module_of, type_name
-from dlx.adapter.arrow import ArrowSource
+from dlx.adapter.arrow import ArrowSource, arrow_lists
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, tensor_info
 from dlx.adapter.declarations import Arrays, Blocker, Capabilities, FastPath, Layout, StreamSupport
 from dlx.adapter.files import file_handler
@@ -206,6 +206,7 @@ class ArrowAdapter(ArrowSource):
         unblocks=ArrowSource.joined,
     )
     streams = StreamSupport(ready=lambda obj, tensor: None)
+    containers = (arrow_lists((), lambda column: column.type.is_list),)  # columns, see `lookup._EXACT`
 
 
 class ArrowTarget(Adapter):

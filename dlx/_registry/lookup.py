@@ -35,7 +35,7 @@ from dlx._registry.array_like import Refusal, explain, refusal
 from dlx._registry.built_in import HANDLERS
 from dlx._registry.built_in import LIST as LIST
 from dlx._registry.built_in import TUPLE as TUPLE
-from dlx._registry.compound import PARTS, CompoundHandler, Parts
+from dlx._registry.compound import PARTS, CompoundHandler, Parts, handler_of
 from dlx._registry.handlers import Keys, abstract_handler, record_handler, subclass_handler
 from dlx._registry.registry import CONVERT_CONTENTS, NOT_INSPECTED, registry
 from dlx._support.reflect import derives, foreign_error, foreign_errors, is_key, module_of, packages_of, type_name
@@ -110,7 +110,8 @@ _EXACT: dict[type, Kind] = {
     **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "passthrough")),
     type(native.buffer_exchange()): _ARRAYS[generic.CAPSULE],
     generic.Deferred: _ARRAYS[generic.DEFERRED],
-    arrow.Column: _ARRAYS[generic.ARROW],
+    arrow.Column: Kind(generic.ARROW, None, "array", None, (handler_of(generic.ARROW.containers[0]),)),
+    arrow.Offsets: _ARRAYS[generic.ARROW],
     Parts: Kind(None, PARTS, "container"),
 }
 
@@ -152,7 +153,10 @@ def kind_of(obj: Any, found: Kind | None = None) -> Kind:
 
 def look(obj: Any, strict: bool | None = None, found: Kind | None = None) -> Kind:
     """Return an object's classification. `strict` refuses unknown objects, too; None refuses none."""
-    found = kind_of(obj, found)
+    if found is None:
+        found = kind(type(obj))
+    if found.compounds:
+        found = kind_of(obj, found)
     if found.verdict not in _CHECKED_PER_OBJECT:
         return found
     try:
@@ -317,7 +321,10 @@ def not_an_array(obj: Any) -> DlxError:
     reason = "it is not an array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
     if _is_proxy(type(obj)):
         fix = "Convert the object itself; a weak proxy does not keep it alive."
-    elif kind(type(obj)).handler is not None:
+    elif isinstance(handler := kind_of(obj).handler, CompoundHandler):
+        reason = f"it consists of several arrays ({handler.kind_of(obj)})"
+        fix = f"Pass one of dlx.parts(x), or call {handler.compound.dense} first."
+    elif handler is not None:
         reason = "it is a container, not one array"
         fix = "Pass one of its arrays; dlx.convert and dlx.plan accept containers."
     else:

@@ -43,25 +43,26 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    "numpy": Framework("dlx_numpy", "numpy", short="np"),
-    "torch": Framework("dlx_torch", "torch", ("pytorch",), short="pt", is_traced=True),
-    "jax": Framework("dlx_jax", "jax", ("jaxlib",), short="jnp"),
-    "tvm_ffi": Framework("dlx_tvm_ffi", "apache-tvm-ffi"),
-    "pyarrow": Framework("dlx_pyarrow", "pyarrow", short="pa"),
-    "cupy": Framework("dlx_cupy", "cupy-cuda12x", ("cupyx",), short="cp"),
-    "tensorflow": Framework("dlx_tensorflow", "tensorflow", short="tf"),
-    "paddle": Framework("dlx_paddle", "paddlepaddle"),
-    "mlx": Framework("dlx_mlx", "'mlx[cpu]'", short="mx"),
-    "warp": Framework("dlx_warp", "warp-lang", short="wp"),
-    "onnxruntime": Framework("dlx_onnxruntime", "onnxruntime"),
-    "xarray": Framework("dlx_xarray", "xarray", is_target=False),
-    "pandas": Framework("dlx_pandas", "pandas", is_target=False),
-    "dask": Framework("dlx_dask", "'dask[array]'"),
-    "scipy": Framework("dlx_scipy", "scipy"),
-    "sparse": Framework("dlx_scipy", "sparse"),
-    "ray": Framework("dlx_ray", "ray", is_target=False),
+    "numpy": Framework("dlx_adapters.dlx_numpy", "numpy", short="np"),
+    "torch": Framework("dlx_adapters.dlx_torch", "torch", ("pytorch",), short="pt", is_traced=True),
+    "jax": Framework("dlx_adapters.dlx_jax", "jax", ("jaxlib",), short="jnp"),
+    "tvm_ffi": Framework("dlx_adapters.dlx_tvm_ffi", "apache-tvm-ffi"),
+    "pyarrow": Framework("dlx_adapters.dlx_pyarrow", "pyarrow", short="pa"),
+    "cupy": Framework("dlx_adapters.dlx_cupy", "cupy-cuda12x", ("cupyx",), short="cp"),
+    "tensorflow": Framework("dlx_adapters.dlx_tensorflow", "tensorflow", short="tf"),
+    "paddle": Framework("dlx_adapters.dlx_paddle", "paddlepaddle"),
+    "mlx": Framework("dlx_adapters.dlx_mlx", "'mlx[cpu]'", short="mx"),
+    "warp": Framework("dlx_adapters.dlx_warp", "warp-lang", short="wp"),
+    "onnxruntime": Framework("dlx_adapters.dlx_onnxruntime", "onnxruntime"),
+    "xarray": Framework("dlx_adapters.dlx_xarray", "xarray", is_target=False),
+    "pandas": Framework("dlx_adapters.dlx_pandas", "pandas", is_target=False),
+    "dask": Framework("dlx_adapters.dlx_dask", "'dask[array]'"),
+    "scipy": Framework("dlx_adapters.dlx_scipy", "scipy"),
+    "sparse": Framework("dlx_adapters.dlx_scipy", "sparse"),
+    "awkward": Framework("dlx_adapters.dlx_scipy", "awkward", short="ak"),
+    "ray": Framework("dlx_adapters.dlx_ray", "ray", is_target=False),
 }
-"""Root package -> data about its adapter. pyproject.toml lists the modules, too."""
+"""Root package -> data about its adapter."""
 
 BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
 """Root package, or another name of it -> built-in module."""

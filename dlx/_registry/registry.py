@@ -205,14 +205,14 @@ class Registry:
         """Return the handlers that adapters declare for a type or its nearest base."""
         self._loader.load_imported()  # packages may contain other's arrays: tensordict, h5py
         handlers = [
-            (look_up(name), handler)
+            (look_up(name), handler, adapter)
             for adapter in self.adapters()
             for handler in adapter.containers
             for name in handler.types
         ]
-        nearest = next((cls for cls in kind.__mro__ if any(listed is cls for listed, _ in handlers)), None)
-        found = [handler for listed, handler in handlers if nearest is not None and listed is nearest]
-        return [handler_of(each) if isinstance(each, Compound) else each for each in found]
+        nearest = next((cls for cls in kind.__mro__ if any(listed is cls for listed, *_ in handlers)), None)
+        found = [row[1:] for row in handlers if nearest is not None and row[0] is nearest]
+        return [handler_of(*row) if isinstance(row[0], Compound) else row[0] for row in found]
 
     def target(self, to: Any) -> Target:
         """Return the target for `to` of `dlx.convert`; import its framework."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from typing import Any
 
 from dlx._support.module import restore_modules
+
+TYPE_CHECKING = False  # see `dlx`
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["Late", "load_name"]
 

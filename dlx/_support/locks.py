@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import weakref
 from typing import Protocol
+
+from dlx._support.system import watch_forks
 
 __all__ = ["Holder", "lock_of", "remove_property_locks"]
 
@@ -58,4 +59,4 @@ def _free(lock: threading.RLock) -> threading.RLock:
     return lock
 
 
-os.register_at_fork(after_in_child=_renew)
+watch_forks(_renew)

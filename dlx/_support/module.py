@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar
 
 __all__ = ["restore_modules", "set_module"]
 
-T = TypeVar("T")
+TYPE_CHECKING = False  # see `dlx`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 _DLX = sys.modules["dlx"]
 
 

@@ -25,7 +25,7 @@ class Invocation:
             identity = Identity(args[: spec.skipped], request.target)
             inputs = Inputs(spec, request, identity)
             positional, self.options = inputs.convert_arguments(args[spec.skipped :], options)
-            caller = Caller.of(spec, request.target, inputs.seen, inputs.owners)
+            caller = Caller.of(spec, request.target, inputs.seen)
         except BaseException as error:
             vars(self).clear()  # this frame is in the traceback, and would keep the converted arrays alive
             inputs, failed, positional, identity = None, inputs, None, None

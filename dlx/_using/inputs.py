@@ -33,7 +33,6 @@ class Inputs:
         self._compounds = Compounds(request)
         self.work, self.writes = Work(request.target, request.stream), Writes(request.target)
         self.seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is known to be on the host)
-        self.owners: set[Adapter] = set()  # of the sparse and ragged arguments
         self._declared: set[int] = set()  # addresses of arrays that the function is declared to write to
         self._last: tuple[CallTree, Batch] | None = None  # of the arguments, for `undo`
 
@@ -42,7 +41,6 @@ class Inputs:
         values, locate = (args, options), self._spec.locate
         failures = Failures(self._request.target.name, locate=locate)
         tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package, compounds=self._compounds)
-        self.owners = tree.owners()
         self._declared, buffers = self._spec.find_written(tree)
         for at, buffer in buffers:
             if describe(buffer).readonly:
@@ -120,7 +118,7 @@ class Inputs:
                     new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
             self._identity.add(new, old)
-            self.seen.append((source, old, on_host))
+            self.seen.append((tree.owner(i), old, on_host))
             if type(old) is Column:
                 columns[id(old)] = new
             if declared:

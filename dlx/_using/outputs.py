@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dlx._core.types import HOST, Device
@@ -14,6 +14,7 @@ from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.sources import device_of
 from dlx._registry import lookup
+from dlx._registry.compound import compounds_of
 from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
@@ -35,28 +36,22 @@ class Caller(NamedTuple):
     committed: bool
 
     @classmethod
-    def of(
-        cls,
-        spec: FunctionSpec,
-        inside: Target,
-        seen: Sequence[tuple[Adapter, Any, bool]],
-        owners: Iterable[Adapter] = (),
-    ) -> Caller | None:
+    def of(cls, spec: FunctionSpec, inside: Target, seen: Sequence[tuple[Adapter, Any, bool]]) -> Caller | None:
         """Determine the framework and device of results; None if they are not converted.
 
-        `seen` and `owners` are those of `Inputs`. The framework of sparse arguments may have the arrays of another one.
+        `seen` is `Inputs.seen`. A framework of sparse arrays counts as one with the framework of their dense parts.
         """
         if spec.returns is not None:
             return cls(registry.target(spec.returns), None, True)
         others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
-        if len(others) != 1:
+        found = sorted(others.values(), key=lambda source: not any(compounds_of(source)))
+        if not found or (len(found) > 1 and len({source.dtypes.package for source in found}) > 1):
             return None
-        (adapter,) = others.values()
-        same = (owner for owner in owners if owner.dtypes.package == adapter.dtypes.package)
-        target = registry.ready(next(same, adapter))
+        adapter = found[0]
+        target = registry.ready(adapter)
         if target is None:
             return None
-        arrays = [(array, on_host) for source, array, on_host in seen if source is adapter]
+        arrays = [(array, on_host) for source, array, on_host in seen if id(source) in others]
         held_there = [pair for pair in arrays if is_committed(adapter, pair[0])]
         devices = {HOST if on_host else device_of(adapter, array) for array, on_host in held_there or arrays}
         devices.discard(None)

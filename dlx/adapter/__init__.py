@@ -6,13 +6,13 @@ is imported.
 """
 
 from dlx._support.module import set_module
-from dlx.adapter.arrow import ArrowSource, arrow_info
+from dlx.adapter.arrow import ArrowSource, arrow_info, arrow_lists
 from dlx.adapter.base import *  # noqa: F403
 from dlx.adapter.base import __all__ as _base
 from dlx.adapter.files import file_handler, flatten_mapping
 from dlx.adapter.hookspecs import offer
 
-__all__ = [*_base, "ArrowSource", "arrow_info", "file_handler", "flatten_mapping", "offer"]
+__all__ = [*_base, "ArrowSource", "arrow_info", "arrow_lists", "file_handler", "flatten_mapping", "offer"]
 
 for _value in [globals()[name] for name in __all__]:
     if str(getattr(_value, "__module__", "")).startswith("dlx.adapter."):

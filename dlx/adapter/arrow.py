@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from dlx._core import cuda, native
@@ -12,10 +13,10 @@ from dlx._core.types import host_readable
 from dlx._protocols import arrow
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.base import Adapter, Description
-from dlx.adapter.declarations import Blocker
+from dlx.adapter.declarations import Blocker, Compound
 from dlx.errors import DeviceError, DTypeError, LayoutError
 
-__all__ = ["ArrowSource", "arrow_info"]
+__all__ = ["ArrowSource", "arrow_info", "arrow_lists"]
 
 _NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}  # Arrow's names
 
@@ -37,6 +38,18 @@ def arrow_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     exact: Any = type(obj)
     (kind, protocols), name = _known_of(exact), tensor.dtype.name
     return ArrayInfo.of_tensor(tensor, framework, kind, protocols, _NAMES.get(name))
+
+
+def arrow_lists(types: tuple[str, ...], matches: Callable[[Any], bool] | None = None, join: Any = None) -> Compound:
+    """Return the declaration of types with Arrow's interface whose values are lists of varying length.
+
+    Parameters
+    ----------
+    types, matches, join
+        As in `Compound`; `join` gets ``values`` and ``offsets``.
+    """
+    indices = {"offsets": ("int32", "int64")}
+    return Compound("ragged", types, arrow.split_lists, join, matches, indices)
 
 
 class ArrowSource(Adapter):

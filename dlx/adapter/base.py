@@ -177,10 +177,11 @@ class DTypes:
         """
         return array.view(self.to_native(dtype))
 
-    def cast(self, array: Any, dtype: DType) -> Any:
-        """Return a copy of an array in another dtype, made by the framework, with the same class, device and graph.
+    def cast(self, array: Any, dtype: DType, out: Any = None) -> Any:
+        """Return a copy of an array in a dtype, made by the framework, with the same class, device and graph.
 
-        The copy has no blocker that needs a copy. If a subclass does not override this method, dlx casts host memory.
+        The copy has no blocker that needs a copy. With `out`, an array of the framework with this shape and dtype, the
+        method writes to that instead, on any device. If a subclass does not override it, dlx casts host memory.
         """
         raise NotImplementedError
 
@@ -195,9 +196,15 @@ class Devices:
         framework has no device objects.
     moves
         Whether `Adapter.copy` can copy to another device of the framework. If not, dlx moves its arrays.
+
+    Attributes
+    ----------
+    pins
+        Whether `new_array` can allocate pinned host memory, for ``device="cuda_host"``.
     """
 
     moves: bool = True
+    pins: bool = False
     _read: Callable[[Any], Device] | None = None
 
     def __init__(self, read: Callable[[Any], Device] | None = None, *, moves: bool = True) -> None:
@@ -236,7 +243,7 @@ class Devices:
         """Return a new, uninitialized array on a device, from the framework's allocator and on its current stream.
 
         dlx copies into it. `strides` are in elements and describe a dense array. None, the default: dlx allocates the
-        memory itself.
+        memory itself; with pinned memory it raises an error.
         """
         return None
 

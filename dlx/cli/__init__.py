@@ -10,10 +10,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+
+from dlx._version import __version__
+from dlx.cli.overview import overview
 
 __all__ = ["main"]
+
+TYPE_CHECKING = False  # see `dlx`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 BAD, INTERRUPTED, PIPE = 2, 130, 141  # a shell reports the last two for a program killed by SIGINT or SIGPIPE
 TRACEBACK = "DLX_TRACEBACK"  # environment variable: show the traceback of an internal error
@@ -32,16 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit
         By argparse: 0 after ``--help`` and ``--version``.
     """
-    from dlx.cli.arguments import WrongCall, build_parser
-
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     command = ""
     try:
-        arguments = build_parser().parse_args(words)
+        if words in (["--help"], ["-h"], ["--version"]) and sys.stdout is not None:
+            sys.stdout.write(f"dlx {__version__}\n" if words == ["--version"] else overview())
+            sys.stdout.flush()
+            return 0
+        from dlx.cli.arguments import WrongCall, build_parser
+
+        try:
+            arguments = build_parser().parse_args(words)
+        except WrongCall as error:
+            return _fail(error.command, f"{error}; see {error.program} --help", "--json" in words, "WrongCall")
         command = arguments.command
         return _run(arguments)
-    except WrongCall as error:
-        return _fail(error.command, f"{error}; see {error.program} --help", "--json" in words, "WrongCall")
     except BrokenPipeError:  # as in `dlx dtypes | head`
         return PIPE
     except KeyboardInterrupt:
@@ -61,7 +72,8 @@ def _run(arguments: Any) -> int:
         from dlx.cli.model import BadInput
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python
-        return _fail(arguments.command, f"dlx is not installed completely: {error}", arguments.json, "ImportError")
+        text = _find_conflict() or f"dlx is not installed completely: {error}"
+        return _fail(arguments.command, text, arguments.json, "ImportError")
     from dlx._support.stdout import own_stdout
 
     try:
@@ -81,7 +93,16 @@ def _run(arguments: Any) -> int:
             raise
         kind = class_name(type(error))
         text = f"internal error of dlx: {exception_text(error, 400)}; please report it with the output of {TRACEBACK}=1"
+        if isinstance(error, AttributeError | ImportError):
+            text = _find_conflict() or text
     return _fail(arguments.command, one_line(text, 1500), arguments.json, kind)
+
+
+def _find_conflict() -> str:
+    """Return why the installed files are not dlx's own, and the fix; empty if they are."""
+    from dlx._support.installation import find_conflict
+
+    return find_conflict()
 
 
 def _fail(command: str, text: str, as_json: bool, kind: str) -> int:

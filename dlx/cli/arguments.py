@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from dlx._support.stdout import SCHEMA
 from dlx._version import __version__
+from dlx.cli.overview import COMMANDS, exit_status, overview
 from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
@@ -31,27 +32,16 @@ a source is
   'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
 
 
-def _status(strict: str = "") -> str:
-    """Return the help text about exit statuses; `strict` is the condition for status 1."""
-    lines = ["0         success, even if dlx explains a refusal"]
-    lines += [f"1         with --strict: {strict}"] if strict else []
-    lines += ["2         bad input or a wrong call, in one line on stderr", "130, 141  interrupted; stdout was closed"]
-    return "\n  ".join(["exit status", *lines])
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Create the parser of the whole command line."""
-    top = _Parser(
-        prog="dlx",
-        description="Inspect arrays, plan and run conversions of files, and report on this machine.",
-        epilog=_status("plan: something is refused; doctor: something is broken"),
-    )
+    top = _Parser(prog="dlx")
     top.add_argument("--version", action="version", version=f"dlx {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, summary: str, *options: _Option, epilog: str = "", strict: str = "", **defaults: Any) -> None:
+    def add(name: str, *options: _Option, epilog: str = "", strict: str = "", **defaults: Any) -> None:
+        summary = COMMANDS[name]
         description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
-        text = "\n\n".join(filter(None, (epilog, _status(strict))))
+        text = "\n\n".join(filter(None, (epilog, exit_status(strict))))
         command = commands.add_parser(name, help=summary, description=description, epilog=text)
         command.set_defaults(**{"module": name.replace("-", "_"), **defaults})
         command.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
@@ -72,14 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "inspect",
-        "show the dtype, shape, strides, device and flags of arrays, and which targets accept them",
         *sources,
         _option("--to", metavar="NAMES", help=takers),
         epilog=_SOURCE,
     )
     add(
         "plan",
-        "show whether dlx.convert would share, copy or refuse, and why, without converting",
         *sources,
         _option("--to", required=True, metavar="NAMES", help="targets, such as torch,numpy, or 'all'"),
         _option("--device", help="the device of the result: cpu, cuda:0"),
@@ -92,7 +80,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "convert",
-        "write the arrays of a file in another format: .npy, .npz, .safetensors, .arrow; dtypes are kept",
         _option("source", metavar="IN", help="any file that dlx.open reads, or - for stdin; see dlx inspect"),
         _option("target", metavar="OUT", help="its suffix selects the format"),
         _option("--only", action="append", metavar="NAME", help="members to write, such as 'model.*'; repeatable"),
@@ -104,7 +91,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "dtypes",
-        "show every dtype: DLPack's numbers, and each framework's name for it",
         *pair,
         epilog="Without options no framework is imported; the names come from the adapters.\n"
         "With --from or --to the frameworks are imported and a conversion of each\n"
@@ -114,7 +100,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "matrix",
-        "show for each dtype whether installed frameworks share, view, copy or refuse each other's arrays",
         *pair,
         _option("--svg", metavar="FILE", help="write a picture, for light and dark pages"),
         epilog="The frameworks are imported, an array of each dtype is created in each of them,\n"
@@ -124,7 +109,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "devices",
-        "show the devices that the CUDA driver and each framework see, and their names for them",
         _option("names", nargs="*", metavar="NAME", help="frameworks to query; default: all installed ones"),
         _flag("--driver", "query the CUDA driver only, without importing a framework"),
         epilog="The driver and each framework are queried in separate processes, several at\n"
@@ -132,7 +116,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "doctor",
-        "show each adapter: ready, installed, missing or broken, with versions; ends with a block for bug reports",
         _option("names", nargs="*", metavar="NAME", help="adapters to check; default: all"),
         _flag("--load", "import and try each framework, in a separate process"),
         _flag("--verbose", "show full tracebacks"),
@@ -141,14 +124,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "new-adapter",
-        "write a plugin for an unsupported framework: module, entry point and tests",
         _option("name", metavar="NAME", help="the framework's import name"),
         _option("--into", metavar="FOLDER", help="a new folder; default: dlx-NAME"),
         epilog="The package is imported, if it is installed, to find its array types and dtypes.",
     )
     add(
         "completion",
-        "print a script that completes dlx commands in a shell",
         _option("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS)),
         epilog='bash  eval "$(dlx completion bash)" in ~/.bashrc\n'
         'zsh   eval "$(dlx completion zsh)" in ~/.zshrc, after compinit\n'
@@ -194,6 +175,10 @@ class _Parser(argparse.ArgumentParser):
             guess = did_you_mean(wrong[1] or wrong[2], (wrong[1] and commands) or self._option_string_actions)
             message = f"{message.partition(' (choose')[0]} ({guess[:1].lower()}{guess[1:]})" if guess else message
         raise WrongCall(self.prog, message)
+
+    def format_help(self) -> str:
+        """Return the help of a command, or the overview of all."""
+        return super().format_help() if self._subparsers is None else overview()
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print, and raise if that fails; argparse would ignore the error."""

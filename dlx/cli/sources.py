@@ -122,13 +122,19 @@ def stdin_file(screen: Screen) -> Iterator[str]:
         raise BadInput("-: stdin is closed")
     descriptor = sys.stdin.fileno()
     with contextlib.ExitStack() as stack:
+        if sys.platform == "win32":  # descriptors have no paths
+            copy = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)), "stdin")
+            with screen.working("reading stdin"), copy.open("wb") as named:
+                shutil.copyfileobj(sys.stdin.buffer, named)
+            yield str(copy)
+            return
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             kept = stack.enter_context(tempfile.TemporaryFile())
             with screen.working("reading stdin"):
                 shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.flush()
             descriptor = kept.fileno()
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else f"/dev/fd/{descriptor}"
 
 
 def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None) -> Source:

@@ -38,7 +38,7 @@ def _count_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
         if event == "call" and frame.f_code is not function.__code__:
             path = Path(frame.f_code.co_filename)
             calls.append(f"{path.name}:{frame.f_code.co_name}")
-            if path.is_relative_to(ROOT / "dlx") or path.is_relative_to(ROOT / "adapters"):
+            if path.is_relative_to(ROOT / "dlx") or path.is_relative_to(ROOT / "dlx_adapters"):
                 files.append(str(path.relative_to(ROOT)))
 
     sys.setprofile(note)

@@ -57,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "shelf.py").write_text(SHELF, encoding="utf-8")
-        path = os.pathsep.join(map(str, (folder, folder / "site", ROOT, ROOT / "adapters")))
+        path = os.pathsep.join(map(str, (folder, folder / "site", ROOT)))
         begin = time.perf_counter()
         for title, cwd, command in steps(folder):
             before = time.perf_counter()

@@ -130,7 +130,7 @@ OPTIONS = {  # calls whose errors name an option
     "share": lambda torch: dlx.share(torch.ones(2, requires_grad=True)),
     "attach": lambda torch: attach(to="torch", readonly="error"),
     "stack": lambda torch: dlx.stack([torch.ones(2, requires_grad=True)], to="numpy"),
-    "shares_memory": lambda torch: dlx.shares_memory(torch.ones(2).to_sparse(), b""),
+    "shares_memory": lambda torch: dlx.shares_memory(torch.ones(2, device="meta"), b""),
     "using": lambda torch: dlx.using("dlx")(lambda a: a)(torch.ones(2, requires_grad=True)),
     "like": lambda torch: dlx.convert(b"abc", like=object()),
 }

@@ -99,7 +99,7 @@ def test_objects_show_themselves(name):
 
 def test_an_adapter_shows_its_name(np):
     """It also shows its class, without an address, even if its author forgot the name."""
-    assert repr(dlx.adapters()["numpy"]) == "<dlx_numpy.NumpyAdapter 'numpy'>"
+    assert repr(dlx.adapters()["numpy"]) == "<dlx_adapters.dlx_numpy.NumpyAdapter 'numpy'>"
     assert repr(Adapter()) == "<dlx.adapter.Adapter ''>"
 
 

@@ -82,7 +82,7 @@ class Calls:
     def __init__(self, at):
         self.at, self.count, self.said = at, 0, ""
     def __call__(self, frame, event, arg):
-        if f"{os.sep}dlx{os.sep}" not in frame.f_code.co_filename and "dlx_numpy" not in frame.f_code.co_filename:
+        if f"{os.sep}dlx{os.sep}" not in frame.f_code.co_filename and "dlx_adapters" not in frame.f_code.co_filename:
             return None
         if event == "line":
             self.count += 1
@@ -138,6 +138,7 @@ assert all(known.values()), known
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_interrupts_the_first_use_is_right_or_told_so(python):
     """Like a signal handler, at each line of the first use: later calls and the interrupted call are right."""
     pytest.importorskip("numpy")

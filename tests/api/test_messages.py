@@ -48,7 +48,7 @@ class Source:
 @functools.cache
 def sources():
     """Return the Python files of the library and its adapters, without the testing kit."""
-    paths = [*(ROOT / "dlx").rglob("*.py"), *(ROOT / "adapters").glob("*.py")]
+    paths = [*(ROOT / "dlx").rglob("*.py"), *(ROOT / "dlx_adapters").glob("*.py")]
     return [Source(path) for path in sorted(paths) if "testing" not in path.parts]
 
 

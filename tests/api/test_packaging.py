@@ -28,7 +28,8 @@ FRAMEWORKS = (
     *("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"),
     *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray", "pandas", "dask", "ray"),
 )
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TABLES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, GROUPS = TABLES["project"], TABLES["dependency-groups"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
@@ -44,6 +45,17 @@ def installed(wheel, tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
     run([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], folder)
     return folder / "bin" / "python"
+
+
+@pytest.fixture
+def clashing(installed):
+    """Yield (python, site-packages) of the environment; afterwards dlx's files are as they were."""
+    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
+    module = packages / "dlx" / "__init__.py"
+    kept, other = module.read_bytes(), packages / "dlx-1.0.4.dist-info"
+    yield installed, packages
+    module.write_bytes(kept)
+    shutil.rmtree(other, ignore_errors=True)
 
 
 def link(name, packages):
@@ -62,7 +74,7 @@ def test_the_sdist_has_what_a_checkout_has(sdist):
     """Sources, tests, pages and recipes; nothing that was built."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("c_src", "dlx", "adapters", "tests", "docs", "examples", "benchmarks")
+    folders = ("c_src", "dlx", "dlx_adapters", "tests", "docs", "examples", "benchmarks")
     expected = {path.relative_to(ROOT) for path in ROOT.glob("*.*") if path.is_file() and path.name[0] != "."}
     for folder in folders:
         expected |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
@@ -81,19 +93,72 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx" / "cli" / "templates").iterdir()}
     expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
-    expected |= {path.name for path in (ROOT / "adapters").glob("*.py")}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / "dlx_adapters").glob("*.py*")}
     expected |= {
         f"dlx/_ffi{SUFFIX}",
-        f"_dlx_numpy{SUFFIX}",
-        f"_dlx_torch{SUFFIX}",
-        f"_dlx_tvm_ffi{SUFFIX}",
+        f"dlx_adapters/_dlx_numpy{SUFFIX}",
+        f"dlx_adapters/_dlx_torch{SUFFIX}",
+        f"dlx_adapters/_dlx_tvm_ffi{SUFFIX}",
         "dlx/py.typed",
     }
     assert names - info == expected
+    assert {name.partition("/")[0] for name in names - info} == {"dlx", "dlx_adapters"}  # all that site-packages gets
     found = {name.partition("/")[2] for name in info}
     assert found == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
     assert "Requires-Python: >=3.11" in metadata
     assert "# dlx" in metadata  # the README
+
+
+def install_the_other(packages, *, overwrites=True):
+    """Do what `pip install dlx` does: another project's dlx/__init__.py and its metadata."""
+    info = packages / "dlx-1.0.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx\nVersion: 1.0.4\n")
+    (info / "RECORD").write_text("dlx/__init__.py,,\ndlx-1.0.4.dist-info/METADATA,,\ndlx-1.0.4.dist-info/RECORD,,\n")
+    if overwrites:
+        (packages / "dlx" / "__init__.py").write_text("class DLX:\n    pass\n")
+
+
+def doctor(python, folder, *words):
+    """Run the installed command; return what it printed."""
+    command = [str(python.parent / "dlx"), "doctor", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=250)
+    return " ".join(done.stdout.split()), done
+
+
+def commands_of(python, said):
+    """Return the commands of a repair, for the environment's pip without an index."""
+    words = [each.split() for each in said.partition("Run: ")[2].partition(" name status ")[0].split(" && ")]
+    assert all(each[0] == "pip" for each in words), said
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    return [[*pip, each[1], *(["--no-index"] if each[1] == "install" else []), *each[2:]] for each in words]
+
+
+@pytest.mark.parametrize("last", ["the other", "dlx", "none"])
+def test_the_other_project_is_noticed_and_the_command_repairs_it(clashing, tmp_path, last):
+    """Whichever was installed last, and after `pip uninstall dlx`, doctor's first line has the command, which works."""
+    python, packages = clashing
+    install_the_other(packages, overwrites=last != "dlx")
+    if last == "none":
+        run([sys.executable, "-m", "pip", "--python", str(python), "uninstall", "--yes", "dlx"], tmp_path)
+        assert not (packages / "dlx" / "__init__.py").exists()
+        broken = subprocess.run(
+            [python, "-c", "import dlx; dlx.convert"], cwd=tmp_path, check=False, capture_output=True
+        )
+        assert broken.returncode  # a namespace package: no file of dlx runs, so only the command can tell
+    said, done = doctor(python, tmp_path, "--strict")
+    assert done.returncode == 1, done.stderr
+    first = (
+        "dlx/__init__.py of dlxarray is missing" if last == "none" else "an unrelated project, dlx 1.0.4, is installed"
+    )
+    assert said.startswith(first), said
+    if last == "dlx":  # the name may be the other project's
+        code = "import dlx\ntry: dlx.DLX\nexcept AttributeError as error: print(error)"
+        assert "dlx 1.0.4, is installed, too" in run([python, "-c", code], tmp_path)
+    for command in commands_of(python, said):
+        run(command, tmp_path)
+    assert "unrelated" not in doctor(python, tmp_path)[0]
+    assert run([python, "-c", "import dlx; print(dlx.plan(b'a', to='dlx').outcome)"], tmp_path) == "shared\n"
 
 
 def test_one_wheel_per_python_version(wheel):
@@ -178,21 +243,25 @@ def canonical(name):
 
 
 def test_every_extra_is_there():
-    """The names that the README gives; `all` is every framework but cupy, `dev` all that a developer needs."""
+    """`all` is every framework that tests run side by side; what only developers need is no extra, but a group."""
     extras = PROJECT["optional-dependencies"]
-    assert {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"} <= {*extras}
+    assert {*extras} == {*FRAMEWORKS, "all", "completion"}
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
     assert everything.extras == {"numpy", "torch", "jax", "tvm-ffi", "pyarrow"}
-    (developers,) = [packaging.Requirement(each) for each in extras["dev"] if each.startswith("dlx")]
-    assert developers.extras == {"test", "lint", "docs", "dist"}
-    for each in (everything, developers):
-        assert each.extras <= {*extras}
+    assert [each["include-group"] for each in GROUPS["dev"] if isinstance(each, dict)] == [
+        "test",
+        "lint",
+        "docs",
+        "dist",
+    ]
+    assert not {*GROUPS} & {*extras}
 
 
 def test_every_requirement_is_pinned_by_a_version_that_it_allows():
-    """constraints.txt names each package that an extra asks for; cupy is left out, since it is never installed here."""
+    """constraints.txt names each package of an extra or group, except for cupy, which is never installed here."""
     pinned = pins()
-    asked = [*PROJECT["dependencies"], *(each for extra in PROJECT["optional-dependencies"].values() for each in extra)]
+    tables = [*PROJECT["optional-dependencies"].values(), *GROUPS.values()]
+    asked = [*PROJECT["dependencies"], *(each for table in tables for each in table if isinstance(each, str))]
     for each in map(packaging.Requirement, asked):
         if each.name not in ("dlxarray", "cupy-cuda12x") and holds(each):
             assert each.specifier.contains(pinned[canonical(each.name)]), each
@@ -209,7 +278,7 @@ def test_the_page_on_installing_lists_the_extras_as_they_are():
     """Each extra for users has a row in docs/install.md with its required version; other extras have no row."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
-    others = {"all", "completion", "dev"}
+    others = {"all", "completion"}
     assert {*rows} == {*FRAMEWORKS, *others}
     for name in {*rows} - others:
         (each,) = PROJECT["optional-dependencies"][name]

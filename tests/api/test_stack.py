@@ -70,7 +70,7 @@ def test_an_array_that_cannot_be_read_is_named(np, torch):
     with pytest.raises(errors.ConversionError, match=r"at arrays\[1\]: .*grad.*to dlx.convert") as caught:
         dlx.stack([torch.ones(2), torch.ones(2, requires_grad=True)], to="numpy")
     assert caught.value.where == "arrays[1]" and caught.value.target == "numpy"
-    for bad in ("text", [1], None):
+    for bad in ("text", [object()], None):
         with pytest.raises(errors.AdapterNotFoundError, match=r"at arrays\[1\]"):
             dlx.stack([np.ones(1), bad], to="numpy")
     with pytest.raises(ValueError, match="at least one"):

@@ -159,7 +159,7 @@ def test_the_examples_do_announce_mistakes():
     assert not announced("targets.py")
 
 
-LINE = re.compile(r"(?P<call>\w.*?)  # (?P<type>[^#]+?)(?:  # mypy: (?P<mypy>.+))?")
+LINE = re.compile(r"(?P<call>\w.*?)  # (?!type: )(?P<type>[^#]+?)(?:  # mypy: (?P<mypy>.+))?")
 
 
 def calls(text):
@@ -182,7 +182,7 @@ def installed():
 
 def shorten(text):
     """Return a type as the examples write it: without modules, and with the names of numpy and dlx for two of them."""
-    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Unknown", "Any")
     text = re.sub(r"ndarray\[(?:tuple\[Any, \.\.\.\]|Any), (?:dtype\[Any\]|Any)\]", "NDArray[Any]", text)
     return re.sub(r"Literal\['same'.*'unknown'\]", "Outcome", text)
 
@@ -246,10 +246,10 @@ def test_dlx_says_that_it_is_typed():
 
 
 def test_the_options_for_checkers_are_those_of_convert():
-    """`Options` has every option of `convert`; `to`, `like` and `lazy` choose the overload."""
+    """`Options` has every option of `convert`; `to`, `like`, `lazy` and `out` choose the overload."""
     parameters = inspect.signature(dlx.convert).parameters
     options = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
-    assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy"}
+    assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy", "out"}
     assert {*re.findall(r"`(\w+)`", dlx.typing.Options.__doc__)} == {*dlx.typing.Options.__annotations__}
     for name in ("readonly", "errors"):
         words = typing.get_args(getattr(dlx.typing, name.capitalize()))

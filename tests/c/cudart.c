@@ -64,6 +64,8 @@ void fake_poke(address block, size_t n, const void* bytes);
 int fake_kernel(int device, address stream, address at, size_t n, int how);
 void fake_capture(int device, address stream, int mode);
 int fake_capture_end(int device, address stream);
+int fake_last_graph(void);
+int fake_replay(int graph);
 void fake_stream_destroy(address stream);
 
 enum { PINNED = 1, MANAGED = 3, NOT_READY = 600, WRITES = 1 };
@@ -452,8 +454,6 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode
   return code;
 }
 
-static int graph; /* always empty */
-
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
   enter();
   fake_capture(current(), at(stream), (int)mode);
@@ -462,20 +462,26 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
   enter();
-  *made = (cudaGraph_t)(void*)&graph;
-  return noted(fake_capture_end(current(), at(stream)));
+  cudaError_t code = noted(fake_capture_end(current(), at(stream)));
+  *made = (cudaGraph_t)(uintptr_t)fake_last_graph(); /* its number */
+  return code;
 }
 
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t from,
                                           unsigned long long flags) {
-  (void)from, (void)flags;
-  *made = (cudaGraphExec_t)(void*)&graph;
+  (void)flags;
+  *made = (cudaGraphExec_t)(void*)from;
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t from,
                                  unsigned long long flags) {
   return cudaGraphInstantiateWithFlags(made, from, flags);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  (void)stream;
+  return fake_replay((int)(uintptr_t)graph) ? cudaErrorIllegalAddress : cudaSuccess;
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t from, cudaGraphNode_t* nodes, size_t* count) {

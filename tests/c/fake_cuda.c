@@ -30,7 +30,7 @@ enum {
   BLOCKS = 1 << 18,
   EVENTS = 1 << 16,
   CAPTURES = 1 << 16,
-  POOLS = 64 /* the first ones are the devices' default pools */
+  POOLS = 1 << 12 /* the first ones are the devices' default pools */
 };
 enum { ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CONTEXT_IS_DESTROYED = 709 };
 enum { GLOBAL_MODE = 0, LOCAL_MODE = 1, RELAXED = 2 };
@@ -77,6 +77,7 @@ typedef struct {
   int spare;         /* free, but kept by its pool */
   size_t room;       /* that the pool allocated from the system */
   clocks given_back; /* for the pool */
+  long born;         /* distinguishes allocations at one address */
   char* held;        /* contents of device memory; NULL if the host may access `low` */
 } block;
 
@@ -86,6 +87,15 @@ typedef struct {
   uint32_t time;
 } access_;
 
+typedef struct { /* memory that a graph reads or writes when it is replayed */
+  int capture;
+  char *low, *high;
+  long born; /* of its block */
+} node;
+
+static node* nodes;
+static int n_nodes, room_nodes, last_graph; /* the last valid capture */
+static long births;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static clocks now[ACTORS];
 static int n_actors, n_devices = 2, initialised, ended, has_pools = 1, has_peers;
@@ -438,8 +448,21 @@ static block* find_block(const void* address) {
   return NULL;
 }
 
+static int capture_state(int s);
+
+/* Remember memory that a graph uses. Host memory without a block may be gone at a replay. */
+static void note_node(int s, const block* b, void* address, size_t n) {
+  if (capture_state(s) != ACTIVE) return;
+  if (n_nodes == room_nodes)
+    nodes = realloc(nodes, (size_t)(room_nodes = 2 * room_nodes + 64) * sizeof *nodes);
+  if (nodes == NULL) full("nodes");
+  nodes[n_nodes++] =
+      (node){streams[s].capture, address, (char*)address + n, b && b->alive ? b->born : -1};
+}
+
 static void use_memory(int s, void* address, size_t n, int write) {
   block* b = find_block(address);
+  note_node(s, b, address, n);
   if (b && (!b->alive || (char*)address + n > b->high)) {
     misuses++;
     complain("memory was used after it was freed, or beyond its end; ");
@@ -474,8 +497,9 @@ static uint64_t new_block(int device, size_t n, int kind) {
     low = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (low == MAP_FAILED) abort();
   }
-  blocks[n_blocks++] = (block){
-      low, low + n, device, kind, 1, -1, -1, 0, n, {NULL, 0}, kind == DEVICE ? memory : NULL};
+  blocks[n_blocks++] =
+      (block){low, low + n, device, kind,      1,        -1,
+              -1,  0,       n,      {NULL, 0}, ++births, kind == DEVICE ? memory : NULL};
   return (uint64_t)(uintptr_t)low;
 }
 
@@ -580,6 +604,7 @@ static const struct {
     {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
 };
 
 int cuGetErrorName(int code, const char** name) {
@@ -1139,6 +1164,7 @@ void fake_reset(int devices) {
   has_pools = 1;
   has_peers = 0;
   n_captures = 1;
+  n_nodes = last_graph = 0;
   fail_code = broken = holding = 0;
   fail_number = *number_name = 0;
   n_accesses = 0;
@@ -1370,8 +1396,37 @@ int fake_capture_end(int device, uint64_t handle) {
       streams[i].capture = 0;
     }
   captures[c].state = NONE;
+  last_graph = answer ? 0 : c;
   pthread_mutex_unlock(&lock);
   return answer;
+}
+
+/* The number of the last graph, 0 if its capture was broken. */
+int fake_last_graph(void) {
+  return last_graph;
+}
+
+/* The number of copies and kernels in a graph. */
+int fake_nodes(int graph) {
+  int found = 0;
+  for (int i = 0; i < n_nodes; i++) found += nodes[i].capture == graph;
+  return found;
+}
+
+/* Replay a graph: every address in its nodes must belong to the allocation of the capture. Returns
+ * the number of nodes whose memory is gone. */
+int fake_replay(int graph) {
+  int dead = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < n_nodes; i++) {
+    const block* b = nodes[i].capture == graph ? find_block(nodes[i].low) : NULL;
+    if (nodes[i].capture != graph || (b && b->alive && b->born == nodes[i].born)) continue;
+    dead++;
+    misuses++;
+    complain("a graph was replayed whose memory at %p is gone; ", (void*)nodes[i].low);
+  }
+  pthread_mutex_unlock(&lock);
+  return dead;
 }
 
 #include "fake_contexts.h"

@@ -41,6 +41,7 @@ static int take_from_pool(int number, size_t n, int s, uint64_t* address) {
     join(&now[streams[s].actor], &b->given_back);
     b->spare = 0;
     b->alive = 1;
+    b->born = ++births;
     b->high = b->low + n;
     memset(b->held, 0xA5, n);
   } else {

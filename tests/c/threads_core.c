@@ -140,7 +140,7 @@ static DLManagedTensorVersioned* on_device(int32_t device) {
   DLTensor like = {.ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = shape};
   DLManagedTensorVersioned* fresh;
   like.data = memory; /* any address passes the check */
-  HOLDS(dlx_cuda_empty(&like, 0, 0, device, &fresh) == DLX_OK);
+  HOLDS(dlx_cuda_empty(&like, 0, 0, device, device, 0, &fresh) == DLX_OK);
   return fresh;
 }
 
@@ -172,9 +172,9 @@ static void move(worker* w, const DLManagedTensorVersioned* tensor) {
     return;
   }
   DLManagedTensorVersioned* other = on_device(there);
-  HOLDS(dlx_cuda_order(here, stream_of(here), there, stream_of(there)) == DLX_OK);
-  HOLDS(dlx_cuda_transfer(t, &other->dl_tensor, 0, stream_of(there), 0) == DLX_OK);
   HOLDS(dlx_cuda_order(there, stream_of(there), here, stream_of(here)) == DLX_OK);
+  HOLDS(dlx_cuda_transfer(t, &other->dl_tensor, 0, stream_of(here), 0) == DLX_OK);
+  HOLDS(dlx_cuda_order(here, stream_of(here), there, stream_of(there)) == DLX_OK);
   other = pass(w, arrays, other);
   if (other) dlx_managed_release(other);
 }

@@ -32,9 +32,38 @@ heavy = ("dlx._ffi", "dlx._registry.registry", "pluggy", "rich", "importlib.meta
 heavy += ("zipfile",)
 print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
+    if len(words) == 1:  # argparse and typing take as long to import as Python to start
+        code = code.replace(
+            'heavy += ("zipfile",)', 'heavy += ("zipfile", "argparse", "typing", "dlx.errors", "shutil")'
+        )
     status, out, err = dlx(code=code)
     assert (status, err) == (0, "[]\n")
     assert "dlx" in out
+
+
+def test_the_overview_is_the_help_of_the_parser():
+    """`dlx --help` is printed without argparse; other ways to ask for it show the same text."""
+    from dlx.cli.overview import COMMANDS as SUMMARIES
+    from dlx.cli.overview import overview
+
+    parser = build_parser()
+    assert parser.format_help() == overview()
+    (commands,) = parser._subparsers._group_actions
+    assert list(commands.choices) == list(SUMMARIES)
+    assert {each.dest: each.help for each in commands._choices_actions} == SUMMARIES
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
+def test_the_overview_fits_the_terminal(columns, monkeypatch):
+    """No line but that of an exit status is wider than the terminal; no word is lost."""
+    from dlx.cli.overview import overview
+
+    monkeypatch.setenv("COLUMNS", "10000")
+    words = overview().split()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = overview()
+    assert text.split() == words
+    assert max(map(len, text.partition("\nexit status")[0].splitlines())) <= max(columns, 44)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

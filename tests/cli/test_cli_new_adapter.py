@@ -46,7 +46,7 @@ def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
     written = (folder / "dlx_shelf.py").read_text()
     assert '"shelf.Array",' in written and '"int64": "int64",' in written and "float64" not in written
     install(folder)
-    path = os.pathsep.join(map(str, (shelf, folder, ROOT, ROOT / "adapters")))
+    path = os.pathsep.join(map(str, (shelf, folder, ROOT)))
     env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -95,7 +95,7 @@ def test_bad_names_and_folders(shelf, capsys):
         assert main(["new-adapter", name]) == 2
         assert f"{name!r} is not a package name" in capsys.readouterr().err
     assert main(["new-adapter", "numpy"]) == 2
-    assert "numpy already has an adapter: dlx_numpy (dlxarray)" in capsys.readouterr().err
+    assert "numpy already has an adapter: dlx_adapters.dlx_numpy (dlxarray)" in capsys.readouterr().err
     (shelf / "dlx-shelf").mkdir()
     assert main(["new-adapter", "shelf"]) == 2
     assert "dlx does not overwrite it" in capsys.readouterr().err

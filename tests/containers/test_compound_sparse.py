@@ -190,7 +190,7 @@ def test_other_formats_and_targets_are_refused_with_a_fix():
         ):
             dlx.convert({"m": [m]}, to)
         assert set(dlx.parts(m, to=to)) == {"data", "indices", "indptr", "shape"}
-    with pytest.raises(LayoutError, match=r"tocsr"):
+    with pytest.raises(DlxError, match=r"toarray"):
         dlx.convert(m.tolil(), "torch")
     with pytest.raises(LayoutError, match="dense dimensions"):
         dlx.convert(torch.ones(2, 3).to_sparse(1), "scipy")
@@ -280,3 +280,20 @@ def test_a_failure_releases_everything():
     with pytest.raises(DlxError, match=r"obj\[1\]"):
         dlx.convert([m, np.array(["text"])], "torch")
     assert np.array_equal(m.data, before)
+
+
+def test_errors_pass_keeps_the_whole_array():
+    """An array that the target lacks, or with one refused part, stays as it is; the plan says so."""
+    m, odd = matrix("csr"), matrix("csr").astype("g")
+    for to, tree in (("numpy", {"m": m, "x": np.ones(2)}), ("torch", {"m": odd, "x": np.ones(2)})):
+        plan, made = dlx.plan(tree, to, errors="pass"), dlx.convert(tree, to, errors="pass")
+        assert made["m"] is tree["m"] and plan
+        assert [leaf.outcome for leaf in plan.leaves if "'m'" in leaf.path] == ["passed"]
+
+
+def test_dtype_casts_the_elements():
+    """dtype= changes the elements, not the indices."""
+    m = matrix("csr", dtype="float64")
+    made = dlx.convert(m, "torch", dtype="float32")
+    assert made.dtype == torch.float32 and made.col_indices().dtype == torch.int32
+    assert np.allclose(dense(made), m.toarray())

@@ -71,7 +71,7 @@ BAD = {  # arrays that torch refuses under copy=False, and words of the message
         errors.CopyRequiredError,
         "neg",
     ),
-    "sparse": (lambda np, torch: torch.eye(2).to_sparse(), "numpy", {}, errors.ConversionError, "sparse"),
+    "sparse": (lambda np, torch: torch.eye(2).to_sparse(), "numpy", {}, errors.LayoutError, "numpy has no coo"),
     "meta": (lambda np, torch: torch.ones(2, device="meta"), "numpy", {}, errors.ConversionError, "meta|memory"),
 }
 

@@ -31,7 +31,7 @@ PACKAGES = {
     "_views",
     "adapter",
 }
-ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
+ADAPTERS = sorted(path.stem for path in (ROOT / "dlx_adapters").glob("dlx_*.py"))
 C_PURE = sorted(path for folder in ("core", "cuda") for path in (ROOT / "c_src" / folder).glob("*.[ch]"))
 
 
@@ -168,7 +168,7 @@ def test_c_files_and_structs_are_small():
 
 
 PLATFORM = ROOT / "c_src" / "platform"
-OWN_C = sorted((*(ROOT / "c_src").rglob("*.[ch]"), *(ROOT / "adapters").glob("*.c")))
+OWN_C = sorted((*(ROOT / "c_src").rglob("*.[ch]"), *(ROOT / "dlx_adapters").glob("*.c")))
 SYSTEM = re.compile(
     r"\b(_WIN32|_MSC_VER|__APPLE__|__linux__|__GLIBC__|_GNU_SOURCE|_DEFAULT_SOURCE|MADV_\w+|pthread_\w+|dlopen|dlsym)\b"
     r"|#include <(sys/|unistd|pthread|dlfcn|windows|sched|mach)"
@@ -276,7 +276,7 @@ def test_the_kit_needs_neither_pytest_nor_a_framework(python):
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_use_the_public_names(adapter):
     """Dlx's adapters use only names that third parties can use, and import no framework at module level."""
-    path = ROOT / "adapters" / f"{adapter}.py"
+    path = ROOT / "dlx_adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
     assert all(name == "dlx" or name.startswith(("dlx.adapter", "dlx.errors")) for name in found), found
     taken = {name.removeprefix("dlx.adapter.") for name in found if name.startswith("dlx.adapter.")}
@@ -285,7 +285,11 @@ def test_adapters_use_the_public_names(adapter):
         name.partition(".")[0]
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        for name in (
+            [node.module]
+            if isinstance(node, ast.ImportFrom) and node.module != "dlx_adapters"
+            else [alias.name for alias in node.names]
+        )
     }
     # The compiled part, and large parts.
     parts = {f"{adapter}_gradients", f"{adapter}_compound"}
@@ -361,8 +365,9 @@ def test_public_names_are_all_there():
 
 
 def test_convert_and_plan_take_the_same_options():
-    """`plan` has every option of `convert`, with the same defaults, and `probe`."""
-    convert = inspect.signature(dlx.convert).parameters
+    """`plan` has every option of `convert` but `out`, with the same defaults, and `probe`."""
+    convert = dict(inspect.signature(dlx.convert).parameters)
+    assert convert.pop("out").default is None
     plan = dict(inspect.signature(dlx.plan).parameters)
     assert plan.pop("probe").default is True
     assert plan == convert
@@ -402,7 +407,7 @@ def test_tests_share_helpers_in_support_only():
 def test_no_machine_path_or_registry_host_in_the_project():
     """No committed file names a machine's folders or the host of a package registry."""
     pattern = re.compile(r"/(?:work|farm|root|home/\w+)/|pypi\.org|files\.pythonhosted")
-    for folder in ("dlx", "adapters", "c_src", "tests", "docs", "examples", "benchmarks"):
+    for folder in ("dlx", "dlx_adapters", "c_src", "tests", "docs", "examples", "benchmarks"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".py", ".c", ".h", ".md"} and path.name != "test_architecture.py":
                 assert not pattern.search(path.read_text(encoding="utf-8")), path

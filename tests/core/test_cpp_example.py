@@ -48,7 +48,7 @@ def built(tmp_path_factory):
         pytest.skip("no make, or no C++ compiler")
     folder = tmp_path_factory.mktemp("cpp") / "dot"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT)])}
     run(folder, env, "make", f"PYTHON={sys.executable}", "CXX=c++")
     return folder, env
 

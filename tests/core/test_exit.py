@@ -181,8 +181,10 @@ dlx.convert(bytearray(3), to="numpy")
     assert "not installed" not in (said := python(code)) and "Python is exiting" in said
 
 
-@pytest.mark.parametrize("passed", ["np.ones(3)", "np.ones(3)[::-1]"], ids=["shared", "copied"])
-@pytest.mark.parametrize("keep", ["np", "__main__"])
+@pytest.mark.parametrize(
+    "passed", [pytest.param("np.ones(3)", marks=pytest.mark.slow), "np.ones(3)[::-1]"], ids=["shared", "copied"]
+)
+@pytest.mark.parametrize("keep", ["np", pytest.param("__main__", marks=pytest.mark.slow)])
 def test_generators_of_using_that_outlive_the_program(request, python, keep, passed):
     """They are closed after dlx's modules are cleared."""
     request.getfixturevalue("torch")

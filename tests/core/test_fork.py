@@ -185,7 +185,7 @@ def test_locks_are_not_kept_alive(np):
 
 def test_every_lock_of_dlx_is_renewed():
     """Only the fork-safe module creates locks."""
-    for folder in ("dlx", "adapters"):
+    for folder in ("dlx", "dlx_adapters"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             if path.stem != "locks" and "testing" not in path.parts:  # the kit's locks are local to a check

@@ -128,7 +128,7 @@ def test_the_gil_stays_off(python):
     check = """
         import importlib, sys
         from dlx._registry.plugin import BUILT_IN
-        for name in {*BUILT_IN.values(), "_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi"}:
+        for name in {*BUILT_IN.values(), *(f"dlx_adapters._dlx_{name}" for name in ("numpy", "torch", "tvm_ffi"))}:
             importlib.import_module(name)
         import dlx
         print(sys._is_gil_enabled(), dlx.convert(b"a", "dlx").shape)

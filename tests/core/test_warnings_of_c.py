@@ -25,7 +25,7 @@ def lint(*files):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("folder", ["c_src/convert", "c_src/core", "adapters"])
+@pytest.mark.parametrize("folder", ["c_src/convert", "c_src/core", "dlx_adapters"])
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_warning_is_noticed(monkeypatch, tmp_path, folder, name):
     """A warning in a file is found with the flags of its folder."""
@@ -45,9 +45,9 @@ def test_every_c_file_is_looked_at():
     from support.repository import lint_c
 
     found = {str(path.relative_to(ROOT)) for path in lint_c.files()}
-    assert {"c_src/convert/identity.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "adapters/_dlx_torch.c",
+    assert {"c_src/convert/identity.c", "c_src/core/arrow.c", "c_src/cuda/ipc.c", "dlx_adapters/_dlx_torch.c",
             "tests/c/lying.c"} <= found  # fmt: skip
-    assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("adapters/*.c")} <= {*lint_c.files()}
+    assert {*ROOT.glob("c_src/**/*.c"), *ROOT.glob("dlx_adapters/*.c")} <= {*lint_c.files()}
     assert "repository.lint_c" in (ROOT / "noxfile.py").read_text().partition("\ndef lint(")[2].partition("\n\n\n")[0]
 
 

@@ -32,7 +32,7 @@ OLD = {
     r"without a word|(?:its|their) kin": "silently; similar, such as",
     r"cross(?:es|ed)?(?! the)|lend(?:s|ing)?|lend_\w+|lending": "convert; export; keep alive",
 }
-FOLDERS = ("dlx", "adapters", "c_src", "docs", "examples", "benchmarks")
+FOLDERS = ("dlx", "dlx_adapters", "c_src", "docs", "examples", "benchmarks")
 MADE = {"docs/conformance.md", "docs/matrix.md"}  # generated
 
 

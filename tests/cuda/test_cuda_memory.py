@@ -63,14 +63,12 @@ def test_fresh_memory(cuda, device):
     assert cuda.count("cuMemFreeAsync") == 1 and cuda.blocks == 0
 
 
-def test_memory_without_a_pool(cuda):
-    """On a device without the stream-ordered allocator, plain allocation and release are used."""
+def test_a_device_without_pools(cuda):
+    """The error has the driver's words; nothing is allocated by other means."""
     cuda.set_pools(False)
-    tensor = on(CUDA0, (4,))
-    assert cuda.count("cuMemAlloc") == 1 and cuda.blocks == 1
-    del tensor
-    assert driver.release_pending() == 0
-    assert cuda.count("cuMemFree") == 1 and cuda.count("cuMemFreeAsync", "cuMemAllocFromPoolAsync") == 0
+    with pytest.raises(DeviceError, match="cuMemPoolCreate failed with CUDA_ERROR_NOT_SUPPORTED"):
+        on(CUDA0, (4,))
+    assert cuda.blocks == 0 and cuda.depth == 0
 
 
 def test_no_elements_no_memory(cuda):
@@ -88,9 +86,7 @@ def test_too_much_memory(cuda):
 
 def test_memory_during_a_capture_elsewhere(cuda):
     """Allocation and release do not disturb a capture in the strictest mode."""
-    other = cuda.stream()
-    cuda.set_pools(False)
-    cuda.capture(other)
+    cuda.capture(other := cuda.stream())
     tensor = on(CUDA0, (4,))
     del tensor
     driver.release_pending()
@@ -110,19 +106,22 @@ def test_copies_during_a_capture_elsewhere(cuda, np, step):
 @pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
 @pytest.mark.parametrize("capturing", [False, True], ids=["no capture", "capture"])
 def test_host_memory_for_a_consumer_that_captures(cuda, monkeypatch, np, capturing, step):
-    """During a capture it is copied on dlx's stream, since a graph cannot be waited for; else on the consumer's."""
+    """It is refused before anything is allocated or copied; without a capture it is copied on the consumer's stream."""
     framework = gpulib.install(monkeypatch, "mine", cuda, gpulib.FreshAdapter)
     array = np.arange(gpulib.N, dtype="uint8").reshape(8, 8)[:, ::step]
     with framework.on(cuda.stream()) as stream:
-        if capturing:
-            cuda.capture(stream.ptr)
         cuda.forget()
+        if capturing:
+            blocks = cuda.blocks
+            cuda.capture(stream.ptr)
+            with pytest.raises(StreamError, match="capturing a graph"):
+                dlx.convert(array, to="mine", device="cuda:0")
+            assert cuda.blocks == blocks and cuda.copies() == 0
+            assert cuda.end_capture(stream.ptr) == 0 and cuda.nodes == 0
+            return
         assert dlx.plan(array, to="mine", device="cuda:0").outcome == "copied"
         result = dlx.convert(array, to="mine", device="cuda:0")
-        copies = [call.split()[1] for call in cuda.log if call.startswith("cuMemcpy")]
-        assert copies == [f"s{2 if capturing else 1}"]  # the second stream is dlx's own
-        if capturing:
-            assert cuda.end_capture(stream.ptr) == 0
+        assert [call.split()[1] for call in cuda.log if call.startswith("cuMemcpy")] == ["s1"]
     assert (dlx.convert(result.tensor, to="numpy") == array).all()
 
 
@@ -231,16 +230,65 @@ def test_from_a_strided_view_on_a_device(cuda, np, array, name, target):
     assert np.array_equal(back, expected) and cuda.races == 0, cuda.report
 
 
-def test_calls_for_common_copies(cuda, np, array):
-    """A compact array is one call, rows with gaps are one call, a box is one call for each outermost index."""
-    whole = on(CUDA0, array.shape)
+SHAPES = {
+    "compact": (lambda a: a, 1, 0),
+    "wide rows": (lambda a: a[:, 1], 0, 1),
+    "narrow rows": (lambda a: a[..., :3], 1, 0),
+    "boxes": (lambda a: a[:, 1:6:2, :512], 1, 0),
+    "reversed": (lambda a: a[::-1], 1, 0),
+    "one element each": (lambda a: a[..., ::-1], 1, 0),
+    "broadcast": (lambda a: a[:, :1, :1] + a[:1, :1, :8] * 0, 1, 0),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_calls_for_copies_from_and_to_the_host(cuda, np, shape):
+    """One run, or one box of wide rows; everything else is packed into one run."""
+    view_of, runs, boxes = SHAPES[shape]
+    array = view_of(np.arange(8 * 8 * 1024, dtype="int32").reshape(8, 8, 1024))
+    there = on(CUDA0, array.shape)
     cuda.forget()
+    native.tensor_transfer(host(np, array), there, work(there), True)
+    assert (cuda.count("cuMemcpyAsync"), cuda.count("cuMemcpy2DAsync")) == (runs, boxes)
+    back = np.empty(array.shape, "int32")
+    native.tensor_transfer(there, host(np, back), work(there), True)
+    assert np.array_equal(back, array)
+
+
+def test_a_few_large_boxes_are_not_packed(cuda, np):
+    """A call takes as long as packing 64 KiB."""
+    array = np.arange(4 * 64 * 2048, dtype="int32").reshape(4, 64, 2048)[:, :, :1024]
+    there = on(CUDA0, array.shape)
+    whole = on(CUDA0, (4, 64, 2048))
+    cuda.forget()
+    native.tensor_transfer(host(np, array[:, ::2]), view(there, (4, 32, 1024), (64 * 1024, 1024, 1)), work(there), True)
+    assert cuda.count("cuMemcpy2DAsync") == 4 and cuda.count("cuMemcpyAsync") == 0
+    del whole
+
+
+def test_a_sparse_view_is_not_fetched_whole(cuda, np):
+    """A column of a wide array on the device comes back as a box, without the bytes between its elements."""
+    whole = on(CUDA0, (1000, 4096), "uint8")
+    column = view(whole, (1000, 4), (4096, 1))
+    back = np.empty((1000, 4), "uint8")
+    cuda.forget()
+    native.tensor_transfer(column, host(np, back), work(whole), True)
+    assert cuda.count("cuMemcpy2DAsync") == 1 and cuda.count("cuMemcpyAsync") == 0
+
+
+@pytest.mark.parametrize("rows", [3, 2000])
+def test_a_box_that_the_driver_refuses(cuda, np, rows):
+    """Within a device a driver may refuse a pitch: the rows are copied one by one."""
+    array = np.arange(rows * 6, dtype="int32").reshape(rows, 6)
+    whole, there = on(CUDA0, (rows, 6)), on(CUDA0, (rows, 4))
     native.tensor_transfer(host(np, array), whole, work(whole), True)
-    assert cuda.count("cuMemcpyAsync") == 1
-    native.tensor_transfer(host(np, array[:, 1]), on(CUDA0, (4, 6)), work(whole), True)
-    assert cuda.count("cuMemcpy2DAsync") == 1
-    native.tensor_transfer(host(np, array[:, 1:3, 1:3]), on(CUDA0, (4, 2, 2)), work(whole), True)
-    assert cuda.count("cuMemcpy2DAsync") == 5
+    cuda.fail("cuMemcpy2DAsync", 1)
+    cuda.forget()
+    native.tensor_transfer(view(whole, (rows, 4), (6, 1)), there, work(there), True)
+    assert cuda.count("cuMemcpyAsync") == rows
+    back = np.empty((rows, 4), "int32")
+    native.tensor_transfer(there, host(np, back), work(there), True)
+    assert np.array_equal(back, array[:, :4])
 
 
 def test_scattered_elements_go_through_the_host_in_one_piece(cuda, np):

@@ -247,18 +247,16 @@ def test_the_legacy_streams_of_two_devices_are_two(cuda):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_whoever_works_on_a_point_waits_for_its_readers(cuda, kept):
-    """The event's stream waits for its readers; if the stream may be destroyed, the host waits instead."""
-    p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
-    cuda.write(p, memory, N)
-    point = driver.ready(stream(p, keep=Owner([]) if kept else None))
-    driver.wait(point, stream(c))
-    cuda.read(c, memory, N)
-    if not kept:
-        cuda.destroy(p)
-    driver.follow(point, stream(c))
-    assert cuda.syncs == (0 if kept else 1)
-    assert not (cuda.write(p, memory, N) if kept else cuda.host_write(memory, N))
+def test_the_stream_of_a_point(cuda, kept):
+    """It is known while the point keeps it alive; a stream that may be destroyed is unknown."""
+    gone, p = [], cuda.stream()
+    point = driver.ready(stream(p, keep=Owner(gone) if kept else None))
+    found = driver.stream_of(point)
+    assert found == (stream(p) if kept else None)
+    del point
+    assert not gone  # the stream keeps the point
+    del found
+    assert len(gone) == kept
 
 
 # ---- memory that waits for the device --------------------------------------------------------------------------------
@@ -498,7 +496,7 @@ def test_every_call_releases_what_is_done(cuda, call):
     if call == "ready":
         driver.ready(stream(d))
     elif call == "order":
-        driver.order(stream(d), stream(d))
+        driver.order(stream(d), stream(cuda.stream()))
     elif call == "empty":  # makes room
         cuda.fail("cuMemAllocFromPoolAsync", 2)
         with pytest.raises(DeviceError):

@@ -126,8 +126,9 @@ def test_the_source_of_a_copy_may_be_written_to_at_once(torch, cupy, ordered):  
         tensor = torch.ones(N, device="cuda")
         dlx.convert(tensor, to="cupy", copy=True)
         torch.cuda.synchronize()
-        with torch.cuda.stream(work):
-            torch.cuda._sleep(SLOW)  # the copy waits for this
+        for late in (work, torch.cuda.ExternalStream(c.ptr)):  # the copy waits for one of these
+            with torch.cuda.stream(late):
+                torch.cuda._sleep(SLOW)
         array = dlx.convert(tensor, to="cupy", copy=True, stream=None if ordered else -1)
         tensor.fill_(2)
         torch.cuda.synchronize()

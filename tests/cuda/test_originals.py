@@ -373,6 +373,10 @@ def test_moved_memory_is_the_consumers(cuda, torch, cupy, np, target, move, aske
         assert not cuda.read(reader, address_of(result), N * 4)
         (stream,) = {line.split()[1] for line in cuda.log if line.startswith("cuMemcpy")}
         assert all(line.split()[1] == stream for line in cuda.log if line.startswith("cuStreamSynchronize"))
+        if asked:  # the caller orders other streams
+            consumer.cuda.get_current_stream().wait_event(own.record()) if target == "cupy" else (
+                torch.cuda.current_stream().wait_stream(own)
+            )
         assert dlx.convert(result, to="numpy").tolist() == list(range(N))
         address = address_of(result)
         del result

@@ -24,7 +24,7 @@ def built(tmp_path_factory):
     (source,) = [code for kind, code in BLOCKS if kind == "c"]
     (command,) = [code for kind, code in BLOCKS if kind == "sh"]
     (folder / "decoder.c").write_text(source)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT)])}
     shell = command.replace("$(python", f'$("{sys.executable}"')
     done = subprocess.run(["sh", "-ec", shell], cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -66,7 +66,7 @@ def shell(tmp_path_factory):
     for name, call in (("python", ""), ("dlx", "-m dlx")):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
         (folder / name).chmod(0o755)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
+    paths = os.pathsep.join([str(ROOT)])
     (folder / "mypy").mkdir()
     shutil.copy(SUPPORT / "typing" / "mypy.ini", folder / "mypy" / "config")  # read if the folder has no configuration
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
@@ -291,9 +291,9 @@ def test_shell_blocks_name_what_is_there():
     assert seen > 10
 
 
-PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
+PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|dlx_adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
 FILE = re.compile(r"(?<![\w./*<-])(?:\w+/)*[a-z_]\w*\.(?:py|pyi|c|h)(?!\w)")
-FOLDERS = ("dlx", "c_src", "adapters", "benchmarks", "examples", "docs/tools", "tests/support")
+FOLDERS = ("dlx", "c_src", "dlx_adapters", "benchmarks", "examples", "docs/tools", "tests/support")
 FILES = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.*")] + [*ROOT.glob("*.*")]
 TEXTS = [
     path
@@ -347,6 +347,23 @@ def test_every_page_is_in_the_navigation_once():
     assert len(named) == len({*named})
     written = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
     assert written - {*named} == set()
+
+
+def test_each_public_name_has_a_page_of_the_reference():
+    """A page in docs/reference begins with an example; results and modules are on the pages of their calls."""
+    import dlx
+
+    reference = {page: text for page, text in READS.items() if page.parent.name == "reference"}
+    for name in {*dlx.__all__, "open"} - {"__version__"}:
+        headings = [page for page, text in reference.items() if re.search(rf"^#.*\bdlx\.{name}\b", text, re.MULTILINE)]
+        documented = [page for page, text in reference.items() if re.search(rf"^::: dlx\.{name}$", text, re.MULTILINE)]
+        assert headings or documented, f"dlx.{name} has no page in docs/reference"
+    for page, text in reference.items():
+        if page.name not in ("index.md", "typing.md"):
+            first = next(iter(blocks(text)), ("", "", None))
+            assert (first[0], text.find("```") < text.find("\n:::") or "\n:::" not in text) == ("python", True), (
+                page.name
+            )
 
 
 def test_pages_name_public_names_that_exist():

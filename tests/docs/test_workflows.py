@@ -61,10 +61,23 @@ def test_actions_are_pinned(path):
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each), each
 
 
+def test_each_system_is_tested_and_has_wheels():
+    """Linux on two processors, macOS and Windows; what may fail has a comment with the reason."""
+    wheels = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    for text in (TESTS, wheels):
+        assert {"ubuntu-24.04", "ubuntu-24.04-arm", "macos-15", "windows-2025"} <= {
+            *re.findall(r"[a-z]+-[\d.]+\S*[\w]", text)
+        }
+        for line in text.splitlines():
+            if "continue-on-error" in line:
+                assert re.search(r" # .{30,}", line), line
+
+
 def test_the_same_pythons_everywhere():
     """The classifiers, the tests, the wheels, the Makefile and noxfile.py agree on the Pythons that are supported."""
     tests = yaml.safe_load(TESTS)
     assert PYTHONS == tests["jobs"]["tests"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14", "3.15"]
+    assert tests["jobs"]["windows"]["strategy"]["matrix"]["python"] == PYTHONS
     wheels = {f"cp{each.replace('.', '')}-*" for each in PYTHONS}
     free_threaded = [f"cp{version.replace('.', '')}-*" for version in re.findall(r'python-version: "(.*t)"', TESTS)]
     assert free_threaded == ["cp314t-*"]

@@ -170,7 +170,7 @@ class Asked:
 def test_nothing_is_copied_beside_what_the_consumer_refuses(np, monkeypatch):
     """Arrays are copied only after every exportable array was accepted."""
     pytest.importorskip("torch")
-    import dlx_numpy
+    from dlx_adapters import dlx_numpy
 
     copies, is_copied = [], dlx_numpy._CHARS.__contains__
     monkeypatch.setattr(dlx_numpy, "_CHARS", Asked(lambda char: copies.append(1) or is_copied(char)))
@@ -201,7 +201,7 @@ def test_a_trace_counts_the_copy(np):
 def test_a_resolution_that_fails(np, monkeypatch):
     """A MemoryError ends the call; the Python path reports any other failure."""
     pytest.importorskip("torch")
-    import dlx_numpy
+    from dlx_adapters import dlx_numpy
 
     source = np.arange(3, dtype=">f4")
     for cause, wanted in (

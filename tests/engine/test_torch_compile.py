@@ -109,7 +109,9 @@ BRIDGES = {
 }
 
 
-@pytest.mark.parametrize("kind", DECORATED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind.startswith("lazy") else []) for kind in DECORATED]
+)
 def test_what_using_returns_ends_the_graph(np, torch, kind):
     """The values are right, on the first call and on later ones, and for another shape."""
     torch._dynamo.reset()
@@ -139,7 +141,7 @@ def test_a_function_of_torch_stays_in_the_graph(torch):
 
 
 @pytest.mark.parametrize("kind", BRIDGES)
-@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("recorded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_pass_through_a_compiled_function(torch, kind, recorded):
     """A gradient bridge gives right values and right gradients, also when it is compiled before its first call."""
     pytest.importorskip("jax")
@@ -154,7 +156,7 @@ def test_gradients_pass_through_a_compiled_function(torch, kind, recorded):
             assert gradient.tolist() == [4.0 * i for i in range(n)]
 
 
-@pytest.mark.parametrize("first", ["torch", "dlx"])
+@pytest.mark.parametrize("first", [pytest.param("torch", marks=pytest.mark.slow), "dlx"])
 def test_a_bridge_may_be_compiled_before_it_is_called(python, first, torch):
     """Whichever of the two is imported first."""
     python(

@@ -30,7 +30,7 @@ class Owner(bytearray):
 def facts(np):
     """Return the facts that the table reads."""
     dlx.convert(np.ones(1), to="dlx")
-    return pytest.importorskip("_dlx_numpy").read_facts
+    return pytest.importorskip("dlx_adapters._dlx_numpy").read_facts
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ def test_a_deleter_runs_with_an_error_pending(np, table, counting):
 
 def test_any_capsule_is_no_table_of_numpy(np):
     """Only a capsule of numpy's functions is accepted."""
-    module = pytest.importorskip("_dlx_numpy")
+    module = pytest.importorskip("dlx_adapters._dlx_numpy")
     with pytest.raises(ValueError, match="PyCapsule"):
         module.exchange_api(object())
 
@@ -356,7 +356,7 @@ def test_any_capsule_is_no_table_of_numpy(np):
 @pytest.mark.parametrize("wrong", ["address", "shape", "strides", "dtype"])
 def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
     """If the table disagrees with numpy in any point, Python is used, with the same result."""
-    import _dlx_numpy
+    from dlx_adapters import _dlx_numpy
 
     place = ["address", "shape", "strides", "dtype"].index(wrong)
     exchange = registry.target("numpy").adapter.fast_path.exchange
@@ -391,7 +391,7 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wno-builtin-macro-redefined", "-U__BYTE_ORDER__"]
     command += [f"-D__BYTE_ORDER__=__ORDER_{order}_ENDIAN__", f"-I{ROOT / 'c_src'}", f"-I{ROOT / 'c_src' / 'include'}"]
     command += [f"-I{sysconfig.get_path('include')}", "-o", str(target)]
-    command += [str(ROOT / "adapters" / "_dlx_numpy.c")]
+    command += [str(ROOT / "dlx_adapters" / "_dlx_numpy.c")]
     command += [str(ROOT / "c_src" / name) for name in ("core/allocate.c", "core/thread_state.c", "base/gil.c")]
     command += map(str, (ROOT / "c_src" / "platform").glob("*.c"))
     subprocess.run(command, check=True, capture_output=True)

@@ -206,7 +206,7 @@ def test_without_the_attribute_that_is_read_arrow_serves(monkeypatch):
     pytest.importorskip("pyarrow")
     frame = pd.DataFrame({"x": [1.5, 2.5]})
     dlx.convert(frame, to="numpy")
-    monkeypatch.setattr(sys.modules["dlx_pandas"], "getattr", lambda *_: None, raising=False)
+    monkeypatch.setattr(sys.modules["dlx_adapters.dlx_pandas"], "getattr", lambda *_: None, raising=False)
     result = dlx.convert.__wrapped__(frame["x"], to="numpy", copy=False)
     assert result.tolist() == [1.5, 2.5] and not result.flags.writeable
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 @pytest.fixture
 def guards(torch):
     """Return the compiled guards with torch's functions."""
-    module = pytest.importorskip("_dlx_torch")
+    module = pytest.importorskip("dlx_adapters._dlx_torch")
     if module.guard_function() is None:
         pytest.skip("this torch lacks a function of the guards")
     return module
@@ -171,7 +171,8 @@ def test_tensors_without_memory_are_refused_without_a_word(torch, guards, python
 
 
 TABLES = """
-import ctypes, torch, _dlx_torch
+import ctypes, torch
+from dlx_adapters import _dlx_torch
 from dlx._core.native import ffi
 
 NAME = ctypes.create_string_buffer(b"dlpack_exchange_api")

@@ -132,11 +132,11 @@ def emptied(torch):
 
 MATRIX = [[1.0, 0.0], [0.0, 2.0]]
 REFUSED = {  # function, error, the kind, the method to call
-    "coo": (lambda t: t.tensor(MATRIX).to_sparse(), "LayoutError", "sparse_coo", r"\.to_dense\(\)"),
-    "csr": (lambda t: t.tensor(MATRIX).to_sparse_csr(), "LayoutError", "sparse_csr", r"\.to_dense\(\)"),
-    "csc": (lambda t: t.tensor(MATRIX).to_sparse_csc(), "LayoutError", "sparse_csc", r"\.to_dense\(\)"),
-    "bsr": (lambda t: t.tensor(MATRIX).to_sparse_bsr((1, 1)), "LayoutError", "sparse_bsr", r"\.to_dense\(\)"),
-    "empty coo": (lambda t: t.zeros(0, 2).to_sparse(), "LayoutError", "sparse_coo", r"\.to_dense\(\)"),
+    "coo": (lambda t: t.tensor(MATRIX).to_sparse(), "LayoutError", "no coo arrays", r"\.to_dense\(\)"),
+    "csr": (lambda t: t.tensor(MATRIX).to_sparse_csr(), "LayoutError", "no csr arrays", r"\.to_dense\(\)"),
+    "csc": (lambda t: t.tensor(MATRIX).to_sparse_csc(), "LayoutError", "no csc arrays", r"\.to_dense\(\)"),
+    "bsr": (lambda t: t.tensor(MATRIX).to_sparse_bsr((1, 1)), "LayoutError", "no bsr arrays", r"\.to_dense\(\)"),
+    "empty coo": (lambda t: t.zeros(0, 2).to_sparse(), "LayoutError", "no coo arrays", r"\.to_dense\(\)"),
     "mkldnn": (lambda t: t.tensor(MATRIX).to_mkldnn(), "LayoutError", "mkldnn", r"\.to_dense\(\)"),
     "quantized": (
         lambda t: t.quantize_per_tensor(t.ones(3), 0.1, 0, t.qint8),
@@ -159,8 +159,8 @@ REFUSED = {  # function, error, the kind, the method to call
     "nested jagged": (
         lambda t: t.nested.nested_tensor([t.ones(2), t.ones(3)], layout=t.jagged),
         "LayoutError",
-        "nested",
-        r"\.unbind\(\)",
+        "no ragged arrays",
+        r"\.to_padded_tensor\(",
     ),
     "meta": (lambda t: t.empty(3, device="meta"), "LayoutError", "meta", r"torch\.empty_like\("),
     "empty meta": (lambda t: t.empty(0, device="meta"), "LayoutError", "meta", r"torch\.empty_like\("),

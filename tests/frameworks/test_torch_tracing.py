@@ -227,7 +227,7 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
     def ask(x):
         inner = torch._C
         said = bool(inner._len_torch_dispatch_stack() or inner._are_functorch_transforms_active())
-        answers.append((said, pytest.importorskip("_dlx_torch").is_tracing()))
+        answers.append((said, pytest.importorskip("dlx_adapters._dlx_torch").is_tracing()))
         return x * 1
 
     class Asking(torch.utils._python_dispatch.TorchDispatchMode):

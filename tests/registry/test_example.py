@@ -36,7 +36,7 @@ def install(folder, *where):
     """Build the example from a copy, and install it into a folder."""
     source = folder / "source"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so", "__pycache__"))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT)])}
     done = subprocess.run(
         [*PIP, *where, str(source)], capture_output=True, text=True, env=env, timeout=240, check=False, cwd=folder
     )
@@ -104,7 +104,7 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"  # 3.14t without the GIL
     packages = tmp_path / "env" / "lib" / version / "site-packages"
     # dlx and its requirements, like in an installation.
-    there = [ROOT, ROOT / "adapters", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    there = [ROOT, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     (packages / "dlx_and_its_needs.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(map(str, there))))
     install(tmp_path, "--python", python, "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index")
     assert (packages / "dlx_example.py").exists()
@@ -471,7 +471,7 @@ def test_copies_inside_the_framework_are_its_own(ea):
 
 def test_the_command_knows_it(ea, site):
     """doctor, dtypes, devices and plan work in new processes."""
-    path = os.pathsep.join([str(site), str(ROOT), str(ROOT / "adapters")])
+    path = os.pathsep.join([str(site), str(ROOT)])
     env = {**os.environ, "PYTHONPATH": path}
 
     def document(*words):
@@ -498,7 +498,7 @@ def test_the_command_knows_it(ea, site):
 def test_the_command_inspects_its_objects(site, tmp_path):
     """The command inspects and plans an expression of a module."""
     (tmp_path / "made.py").write_text("import examplearray as ea\nbundle = ea.Bundle('b', {'x': ea.array([1, 2])})\n")
-    path = os.pathsep.join([str(site), str(ROOT), str(ROOT / "adapters"), str(tmp_path)])
+    path = os.pathsep.join([str(site), str(ROOT), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": path}
     status, out, err = command.dlx("plan", "made:bundle", "--to", "dlx,examplearray", "--json", env=env, memory=None)
     assert status == 0, err
@@ -511,7 +511,7 @@ def test_the_command_inspects_its_objects(site, tmp_path):
 
 def test_no_line_of_dlx_knows_it():
     """The example is not mentioned in dlx and its adapters."""
-    for folder in ("dlx", "adapters", "c_src"):
+    for folder in ("dlx", "dlx_adapters", "c_src"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".py", ".c", ".h"}:
                 assert "examplearray" not in path.read_text(encoding="utf-8"), path

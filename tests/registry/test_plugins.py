@@ -451,7 +451,10 @@ def test_a_plugin_beside_ours(site, np):
     assert site.run(code) == "float64 1"
     row = site.doctor()["dlx_numpy_extra"]
     assert row["status"] == "broken"
-    assert "dlx_numpy (dlxarray) and dlx_numpy_extra (dlx-numpy-extra) both have an adapter for 'numpy'" in row["cause"]
+    assert (
+        "dlx_adapters.dlx_numpy (dlxarray) and dlx_numpy_extra (dlx-numpy-extra) both have an adapter for 'numpy'"
+        in row["cause"]
+    )
     assert "Uninstall dlx-numpy-extra, or set DLX_LOAD_PLUGINS" in row["cause"]
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
 
@@ -460,7 +463,10 @@ def test_a_plugin_that_takes_a_type_of_ours(site, np):
     """It is refused, even if it was loaded before numpy."""
     code = adapter().replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
     site.plugin("dlx-lib", "lib", code)
-    assert "dlx_numpy (dlxarray) and dlx_lib (dlx-lib) both have an adapter for 'numpy.ndarray'" in site.error()
+    assert (
+        "dlx_adapters.dlx_numpy (dlxarray) and dlx_lib (dlx-lib) both have an adapter for 'numpy.ndarray'"
+        in site.error()
+    )
     out = site.run(
         """
         import numpy, lib
@@ -568,7 +574,7 @@ def test_strict_raises_at_once(site, np):
 OWNER = """
 import dlx, sys
 from dataclasses import replace
-from dlx_numpy import NumpyAdapter
+from dlx_adapters.dlx_numpy import NumpyAdapter
 class Owner(NumpyAdapter):
     name = "lib"
     package = "lib"

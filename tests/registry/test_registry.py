@@ -237,7 +237,7 @@ BROKEN = {
 def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
     """The error and its cause are raised only if the plugin is needed; other targets work."""
     plugin(monkeypatch, "dlx_mylib", hook)
-    registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_numpy"})
+    registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_adapters.dlx_numpy"})
     assert registry.target("dlx").adapter is strangers.TENSOR
     assert registry.owner(bytes) is None
     for _ in range(2):  # remembered, not forgotten
@@ -269,7 +269,7 @@ def test_ours_are_loaded_as_theirs_are(np):
     """dlx_numpy is loaded by the same function and hook as a third party's module."""
     registry = Registry()
     loaded = registry._loader.load("numpy")
-    assert loaded.module == "dlx_numpy"
+    assert loaded.module == "dlx_adapters.dlx_numpy"
     assert [adapter.name for adapter in loaded.adapters] == ["numpy", "numpy scalar"]
 
 

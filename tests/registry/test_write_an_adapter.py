@@ -45,7 +45,7 @@ def test_the_page_runs(tmp_path, np):
         (info / "entry_points.txt").write_text(f"[dlx]\n{name} = {module}\n")
     mark = "-- next --"
     program = f"\nprint({mark!r})\n".join(code for code, _ in runs)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "adapters")])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120, check=False
     )

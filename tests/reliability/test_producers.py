@@ -31,6 +31,7 @@ def test_generated_producers():
     assert "2500 cases, 0 faults" in out
 
 
+@pytest.mark.slow
 def test_tables_that_lie(python):
     """Slots that succeed without a result, return invalid fields, or fail without an exception cause no crash."""
     pytest.importorskip("numpy")

@@ -12,7 +12,9 @@ from dlx._core import native
 
 def test_the_sanitizers_are_in_every_extension_or_in_none():
     """The adapters' C has the same sanitizers as the core; `nox -s sanitize` runs this test with them."""
-    _ffi, table, guards = (pytest.importorskip(name) for name in ("dlx._ffi", "_dlx_numpy", "_dlx_torch"))
+    _ffi, table, guards = (
+        pytest.importorskip(name) for name in ("dlx._ffi", "dlx_adapters._dlx_numpy", "dlx_adapters._dlx_torch")
+    )
     if shutil.which("nm") is None:
         pytest.skip("nm, which lists symbols, is not installed")
     wanted = "-fsanitize=address,undefined" in native.ffi.string(native.lib.dlx_compile_flags()).decode()

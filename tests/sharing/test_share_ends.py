@@ -91,8 +91,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-@pytest.mark.parametrize("way", ["Process", "Pool", "ProcessPoolExecutor", "DataLoader"])
+WAYS = [
+    pytest.param(way, method, marks=[pytest.mark.slow] if (way, method) == ("DataLoader", "spawn") else [])
+    for way in ("Process", "Pool", "ProcessPoolExecutor", "DataLoader")
+    for method in multiprocessing.get_all_start_methods()
+]
+
+
+@pytest.mark.parametrize(("way", "method"), WAYS)
 def test_workers_that_keep_handles_end_quietly(tmp_path, way, method):
     """It holds for every way to start workers and to keep a handle."""
     if way == "DataLoader":

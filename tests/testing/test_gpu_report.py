@@ -9,13 +9,17 @@ import sysconfig
 
 import pytest
 from support.cuda import originals
+from support.kit import gpu_stand_in
 from support.project import ROOT, compiled
 
 import dlx
+from dlx._core import cuda as cuda_core
+from dlx._engine.streams import StreamSync
 from dlx.testing.check import Check
 from dlx.testing.checks import gpu
 from dlx.testing.gpu_report import FILE
 from dlx.testing.runner import environment
+from dlx.testing.subject import attempt
 
 OWN = [name for name in gpu.GPU if name.startswith("dlx-")]
 TOGETHER = [name for name in OWN if not gpu.GPU[name].alone]
@@ -129,17 +133,108 @@ def test_a_leak_breaks_its_check(cuda, monkeypatch):
     assert gpu.GPU["dlx-leaks"](gpu.SUBJECT).status == "breaks"
 
 
+@pytest.fixture
+def stand_in(cuda, monkeypatch):
+    """A framework over the recording driver that finishes work late."""
+    with gpu_stand_in.checked(monkeypatch, cuda, gpu) as framework:
+        yield framework
+
+
+def verdict(check, framework):
+    """Return the status of a check and its text."""
+    found = Check("x", "", "gpu", "", "wrong", lambda _: check(framework))(gpu.SUBJECT)
+    return found.status, found.seen
+
+
+STREAMS = [
+    gpu.order, gpu.to_host, gpu.unrelated, gpu.lifetime,
+    gpu.capture_same, gpu.capture_other, gpu.capture_release,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", STREAMS)
+def test_a_good_framework_passes(stand_in, check):
+    """The checks of streams and captures are shown, and pass."""
+    assert verdict(check, stand_in) == ("keeps", "")
+
+
+def break_order(monkeypatch, stand_in):
+    """Leave out every wait between streams."""
+    monkeypatch.setattr(StreamSync, "wait", lambda self, readiness, waiting: None)
+    monkeypatch.setattr("dlx._core.native.tensor_when", lambda tensor, ready: tensor)
+    monkeypatch.setattr(cuda_core, "wait", lambda point, stream: None)
+    monkeypatch.setattr(cuda_core, "order", lambda before, after: None)
+
+
+def break_lifetime(monkeypatch, stand_in):
+    """Say that no memory waits for a device."""
+    monkeypatch.setattr(dlx, "release_pending", lambda: 0)
+
+
+def wait_for_all(monkeypatch, stand_in):
+    """Let every conversion wait for the device."""
+    convert = dlx.convert
+    monkeypatch.setattr(dlx, "convert", lambda *args, **options: (stand_in.synchronize(), convert(*args, **options))[1])
+
+
+def wait_in_moves(monkeypatch, stand_in):
+    """Let a move to the host wait for all streams."""
+    values = gpu.values
+    monkeypatch.setattr(gpu, "values", lambda x: (stand_in.synchronize(), values(x))[1])
+
+
+def break_capture(monkeypatch, stand_in):
+    """End every capture with an error."""
+    end = type(stand_in.cuda).end_capture
+    monkeypatch.setattr(
+        stand_in.cuda, "end_capture", lambda stream: (end(stand_in.cuda, stream), 901)[1], raising=False
+    )
+
+
+def allow_all(monkeypatch, stand_in):
+    """Refuse nothing."""
+    monkeypatch.setattr(
+        gpu,
+        "attempt",
+        lambda call, *args, **options: (call, None) if call is dlx.convert else attempt(call, *args, **options),
+    )
+
+
+def hold_nothing(monkeypatch, stand_in):
+    """Let every stream finish at once."""
+    monkeypatch.setattr(stand_in, "hold", lambda: None)
+
+
+def copy_nothing(monkeypatch, stand_in):
+    """Let graphs and copies do nothing."""
+    monkeypatch.setattr(stand_in, "write", lambda target, source: None)
+
+
 @pytest.mark.parametrize(
-    ("unordered", "ordered", "status"),
-    [([0.0], gpu.VALUES, "keeps"), ([0.0], [0.0], "breaks"), (gpu.VALUES, gpu.VALUES, "n/a")],
+    ("check", "fault", "status", "words"),
+    [
+        (gpu.order, break_order, "breaks", "liba read unfinished data"),
+        (gpu.order, wait_for_all, "n/a", "without order the data was finished, too"),
+        (gpu.unrelated, wait_in_moves, "breaks", "dlx waited for the other stream"),
+        (gpu.lifetime, break_lifetime, "breaks", "the memory was released early"),
+        (gpu.lifetime, wait_for_all, "keeps", ""),
+        (gpu.to_host, hold_nothing, "n/a", "the stream was done at once"),
+        (gpu.lifetime, hold_nothing, "n/a", "the stream was done at once"),
+        (gpu.capture_other, hold_nothing, "n/a", "the stream was done at once"),
+        (gpu.capture_release, hold_nothing, "n/a", "the stream was done at once"),
+        (gpu.capture_same, break_capture, "breaks", "the capture is broken: "),
+        (gpu.capture_same, copy_nothing, "n/a", "graphs are not replayed here"),
+        (gpu.capture_other, allow_all, "breaks", "no StreamError, but nothing"),
+        (gpu.capture_host, allow_all, "breaks", "no StreamError: a result"),
+        (gpu.capture_release, break_capture, "breaks", "the capture is broken: "),
+    ],
 )
-def test_order_is_shown_or_not(cuda, monkeypatch, unordered, ordered, status):
-    """It passes only if the same call without order reads unfinished data."""
-    stand_in = type("StandIn", (), {"name": "stand-in", "synchronize": lambda self: None})()
-    monkeypatch.setattr(gpu, "others", lambda name: [])
-    monkeypatch.setattr(gpu, "run_late", lambda *pair: (ordered if pair[2] is None else unordered, True))
-    check = Check("order", "", "gpu", "", "wrong", lambda _: gpu.order(stand_in))
-    assert check(gpu.SUBJECT).status == status
+def test_a_planted_fault_is_found(stand_in, monkeypatch, check, fault, status, words):
+    """Each check of streams and captures fails with a fault, or says that it shows nothing."""
+    fault(monkeypatch, stand_in)
+    found, seen = verdict(check, stand_in)
+    monkeypatch.undo()
+    assert found == status and words in seen, seen
 
 
 @pytest.mark.skipif(not originals.FOLDER, reason="nox -s cuda")

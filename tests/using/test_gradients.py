@@ -558,7 +558,7 @@ def test_numbers_among_the_arguments_of_compiled_functions():
 
 def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
     """Arguments and gradients become jax arrays at the same address; results and their gradients are jax's memory."""
-    import dlx_jax_gradients
+    from dlx_adapters import dlx_jax_gradients
 
     taken, handed, take, hand = [], [], dlx_jax_gradients._import_tensor, dlx_jax_gradients._export_results
 

@@ -197,7 +197,7 @@ def test_elements_of_tvm_ffi_are_told_without_a_wrapper(torch):
         assert unchanged(key, x) is False and unchanged(key, y) is True
         with pytest.raises(TypeError):
             unchanged(key)
-    import _dlx_tvm_ffi
+    from dlx_adapters import _dlx_tvm_ffi
 
     assert _dlx_tvm_ffi.handle(x) == x.__chandle__() and _dlx_tvm_ffi.handle(5) is None
     with pytest.raises(ValueError, match="expected an open container"):

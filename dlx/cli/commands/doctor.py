@@ -11,7 +11,6 @@ import sys
 import textwrap
 import traceback
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from dlx._core.extension import ffi, lib
 from dlx._registry.modules import is_missing
 from dlx._registry.plugin import OURS, error_of, install_of
 from dlx._registry.registry import registry
+from dlx._support.installation import find_conflict
 from dlx._support.reflect import message_of
 from dlx._support.screen import Cell, Screen
+from dlx._support.system import find_missing
 from dlx._support.text import one_line
 from dlx._version import __version__
 from dlx.adapter.base import installed_version
@@ -77,24 +78,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 _load(row)
     with screen.working("querying the CUDA driver"):
         core = {**_core_facts(), "driver": ask("driver")}
-    conflict = _find_conflict()
+    conflict = find_conflict()
     _show(rows, conflict, core, arguments, screen)
     documents = [row.document(arguments.verbose) for row in rows]
-    screen.document({"adapters": documents, "conflict": conflict or None, **core})
+    screen.document({"conflict": conflict or None, "adapters": documents, "missing": find_missing(), **core})
     wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing")
     return 1 if arguments.strict and (conflict or any(row.status not in wanted for row in rows)) else 0
-
-
-def _find_conflict() -> str:
-    """Return a warning if the unrelated `dlx` of PyPI is installed, too: both have a dlx/__init__.py."""
-    try:
-        version = metadata.version("dlx")
-    except metadata.PackageNotFoundError:
-        return ""
-    return (
-        f"an unrelated project, dlx {version}, is installed, too; it and {OURS} overwrite each other's files. Run: "
-        f"pip uninstall dlx {OURS}, then install {OURS} again"
-    )
 
 
 def _rows() -> list[Row]:
@@ -152,12 +141,15 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
             cells += [row.dlpack(), ("yes" if row.facts["exchange_api"] else "no") if row.facts else ""]
         module = row.module if row.distribution == OURS else f"{row.module} ({row.distribution})"
         table.append([*cells, module, row.cause])
+    if conflict:  # first: nothing below can be relied on
+        for line in textwrap.wrap(conflict, 96, break_long_words=False, break_on_hyphens=False):
+            screen.line((line, "bad"))
+        screen.line("")
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
     screen.table(columns, table)
-    if conflict:
+    for name, reason in find_missing().items():
         screen.line("")
-        for line in textwrap.wrap(conflict, 96):
-            screen.line((line, "bad"))
+        screen.line((f"missing here: {name}", "quiet"), f" ({reason})")
     for row in rows if arguments.verbose else ():
         if row.details:
             screen.heading(row.name, "traceback")
@@ -177,7 +169,7 @@ def _core_facts() -> dict[str, Any]:
     """Return facts about this Python and the compiled core, without paths of this machine."""
     from dlx import _ffi
 
-    libc = " ".join(platform.libc_ver()).strip()
+    libc = " ".join(platform.libc_ver()).strip() if sys.platform == "linux" else ""
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}" + (f", {libc}" if libc else ""),
@@ -189,7 +181,9 @@ def _core_facts() -> dict[str, Any]:
             "dlpack": [lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR],
             "byte_order": sys.byteorder,
             "extensions": [
-                name for name in ("_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi") if importlib.util.find_spec(name)
+                name
+                for name in ("_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi")
+                if importlib.util.find_spec(f"dlx_adapters.{name}")
             ],
         },
     }

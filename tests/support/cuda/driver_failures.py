@@ -209,7 +209,7 @@ def on_one_stream(w, array):
 
 
 def moved():
-    """Copies and moves: to and from the host, to another device, with gaps, with and without pools."""
+    """Copies and moves: to and from the host, to another device, with gaps."""
 
     def host(w):
         return np.frombuffer(BYTES, "uint8")
@@ -233,13 +233,13 @@ def moved():
     yield Case(
         "stacked on the host", lambda w: [w.made("a"), w.made("p")], lambda w, x: dlx.stack(x, to="numpy", device="cpu")
     )
-    for name, set_up in {
-        "without pools": lambda w: w.cuda.set_pools(False),
-        "peers": lambda w: w.cuda.set_peers(True),
-    }.items():
-        yield Case(f"{name}, moved", lambda w, do=set_up: (do(w), host(w))[1], to("dlx", device="cuda:0"))
-        yield Case(f"{name}, empty", lambda w, do=set_up: do(w), lambda w, _: dlx.empty(N, "uint8", "cuda:1").shape)
-        yield Case(f"{name}, released", lambda w, do=set_up: (do(w), [])[1], made_and_dropped)
+
+    def with_peers(w):
+        w.cuda.set_peers(True)
+
+    yield Case("peers, moved", lambda w: (with_peers(w), host(w))[1], to("dlx", device="cuda:0"))
+    yield Case("peers, empty", with_peers, lambda w, _: dlx.empty(N, "uint8", "cuda:1").shape)
+    yield Case("peers, released", lambda w: (with_peers(w), [])[1], made_and_dropped)
 
 
 def made_and_dropped(w, held):
@@ -510,7 +510,6 @@ def while_sharing(command):
     """Run a program while this process shares memory by handle and by descriptor; return its exit status."""
     cuda, shares = FakeCuda(os.environ["DLX_CUDA_DRIVER"]), {}
     cuda.reset()
-    cuda.set_pools(False)
     with contextlib.ExitStack() as stack:
         for by in ("handle", "descriptor"):
             by_handle(cuda, by == "handle")

@@ -204,3 +204,12 @@ class FakeCuda:
     def end_capture(self, stream, device=0):
         """End the capture; return 0 if it is valid, 901 if broken, 904 if it includes other streams."""
         return self._lib.fake_capture_end(device, _U64(stream))
+
+    @property
+    def nodes(self):
+        """Return the number of copies and kernels in the last graph, 0 if its capture was broken."""
+        return self._lib.fake_nodes(self._lib.fake_last_graph())
+
+    def replay(self):
+        """Replay the last graph; return the number of its nodes whose memory is gone, each a misuse."""
+        return self._lib.fake_replay(self._lib.fake_last_graph())

@@ -6,7 +6,6 @@ import types
 import warnings
 
 from dlx._core import native
-from dlx._core.native import ffi
 
 
 class _Memory:
@@ -59,7 +58,7 @@ class _BaseStream:
         self.module._current[place] = self
 
     def is_capturing(self):
-        return native.lib.dlx_cuda_capturing(self._place(), self.ptr, yes := ffi.new("int *")) == 0 and bool(yes[0])
+        return native.lib.dlx_cuda_can_order(self._place(), self.ptr, -1, 0) == native.lib.DLX_E_CAPTURE
 
     def record(self, event):
         event.place, event.ptr = self._place(), self.ptr or 1

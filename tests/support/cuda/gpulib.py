@@ -7,6 +7,7 @@ allocation, as torch's and cupy's do: memory that is freed too early is a race.
 from __future__ import annotations
 
 import contextlib
+import math
 import types
 
 import dlx
@@ -192,7 +193,7 @@ class NewDevices(GpuDevices):
 
     def new_array(self, shape, dtype, device, strides):
         stream = self.framework.handle(device.id)
-        block = Block(self.framework, N, device.id, stream, device.type)
+        block = Block(self.framework, math.prod(shape), device.id, stream, device.type)
         return self.framework.Array(native.tensor_new(block.address, shape, strides, dtype, device, 0, block))
 
 

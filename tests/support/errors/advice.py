@@ -151,7 +151,7 @@ _SUFFIXES = {".npy", ".npz", ".safetensors", ".arrow", ".gguf", ".pt"}  # of fil
 
 def declared(root):
     """Yield (file, text, expressions) for each advice in the source; ``value`` replaces inserted values."""
-    for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "adapters").glob("*.py")]):
+    for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "dlx_adapters").glob("*.py")]):
         if path.parts[-2] in ("testing", "checks", "subjects", "support"):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -110,7 +110,9 @@ def framework(monkeypatch):
     package.adapter = MyLib()
     plugin = types.ModuleType("dlx_mylib")
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [package.adapter])
-    registry = Registry({"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_numpy", "torch": "dlx_torch"})
+    registry = Registry(
+        {"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_adapters.dlx_numpy", "torch": "dlx_adapters.dlx_torch"}
+    )
     monkeypatch.setitem(sys.modules, "mylib", package)
     monkeypatch.setitem(sys.modules, "dlx_mylib", plugin)
     use(registry, monkeypatch.setattr)

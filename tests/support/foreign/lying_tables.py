@@ -142,7 +142,7 @@ def framework(*kinds):
     adapter = Library()
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     sys.modules.update(lyinglib=package, dlx_lyinglib=plugin)
-    use(Registry({"lyinglib": "dlx_lyinglib", "numpy": "dlx_numpy"}))
+    use(Registry({"lyinglib": "dlx_lyinglib", "numpy": "dlx_adapters.dlx_numpy"}))
     native.routes_clear()
 
 

@@ -68,7 +68,7 @@ class Site:
     def run(self, code, **environment):
         """Run code with everything here installed; return the printed words or lines."""
         start = f"import sys; sys.path.insert(0, {str(self.path)!r}); import dlx\n"
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")]), **environment}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT)]), **environment}
         return warm.python(start + textwrap.dedent(code), args=(), env=env, imported=warm.PLAIN).strip()
 
     def error(self, code="dlx.convert(b'abc', to='lib')", **environment):

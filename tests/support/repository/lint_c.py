@@ -26,7 +26,7 @@ LEFT_OUT = {"cudart.c"}
 
 def files():
     """Return the C files of the project, including benchmarks and tests."""
-    found = [path for pattern in ("c_src/*/*.c", "adapters/*.c", "benchmarks/*.c", "tests/c/*.c")
+    found = [path for pattern in ("c_src/*/*.c", "dlx_adapters/*.c", "benchmarks/*.c", "tests/c/*.c")
              for path in ROOT.glob(pattern)]  # fmt: skip
     return sorted(path for path in found if path.name not in LEFT_OUT)
 
@@ -36,7 +36,7 @@ def flags_of(path):
     inside = path.relative_to(ROOT).parts[:2] if path.is_relative_to(ROOT) else ()
     if inside in (("c_src", "core"), ("c_src", "cuda")):
         return (*FLAGS, *STRICT, "-Wpedantic")
-    if inside[:1] in (("c_src",), ("adapters",)):
+    if inside[:1] in (("c_src",), ("dlx_adapters",)):
         return (*FLAGS, *STRICT, "-Wno-unused-parameter")  # Python's functions have them
     return (*FLAGS, "-Wno-unused-parameter")
 

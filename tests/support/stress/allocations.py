@@ -77,7 +77,7 @@ class Core:
 
 def ways():
     """Return the ways to fail."""
-    import _dlx_numpy
+    from dlx_adapters import _dlx_numpy
 
     numpy_table = ctypes.PyDLL(_dlx_numpy.__file__).dlx_fail_allocation
     numpy_table.restype, numpy_table.argtypes = ctypes.c_int64, [ctypes.c_int64]

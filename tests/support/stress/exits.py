@@ -153,7 +153,7 @@ json.held = Late()
 """,
     "dlx is gone from sys.modules": """
 held = make(), Late()
-for name in [name for name in sys.modules if name.partition(".")[0] in ("dlx", "dlx_numpy", "dlx_torch")]:
+for name in [name for name in sys.modules if name.partition(".")[0] in ("dlx", "dlx_adapters")]:
     del sys.modules[name]
 del dlx
 gc.collect()

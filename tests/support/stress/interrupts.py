@@ -26,7 +26,7 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
+FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "dlx_adapters"))
 # Python does not check for signals after intrinsics. NOT_TAKEN, since 3.14, is in no `try`; PUSH_EXC_INFO begins the
 # handler of a call's error, after which Python does not check either.
 _DEAF = ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN", "PUSH_EXC_INFO")

@@ -168,13 +168,17 @@ import xarray as xr
 labelled = xr.DataArray(np.ones((2, 3), np.float32), dims=("t", "x"))
 dataset = xr.Dataset({"a": labelled})
 
-dlx.convert(labelled, to="torch")  # DataArray  # mypy: Any
-dlx.convert(labelled.isel(t=0), to="torch")  # DataArray  # mypy: Any
-dlx.convert(labelled.variable, to="torch")  # Variable
+dlx.convert(labelled, to="torch")  # Tensor  # mypy: Any
+dlx.convert(labelled, to="jax")  # DataArray  # mypy: Any
+dlx.convert(labelled.isel(t=0), to="numpy", copy=True)  # DataArray  # mypy: Any
+dlx.convert(labelled, to=np)  # Any
+dlx.convert(labelled.variable, to="torch")  # Tensor
+dlx.convert(labelled.variable, to="jax")  # Variable
 dlx.convert(labelled.values, to="torch")  # Tensor
 dlx.convert(labelled.data, to="torch")  # Any
-dlx.convert(dataset, to="torch")  # Dataset  # mypy: Any
-dlx.convert(dataset["a"], like=tensor)  # DataArray  # mypy: Any
+dlx.convert(dataset, to="torch")  # Any
+dlx.convert(dataset, to="numpy")  # Dataset  # mypy: Any
+dlx.convert(dataset["a"], like=tensor)  # Any
 dlx.stack([labelled, labelled], to="torch")  # Tensor
 dlx.describe(labelled).shape  # tuple[int, ...] | None
 dlx.shares_memory(labelled, labelled.values)  # bool
@@ -184,8 +188,8 @@ import dask.array as da
 
 chunks: da.Array = da.from_array(samples)  # type: ignore[no-untyped-call]
 
-dlx.convert(chunks, to="torch")  # Array
-dlx.stack([chunks[0].compute()], to="torch")  # Tensor
+dlx.convert(chunks, to="torch")  # Any | Array  # mypy: Array
+dlx.stack([chunks[0].compute()], to="torch")  # Tensor  # mypy: Any
 dlx.plan(chunks, to="torch").outcome  # Outcome
 
 # ---- datasets

@@ -24,11 +24,10 @@ from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
-import _dlx_tvm_ffi
-
 import dlx
 from dlx import adapter as api
 from dlx.errors import DTypeError
+from dlx_adapters import _dlx_tvm_ffi
 
 COMPLEX = api.DType("complex64").code
 _tested_issue = functools.partial(api.KnownIssue, see="tests/engine/test_defects.py")

@@ -59,6 +59,11 @@ def _find_refusal(series: Any) -> tuple[str, str] | None:
     return None
 
 
+def _has_lists(series: Any) -> bool:
+    types, kind = api.look_up("pyarrow.types"), getattr(series.dtype, "pyarrow_dtype", None)
+    return kind is not None and (types.is_list(kind) or types.is_large_list(kind))
+
+
 def _columns(frame: Any) -> tuple[None, list[Any]]:
     names = frame.columns
     if not names.is_unique:
@@ -74,7 +79,10 @@ class PandasAdapter(api.ArrowSource):
     types = ("pandas.Series",)
     arrays = api.Arrays(immutable=True)
     fast_path = api.FastPath(types=("pandas.Series",), export=_share, describe=_info)
-    containers = (api.Container(types=("pandas.DataFrame",), kind="wrapper", flatten=_columns, falls_to=dict),)
+    containers = (
+        api.Container(types=("pandas.DataFrame",), kind="wrapper", flatten=_columns, falls_to=dict),
+        api.arrow_lists(("pandas.Series",), _has_lists),
+    )
 
     def describe(self, obj: Any) -> api.Description:
         tensor = _share(obj)

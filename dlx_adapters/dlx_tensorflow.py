@@ -4,8 +4,8 @@ Versions: 2.21 and later. Devices: the host; tensors on a GPU can be exported. D
 bfloat16, float32, float64, complex64 and 128.
 Shared: compact row-major data aligned to 64 bytes; exports are always read-only. Copied: other strides and lower
 alignments, which crash tensorflow.
-Refused: symbolic tensors, strings and other non-numbers, float8 and int4 (tensorflow does not export them), sparse and
-ragged tensors.
+Refused: symbolic tensors, strings and other non-numbers, float8 and int4 (tensorflow does not export them).
+Sparse and ragged tensors, also nested ones, in both directions.
 
 Tensors are constant: read-only memory is shared, and shared memory must not be written to while a tensor uses it. Only
 `tf.raw_ops.InplaceAdd`, `InplaceSub` and `InplaceUpdate` write to constants, including tensorflow's.
@@ -25,10 +25,37 @@ from dlx.errors import DTypeError
 _DTYPES = api.DTypes("tensorflow", (*api.COMMON_DTYPES, "complex64", "complex128"))
 _VARIABLE = api.Blocker("it is a variable; its value is converted", resolution="value")
 _OTHERS = {
-    "SparseTensor": api.Blocker("it is sparse", "Call tf.sparse.to_dense(x) first."),
-    "RaggedTensor": api.Blocker("its rows differ in length", "Call .to_tensor() first."),
     "IndexedSlices": api.Blocker("it consists of slices", "Call tf.convert_to_tensor(x) first."),
 }
+
+
+def _split_sparse(obj: Any) -> dict[str, Any]:
+    return {"data": obj.values, "coords": obj.indices, "shape": tuple(obj.shape)}
+
+
+def _join_sparse(parts: dict[str, Any]) -> Any:
+    return sys.modules["tensorflow"].SparseTensor(parts["coords"], parts["data"], parts["shape"])
+
+
+def _split_ragged(obj: Any) -> dict[str, Any]:
+    return {"values": obj.values, "offsets": obj.row_splits}
+
+
+def _join_ragged(parts: dict[str, Any]) -> Any:
+    create = sys.modules["tensorflow"].RaggedTensor.from_row_splits
+    return create(parts["values"], parts["offsets"], validate=False)
+
+
+_COMPOUNDS = (
+    api.Compound(
+        "coo", ("tensorflow.SparseTensor",), _split_sparse, _join_sparse, None, {"coords": ("int64",)},
+        "tf.sparse.to_dense(x)", ("swapped",),
+    ),
+    api.Compound(
+        "ragged", ("tensorflow.RaggedTensor",), _split_ragged, _join_ragged, None, {"offsets": ("int32", "int64")},
+        ".to_tensor()",
+    ),
+)  # fmt: skip
 
 
 class _Devices(api.ReportedDevices):
@@ -99,6 +126,7 @@ class TensorFlowAdapter(api.Adapter):
     name = package = "tensorflow"
     types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
     namespaces = ("tensorflow.experimental.numpy",)
+    containers = _COMPOUNDS
     arrays = api.Arrays(immutable=True, alignment=64)
     dtypes = _DTYPES
     devices = _Devices()

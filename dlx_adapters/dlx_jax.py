@@ -29,11 +29,10 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import dlx_jax_gradients
-
 import dlx
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx_adapters import dlx_jax_gradients
 
 HOST = api.Device("cpu")
 CUDA = api.Device("cuda").type
@@ -58,7 +57,7 @@ class _DTypes(api.DTypes):
         scalar = getattr(numpy, attribute, None)
         return None if scalar is None else numpy.dtype(scalar)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
         return array.astype(self.to_native(dtype))
 
     def from_native(self, native_dtype: Any) -> api.DType | None:

@@ -48,6 +48,22 @@ _PRIMITIVE = (
 )
 
 
+def _join_lists(parts: dict[str, Any]) -> Any:
+    """Return a list array over offsets and values, which may have inner dimensions."""
+    pa, values, offsets = sys.modules["pyarrow"], parts["values"], parts["offsets"]
+    if isinstance(values, pa.Tensor):
+        shape, values = values.shape, dlx.convert(values.to_numpy().reshape(-1), to=pa.Array)
+        for extent in reversed(shape[1:]):
+            values = pa.FixedSizeListArray.from_arrays(values, extent)
+    kind = pa.LargeListArray if offsets.type == pa.int64() else pa.ListArray
+    return kind.from_arrays(offsets, values)
+
+
+def _has_lists(array: Any) -> bool:
+    types = sys.modules["pyarrow"].types
+    return bool(types.is_list(array.type) or types.is_large_list(array.type))
+
+
 def _exchange() -> Any:
     """Return the table that exports arrays, by ``__dlpack__`` if it sets the read-only flag correctly."""
     return api.arrow_exchange("arrays_by" not in _ARRAY_TARGET.lowered)
@@ -97,6 +113,10 @@ class ArrowAdapter(_Arrow, api.ArrowSource):
         unblocks=api.ArrowSource.joined,
         imports=_COMPACT,
         describe=api.arrow_info,
+    )
+    containers = (
+        api.arrow_lists(("pyarrow.ListArray", "pyarrow.LargeListArray"), None, _join_lists),
+        api.arrow_lists(("pyarrow.ChunkedArray",), _has_lists),
     )
 
     def shown(self, obj: Any) -> str:

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import _dlx_numpy
-
 import dlx
 from dlx import adapter as api
 from dlx.errors import DTypeError, LayoutError
+from dlx_adapters import _dlx_numpy
 
 HOST = api.Device("cpu")
 _OWN = {name: name for name in (*api.COMMON_DTYPES, "complex64", "complex128") if name != "bfloat16"}
@@ -94,7 +93,10 @@ class _DTypes(api.DTypes):
             return api.DType(native_dtype.name)
         return super().from_native(native_dtype)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            sys.modules[self.package].copyto(out, array, casting="unsafe")
+            return out
         return array.astype(self.to_native(dtype), order="K")
 
     def refusals(self) -> dict[str, tuple[str, str]]:

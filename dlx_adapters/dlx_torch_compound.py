@@ -54,7 +54,30 @@ def _sparse(kind: str, split: Any, join: Any, indices: Mapping[str, tuple[str, .
     return api.Compound(kind, ("torch.Tensor",), split, join, matches, indices, ".to_dense()", limits)
 
 
+def _split_jagged(obj: Any) -> dict[str, Any]:
+    if obj._ragged_idx != 1 or obj.lengths() is not None:
+        raise LayoutError(
+            "its rows have gaps, or its ragged dimension is not the second", fix="Call .contiguous() first."
+        )
+    return {"values": obj.values(), "offsets": obj.offsets()}
+
+
+def _join_jagged(parts: dict[str, Any]) -> Any:
+    create = sys.modules["torch"].nested.nested_tensor_from_jagged
+    return create(parts["values"], parts["offsets"])
+
+
 COMPOUNDS = (
+    api.Compound(
+        "ragged",
+        ("torch.Tensor",),
+        _split_jagged,
+        _join_jagged,
+        lambda obj: _layout_of(obj) is sys.modules["torch"].jagged,
+        {"offsets": _INDICES},
+        ".to_padded_tensor(value)",
+        ("flat",),
+    ),
     _sparse("coo", _split_coo, _join_coo, {"coords": ("int64",)}),
     *(
         _sparse(

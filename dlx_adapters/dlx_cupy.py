@@ -29,8 +29,11 @@ class _DTypes(api.DTypes):
         found = api.look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
         return None if found is None else cupy.dtype(found)
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
-        with array.device:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        with array.device if out is None else out.device:
+            if out is not None:
+                out[...] = array
+                return out
             return array.astype(self.to_native(dtype))
 
 
@@ -55,10 +58,21 @@ class _Devices(api.Devices):
     def from_native(self, native_device: Any) -> api.Device:
         return api.Device(f"{self.kind}:{int(native_device)}")
 
+    @property
+    def pins(self) -> bool:  # type: ignore[override]
+        return self.kind == "cuda"
+
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
+        if _is_capturing(_current_stream(device)):
+            return None  # memory of cupy's pool does not belong to the graph
+        nbytes = math.prod(shape) * native.itemsize
+        if device.name == "cuda_host":  # cupy has no type for it, and reads it by the address
+            pinned = cupy.cuda.alloc_pinned_memory(nbytes)
+            memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pinned.ptr, nbytes, pinned, device.id), 0)
+            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
         with self.to_native(device):
-            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
+            memory = cupy.cuda.alloc(nbytes)
             return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     def available(self) -> Iterable[Any]:
@@ -196,16 +210,15 @@ class CupyAdapter(api.Adapter):
         here, event = api.Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event
         if device is None or device.id == here.id:
             with DEVICES.to_native(here):
+                if _is_capturing(_current_stream(here)):
+                    why = "its stream is capturing a graph, and a copy in cupy's memory would not belong to the graph"
+                    raise StreamError(why, fix="Copy it before the capture starts.")
                 return obj.copy()
         # cupy does not synchronize two devices: copy after earlier writes to the source, and before later ones.
         with DEVICES.to_native(device):
             target, read = _current_stream(device), event(disable_timing=True)
-            captures = _is_capturing(target)
         with DEVICES.to_native(here):
             source, written = _current_stream(here), event(disable_timing=True)
-            if _is_capturing(source) or captures:
-                why = "a stream is capturing a graph, and copies between devices cannot be captured"
-                raise StreamError(why, fix="Move it before the capture starts.")
             source.record(written)
         with DEVICES.to_native(device):
             target.wait_event(written)

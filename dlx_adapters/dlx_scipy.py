@@ -1,9 +1,10 @@
-"""The adapters of frameworks whose sparse arrays consist of numpy arrays: scipy.sparse and pydata's sparse.
+"""The adapters of frameworks whose arrays consist of numpy arrays: scipy.sparse, pydata's sparse, and awkward.
 
 As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they follow each other in
 memory. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
 As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. In COO, sparse
 itself sorts the indices and adds elements with equal ones, in new memory.
+Awkward: arrays of lists, nested to any depth, in both directions. Refused: rows that are not in order in memory.
 """
 
 from __future__ import annotations
@@ -76,12 +77,9 @@ class _OverNumpy(api.Adapter):
     """Base class of the adapters: dense arrays become numpy's."""
 
     dtypes = api.DTypes("numpy", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
-    dense = "Call .tocsr() first."
 
     def describe(self, obj: Any) -> api.Description:
-        name = api.type_name(type(obj))
-        blocker = api.Blocker(f"{name} has no counterpart in other frameworks", self.dense)
-        return api.Description(api.ArrayInfo(self.name, name, device=api.Device("cpu")), (blocker,))
+        return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(None, layouts=api.Layout.ANY, min_alignment=1, ndims=(0, 64), keeps_readonly=True)
@@ -94,7 +92,6 @@ class ScipyAdapter(_OverNumpy):
     """scipy.sparse."""
 
     name = package = "scipy"
-    types = ("scipy.sparse.sparray", "scipy.sparse.spmatrix")
     containers = tuple(map(_compound, ("csr", "csc", "bsr", "coo")))
 
 
@@ -102,8 +99,6 @@ class SparseAdapter(_OverNumpy):
     """sparse.COO, sparse.GCXS."""
 
     name = package = "sparse"
-    types = ("sparse.SparseArray",)
-    dense = "Call .todense() first."
     containers = (
         api.Compound("coo", ("sparse.COO",), _split_coo, _join_sparse_coo, None, {"coords": _INDICES}, ".todense()"),
         _gcxs("csr", 0),
@@ -111,4 +106,44 @@ class SparseAdapter(_OverNumpy):
     )
 
 
-dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter())
+# ---- awkward ---------------------------------------------------------------------------------------------------------
+
+
+_LISTS = ("ListOffsetArray", "ListArray")
+
+
+def _is_ragged(obj: Any) -> bool:
+    return type(obj.layout).__name__ in _LISTS and obj.layout.parameter("__array__") is None  # such as text
+
+
+def _split_awkward(obj: Any) -> dict[str, Any]:
+    ak, lists = sys.modules["awkward"], obj.layout
+    if not hasattr(lists, "offsets"):
+        raise LayoutError("its rows do not follow each other in memory", fix="Call awkward.to_packed(x) first.")
+    offsets = lists.offsets.data
+    values = lists.content[int(offsets[0]) : int(offsets[-1])]
+    if _is_ragged(inner := ak.Array(values)):
+        return {"values": inner, "offsets": offsets}
+    if not (values.is_numpy or values.is_regular):
+        fix = "Convert its fields one by one, and fill missing values first."
+        raise LayoutError(f"its values are of the type {inner.type.content}, not numbers", fix=fix)
+    return {"values": ak.to_numpy(values, allow_missing=False), "offsets": offsets}
+
+
+def _join_awkward(parts: dict[str, Any]) -> Any:
+    ak, offsets, values = sys.modules["awkward"], parts["offsets"], parts["values"]
+    content = values.layout if isinstance(values, ak.Array) else ak.contents.NumpyArray(values)
+    index = ak.index.Index32 if offsets.dtype.itemsize == 4 else ak.index.Index64
+    return ak.Array(ak.contents.ListOffsetArray(index(offsets), content))
+
+
+class AwkwardAdapter(_OverNumpy):
+    """awkward.Array with rows of varying length."""
+
+    name = package = "awkward"
+    containers = (
+        api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, {"offsets": _INDICES}),
+    )
+
+
+dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter(), AwkwardAdapter())

@@ -22,12 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import _dlx_torch
-import dlx_torch_compound
-import dlx_torch_gradients
-
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
+from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients
 
 HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # torch's device names -> dlx's
@@ -107,7 +104,10 @@ class _DTypes(api.DTypes):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
 
-    def cast(self, array: Any, dtype: api.DType) -> Any:
+    def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        if out is not None:
+            with sys.modules["torch"].no_grad():
+                return out.copy_(array)
         return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
 
 
@@ -129,6 +129,10 @@ class _Devices(api.Devices):
         """The devices that this build calls "cuda": "cuda" or "rocm"; empty without these."""
         version = sys.modules["torch"].version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
+
+    @property
+    def pins(self) -> bool:  # type: ignore[override]
+        return self.kind == "cuda"
 
     def to_native(self, device: api.Device) -> Any:
         torch = sys.modules["torch"]
@@ -159,10 +163,14 @@ class _Devices(api.Devices):
 
     def new_array(self, shape: Sequence[int], dtype: api.DType, device: api.Device, strides: Sequence[int]) -> Any:
         torch = sys.modules["torch"]
-        if _is_tracing()():
+        if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
+        place = {"pin_memory": True} if device.name == "cuda_host" else {"device": _native_device(device)}
+        options = {"dtype": DTYPES.to_native(dtype), **place}
+        if not torch.is_inference_mode_enabled():
+            return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
-            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=self.to_native(device))
+            return torch.empty_strided(shape, strides, **options)
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -173,6 +181,7 @@ class _Devices(api.Devices):
 
 
 DEVICES = _Devices()
+_native_device = functools.cache(DEVICES.to_native)
 
 
 def _current_stream(device: api.Device) -> Any:
@@ -513,7 +522,7 @@ class TorchAdapter(api.Adapter):
             device_types=frozenset(api.Device(name).type for name in ("cpu", kind) if name),
             layouts=api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED,
             empty_extents="leading",
-            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "rocm"), why)),
+            refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "cuda_host", "rocm"), why)),
         )
 
     def load(self, tensor: api.Tensor) -> Any:

@@ -1,0 +1,289 @@
+"""The option `out`: copy to memory of any framework, in one pass. Everything is checked before the first write."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from dlx._api.shares_memory import collision
+from dlx._core import native
+from dlx._core.native import Tensor
+from dlx._core.types import DType, host_readable
+from dlx._engine.batch import Batch
+from dlx._engine.casting import Casts, can_cast, read_casts
+from dlx._engine.executor import mark_written
+from dlx._engine.failures import Failures
+from dlx._engine.request import Request
+from dlx._engine.seam import FAST_PATH, borrow_all
+from dlx._engine.sources import adapter_call
+from dlx._engine.tree import Tree
+from dlx._registry import lookup
+from dlx._registry.generic import TENSOR
+from dlx._registry.registry import registry
+from dlx._registry.target import Target
+from dlx._support.reflect import type_name
+from dlx.adapter.base import Adapter, DTypes
+from dlx.errors import (
+    AdapterNotFoundError,
+    ConversionError,
+    CopyRequiredError,
+    DlxError,
+    DTypeError,
+    LayoutError,
+    ReadOnlyError,
+)
+
+Path = tuple[Any, ...]
+_WRITABLE = "Pass a writable array."
+
+
+class Array(NamedTuple):
+    """An array to read or to write."""
+
+    obj: Any
+    adapter: Adapter
+    path: Path
+    shape: tuple[int, ...]
+    dtype: DType
+    span: tuple[int, int] | None  # addresses of the first byte and after the last; None if unknown
+    tensor: Tensor | None  # None: only its framework copies it directly (another byte order, pending conjugation)
+
+    def is_on_host(self) -> bool:
+        """Return whether dlx itself reads or writes the memory."""
+        return self.tensor is not None and host_readable(self.tensor.device)
+
+
+def open_output(obj: Any, path: Path = ()) -> Array:
+    """Return an array to write to; raise if nothing can or may write to it."""
+    array, adapter = lookup.source(obj, root="out", path=path)
+    kind: type[DlxError] = ReadOnlyError
+    reason, fix, found = "", _WRITABLE, None
+    if adapter.arrays.immutable:
+        reason = f"{adapter.name} arrays are never writable"
+    elif adapter.gradients is not None and adapter.gradients.is_tracked(array):
+        reason, kind = f"{adapter.name} records it for differentiation", ConversionError
+        fix = "Write to it where recording is off, as inside torch.no_grad()."
+    else:
+        try:
+            found = _read(array, adapter, path, detach=True)
+        except DlxError as error:
+            error.root, error.path = "out", path
+            raise
+        tensor = found.tensor
+        if tensor is None or tensor.readonly or not host_readable(tensor.device):
+            if _info(array, adapter).readonly if tensor is None else tensor.readonly:
+                reason = "it is read-only"
+            elif not _copies(adapter):
+                reason, fix, kind = f"dlx cannot write to {adapter.name} arrays like it", "", LayoutError
+        elif _overlaps_itself(tensor):
+            reason, kind = f"its elements overlap (strides {tensor.strides} in elements)", LayoutError
+            fix = "Pass an array in which each element has its own memory."
+    if found is None or reason:
+        raise kind(reason, root="out", path=path, fix=fix)
+    return found
+
+
+def check_fits(out: Array, shape: tuple[int, ...], dtype: DType) -> None:
+    """Raise unless values of a shape and dtype fit into an output."""
+    error: DlxError | None = None
+    if shape != out.shape:
+        fix = "Pass an array of that shape."
+        error = LayoutError(f"the values have shape {shape}, but its shape is {out.shape}", fix=fix)
+    elif dtype != out.dtype:
+        option = (("dtype", {dtype.name: out.dtype.name}),)
+        error = DTypeError(f"the values are {dtype}, but it is {out.dtype}", option=option)
+    if error is not None:
+        raise error.complete(root="out", path=out.path)
+
+
+def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
+    """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory."""
+    if native.tensor_fill(whole, rows, axis):
+        native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
+
+
+def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
+    """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked or cast."""
+    tensors, whole = borrow_all(objs, TENSOR.name), FAST_PATH._borrow(out, TENSOR.name, True)
+    adapter = lookup.kind(type(out)).adapter
+    is_writable = whole is not None and adapter is not None and not (whole.readonly or adapter.arrays.immutable)
+    if tensors is None or not is_writable or not whole.is_host or not tensors[0].is_host:
+        return False
+    is_odd = axis >= 0 and (axis >= whole.ndim or len(objs) != whole.shape[axis])
+    if is_odd or native.tensor_fill(whole, tensors, axis, True):
+        return False
+    mark_written(adapter, out)
+    return True
+
+
+def finish(out: Array) -> None:
+    """Tell the framework that its array was written to."""
+    mark_written(out.adapter, out.obj)
+
+
+def _info(array: Any, adapter: Adapter) -> Any:
+    with adapter_call(adapter):
+        info = adapter.describe(array).info
+        return info() if callable(info) else info
+
+
+def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
+    """Return an array without a copy; its tensor is None if its framework must copy it."""
+    tensor: Tensor | None = FAST_PATH._borrow(array, "dlx", True)
+    if tensor is None:
+        request = Request(registry.target("dlx"), copy=False, detach=detach)
+        try:
+            (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
+        except CopyRequiredError:
+            info = _info(array, adapter)
+            steps = zip(info.strides or (), info.shape or (), strict=True)
+            span = _span(info.address, info.nbytes // max(1, math.prod(info.shape)), steps) if info.strides else None
+            return Array(array, adapter, path, info.shape, info.dtype, span, None)
+    low, high, _ = native.tensors_extents([tensor])[0]
+    return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
+
+
+def _span(address: int, width: int, steps: Any) -> tuple[int, int]:
+    low = high = address
+    for step, extent in steps:
+        reach = step * (extent - 1) * width
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high + width
+
+
+def _copies(adapter: Adapter) -> bool:
+    """Return whether the framework copies to arrays of its own."""
+    return type(adapter.dtypes).cast is not DTypes.cast
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether elements may overlap: an axis does not step over all smaller ones."""
+    reach = 0
+    axes = sorted((abs(step), extent) for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1)
+    for step, extent in axes if tensor.nbytes else ():
+        if step <= reach:
+            return True
+        reach += step * (extent - 1)
+    return False
+
+
+def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) -> Any:
+    """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
+    if dtype is None and fill_plain([obj], out, -1):
+        return out
+    target, casts = type_name(type(out)), read_casts(dtype)
+    try:
+        pairs = [
+            (_read(source, adapter, path, detach=detach), open_output(there, path))
+            for source, adapter, there, path in _pair(obj, out, strict)
+        ]
+        for source, there in pairs:
+            old = source.dtype
+            whole = casts._replace(at_root=len(pairs) == 1 and not source.path) if casts is not None else None
+            check_fits(there, source.shape, (whole.find(old) if whole else None) or old)
+        writes = _plan_writes(pairs, detach)
+    except DlxError as error:
+        error.target = target
+        error.complete(source=type_name(type(obj)))
+        raise
+    for write in writes:
+        write()
+    for _, there in pairs:
+        finish(there)
+    return out
+
+
+def _plan_writes(pairs: list[tuple[Array, Array]], detach: bool) -> list[Callable[[], Any]]:
+    """Return the function that writes each output; only a framework can still fail in them."""
+    outputs = {id(there.obj): there for _, there in pairs}
+    spans = sorted(there.span for there in outputs.values() if there.span is not None)
+    if len(outputs) < len({(id(source.obj), id(there.obj)) for source, there in pairs}):
+        raise LayoutError("an array of out has two places, and gets two arrays", fix="Pass different arrays.")
+    if any(low < high for (_, high), (low, _) in pairwise(spans)):
+        arrays = list(outputs.values())
+        pair = collision([each.obj for each in arrays], ())
+        if pair is not None:
+            one, other = arrays[pair[0]], arrays[pair[1]]
+            fix = "Pass arrays that do not share memory."
+            raise LayoutError(
+                "it shares memory with another array of out", root="out", path=other.path or one.path, fix=fix
+            )
+    starts, ends = [low for low, _ in spans], sorted(high for _, high in spans)
+    writes: list[Callable[[], Any]] = []
+    for source, there in pairs:
+        meets = source.span is None or bisect_right(starts, source.span[1] - 1) > bisect_right(ends, source.span[0])
+        writes.append(_plan_write(source, there, detach, meets and (len(pairs) > 1 or source.tensor is None)))
+    return writes
+
+
+def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Callable[[], Any]:
+    """Return the function that copies one array; `is_shared`: other writes may change the source first."""
+    if source.tensor is None and _copies(source.adapter) and out.is_on_host() and not is_shared:
+        with contextlib.suppress(ConversionError):  # the framework has no array over the output
+            view = _convert(out.obj, out.adapter, Request(_target(source.adapter), copy=False, detach=True))
+            return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)
+    tensor, whole = source.tensor, out.tensor
+    if whole is not None and out.is_on_host() and (tensor is None or source.is_on_host()):
+        if tensor is None:
+            tensor = _convert(source.obj, source.adapter, Request(registry.target("dlx"), copy=True, detach=detach))
+        elif is_shared:
+            tensor = native.tensor_copy(tensor, True)
+        if tensor.dtype != out.dtype and not can_cast(tensor.dtype, out.dtype, tensor.device):
+            casts = Casts({tensor.dtype.name: out.dtype})
+            tensor = _convert(source.obj, source.adapter, Request(registry.target("dlx"), detach=detach, casts=casts))
+        return functools.partial(fill, whole, [tensor], -1)
+    made = _convert(source.obj, source.adapter, Request(_target(out.adapter), copy=is_shared or None, detach=detach))
+    return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
+
+
+def _target(adapter: Adapter) -> Target:
+    found = registry.ready(adapter)
+    assert found is not None  # a framework that copies to its arrays also creates them
+    return found
+
+
+def _convert(obj: Any, adapter: Adapter, request: Request) -> Any:
+    return Batch(request, [obj], [adapter]).run()[0]
+
+
+def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any, Path]]:
+    """Yield (array, its adapter, array of `out`, path) of all arrays, also of repeated ones."""
+    (one, handler), (other, there) = lookup.unwrap(obj), lookup.unwrap(out)
+    if (handler is None) != (there is None):
+        raise LayoutError("one of obj and out is an array, the other one a container", fix="Pass two of a kind.")
+    if handler is None or there is None:
+        array, adapter = lookup.source(one)
+        yield array, adapter, other, ()
+        return
+    trees = Tree(one, handler, Failures(""), strict=strict), Tree(other, there, Failures(""))
+    links = [_links(tree) for tree in trees]
+    waiting: list[tuple[int, int, Path]] = [(0, 0, ())]
+    seen: set[tuple[int, int]] = set()
+    count = 0
+    while waiting:
+        mine, its, path = waiting.pop()
+        if mine < 0 and its < 0:
+            count += 1
+            yield trees[0].arrays[~mine], trees[0].sources[~mine], trees[1].arrays[~its], path
+        elif mine < 0 or its < 0 or links[0][mine].keys() != links[1][its].keys():
+            fix = "Pass containers that hold arrays at the same places."
+            raise LayoutError("obj and out hold arrays at different places", path=path, fix=fix)
+        elif (mine, its) not in seen:
+            seen.add((mine, its))
+            waiting += [(link, links[1][its][key], (*path, *key)) for key, link in links[0][mine].items()]
+    if not count:
+        raise AdapterNotFoundError("it holds no array", fix="Pass the arrays themselves.")
+
+
+def _links(tree: Tree) -> list[dict[Path, int]]:
+    """Return the links to arrays and containers with arrays of each node, by key."""
+    nodes = list(tree.nodes())
+    found: list[dict[Path, int]] = []
+    for _, handler, keys, _, links in nodes:
+        found.append({handler.path(keys, i): link for i, link in links.items()})
+    return found

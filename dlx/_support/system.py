@@ -1,0 +1,57 @@
+"""The parts of Python's `os` and `mmap` that differ between Linux, macOS and Windows."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable
+
+__all__ = ["NAME", "find_missing", "map_memory", "map_privately", "read_at", "watch_forks"]
+
+NAME = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+
+
+def find_missing() -> dict[str, str]:
+    """Return the features that this system lacks: the name of each, and the reason."""
+    missing = {}
+    if not hasattr(os, "memfd_create"):
+        missing["share"] = f"this needs the anonymous memory files of Linux, and this system is {NAME}"
+    if sys.platform == "darwin":
+        missing["cuda"] = "NVIDIA has no CUDA driver for macOS"
+    return missing
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Read from a file without changing its position."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    before = os.lseek(descriptor, 0, os.SEEK_CUR)  # Windows
+    try:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
+    finally:
+        os.lseek(descriptor, before, os.SEEK_SET)
+
+
+def map_privately(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:
+    """Map the first `size` bytes of a file; writes do not reach the file."""
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY if writable else mmap.ACCESS_READ)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=protection)
+
+
+def map_memory(size: int) -> mmap.mmap:
+    """Return new memory; pages that are not used take none."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    # Linux's MAP_NORESERVE: memory is reserved when a page is first used.
+    unreserved = 0x4000 if sys.platform == "linux" else 0
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
+
+
+def watch_forks(function: Callable[[], object]) -> None:
+    """Call a function in each forked child; Windows has no forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)

@@ -1,0 +1,225 @@
+"""The option `out` of `convert` and `stack`: memory of any framework, checked as a whole before the first write."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+OUTPUTS = {
+    "numpy": lambda np, torch, shape: np.full(shape, 7, "f4"),
+    "swapped": lambda np, torch, shape: np.full(shape, 7, ">f4"),
+    "strided": lambda np, torch, shape: np.full((*shape, 2), 7, "f4")[..., 1],
+    "reversed": lambda np, torch, shape: np.full(shape, 7, "f4")[::-1],
+    "permuted": lambda np, torch, shape: np.full(shape[::-1], 7, "f4").T,
+    "torch": lambda np, torch, shape: torch.full(shape, 7.0),
+    "dlx": lambda np, torch, shape: dlx.convert(np.full(shape, 7, "f4"), "dlx"),
+    "record": lambda np, torch, shape: np.full(shape, 7, np.dtype([("x", "f4"), ("y", "u1")]))["x"],
+}
+SOURCES = {
+    "numpy": lambda np, torch, x: x,
+    "swapped": lambda np, torch, x: x.astype(">f4"),
+    "strided": lambda np, torch, x: np.repeat(x, 2, -1)[..., ::2],
+    "read-only": lambda np, torch, x: np.broadcast_to(x, x.shape),
+    "torch": lambda np, torch, x: torch.from_numpy(x.copy()),
+    "negated": lambda np, torch, x: torch.complex(torch.from_numpy(x.copy()), -torch.from_numpy(x)).conj().imag,
+    "jax": lambda np, torch, x: pytest.importorskip("jax.numpy").asarray(x),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("there", OUTPUTS)
+def test_any_array_into_any_memory(np, torch, kind, there):
+    """Values arrive in every layout and byte order, and the result is `out` itself."""
+    x = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    out = OUTPUTS[there](np, torch, x.shape)
+    assert dlx.convert(SOURCES[kind](np, torch, x), out=out) is out
+    assert (np.asarray(dlx.convert(out, "numpy")) == x).all()
+
+
+@pytest.mark.parametrize("there", OUTPUTS)
+def test_a_cast_on_the_way(np, torch, there):
+    """Dtypes must match unless `dtype` says otherwise; nothing is written before that is known."""
+    x = np.arange(6, dtype="f8").reshape(2, 3)
+    out = OUTPUTS[there](np, torch, x.shape)
+    with pytest.raises(errors.DTypeError, match=r"at out: the values are float64, but it is float32. Pass dtype=\{"):
+        dlx.convert(x, out=out)
+    with pytest.raises(errors.LayoutError, match=r"at out: the values have shape \(3, 2\), but its shape is \(2, 3\)"):
+        dlx.convert(x.T, out=out, dtype="float32")
+    assert (np.asarray(dlx.convert(out, "numpy")) == 7).all()
+    for source in (x, x.astype(">f8"), torch.from_numpy(x), memoryview(x)):
+        assert (np.asarray(dlx.convert(dlx.convert(source, out=out, dtype="float32"), "numpy")) == x).all()
+    assert (
+        np.asarray(dlx.convert(dlx.convert(x.astype("i4"), out=out, dtype={"int32": "float32"}), "numpy")) == x
+    ).all()
+
+
+def refused(np, torch):
+    """Yield (output, error, words) of arrays of shape (2, 2) that are never written to."""
+    readonly = np.ones((2, 2), "f4")
+    readonly.flags.writeable = False
+    yield readonly, errors.ReadOnlyError, "read-only"
+    yield readonly.astype(">f4").view(readonly.__class__), None, ""
+    swapped = readonly.astype(">f4")
+    swapped.flags.writeable = False
+    yield swapped, errors.ReadOnlyError, "read-only"
+    yield torch.zeros(1).expand(2, 2), errors.LayoutError, "elements overlap"
+    yield np.lib.stride_tricks.as_strided(np.zeros(4, "f4"), (2, 2), (4, 4)), errors.LayoutError, "elements overlap"
+    yield torch.ones(2, 2, requires_grad=True), errors.ConversionError, "torch records it"
+    yield torch.ones(2, 2, device="meta"), errors.LayoutError, "meta"
+    yield np.array([["a", "b"]] * 2), errors.DTypeError, "text"
+    yield "text", errors.AdapterNotFoundError, "not an array"
+
+
+def test_what_is_refused(np, torch):
+    """The error names the place in `out` and a fix."""
+    jax_numpy = pytest.importorskip("jax.numpy")
+    cases = [*refused(np, torch), (jax_numpy.ones((2, 2)), errors.ReadOnlyError, "never writable")]
+    for out, kind, words in cases:
+        if kind is None:
+            continue
+        for call in (
+            lambda out=out: dlx.convert(np.zeros((2, 2), "f4"), out=out),
+            lambda out=out: dlx.convert({"a": [np.zeros((2, 2), "f4")]}, out={"a": [out]}),
+            lambda out=out: dlx.stack(np.zeros((2, 2), "f4"), out=out),
+        ):
+            with pytest.raises(errors.DlxError) as caught:
+                call()
+            if isinstance(out, str):
+                continue  # in a tree, text passes through
+            assert isinstance(caught.value, kind) and words in str(caught.value), str(caught.value)
+            assert "at out" in str(caught.value)
+    with pytest.raises(errors.ReadOnlyError):
+        dlx.convert(b"ab", out=b"cd")
+
+
+def test_autograd_knows_of_the_write(np, torch):
+    """The version counter grows, so that a gradient that needs the old values is refused; parameters inside no_grad."""
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    y = (w * x).sum()
+    dlx.convert(np.full(3, 100, "f4"), out=x)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        y.backward()
+    y = (w * x).sum()
+    dlx.stack([np.float32(1)] * 3, out=x)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        y.backward()
+    with torch.no_grad():
+        assert dlx.convert(np.full(3, 5, "f4"), out=w) is w
+    assert w.tolist() == [5, 5, 5] and w.requires_grad and w.is_leaf
+    with pytest.raises(errors.ConversionError, match="detach=True"):
+        dlx.convert(w, out=np.zeros(3, "f4"))
+    assert dlx.convert(w, out=np.zeros(3, "f4"), detach=True).tolist() == [5, 5, 5]
+
+
+def test_all_or_nothing(np, torch):
+    """One leaf that does not fit, anywhere: no leaf is written to."""
+    tree = {"a": np.ones(3), "b": [torch.ones(2), (np.ones(1),)], "t": "text"}
+
+    def outputs():
+        return {"a": torch.zeros(3).double(), "b": [np.zeros(2, "f4"), (np.zeros(1),)], "t": None}
+
+    assert dlx.convert(tree, out=outputs())["b"][1][0].tolist() == [1]
+    odd = [
+        ("b", [np.zeros(2, "f8"), (np.zeros(1),)]),
+        ("b", [np.zeros(3, "f4"), (np.zeros(1),)]),
+        ("b", [np.zeros(2, "f4"), ()]),
+        ("b", [np.zeros(2, "f4"), (np.zeros(1), np.zeros(1))]),
+        ("b", np.zeros(2, "f4")),
+        ("b", [np.zeros(2, "f4"), (np.broadcast_to(0.0, 1),)]),
+        ("c", np.zeros(1)),
+    ]
+    for key, value in odd:
+        out = outputs() | {key: value}
+        with pytest.raises(errors.DlxError) as caught:
+            dlx.convert(tree, out=out)
+        assert not out["a"].any() and str(caught.value).count("out"), str(caught.value)
+    for one, other in ((np.ones(1), [np.ones(1)]), ([np.ones(1)], np.ones(1)), ({}, {}), ([1], [2])):
+        with pytest.raises(errors.DlxError):
+            dlx.convert(one, out=other)
+
+
+def test_sources_that_overlap_with_outputs(np):
+    """The result is as if all values had been read first; outputs that overlap each other are refused."""
+    for source, there in itertools.product(
+        (lambda x: x[:-1], lambda x: x[1:], lambda x: x[:0:-1], lambda x: x[:-1].astype("f8")), repeat=2
+    ):
+        x = np.arange(8.0)
+        values, out = source(x), there(x)
+        expected = values.copy()
+        dlx.convert(values, out=out)
+        assert (out == expected).all()
+    x = np.arange(6.0)
+    dlx.convert({"a": x[:3], "b": x[3:]}, out={"a": x[3:], "b": x[:3]})
+    assert x.tolist() == [3, 4, 5, 0, 1, 2]
+    dlx.convert([x[::2], x[1::2]], out=[x[1::2], x[::2]])
+    assert x.tolist() == [4, 3, 0, 5, 2, 1]
+    y = np.arange(4, dtype=">f8")
+    dlx.convert([y[:2], y[2:]], out=[y[2:], y[:2]])
+    assert y.tolist() == [2, 3, 0, 1]
+    rows = np.arange(6.0).reshape(2, 3)
+    assert dlx.stack([rows[1], rows[0]], out=rows).tolist() == [[3, 4, 5], [0, 1, 2]]
+    assert dlx.stack([rows[0, :1], rows[1]], out=rows, pad=9).tolist() == [[3, 9, 9], [0, 1, 2]]
+    with pytest.raises(errors.LayoutError, match="shares memory with another"):
+        dlx.convert([x[:3], x[3:]], out=[x[1:4], x[:3]])
+    with pytest.raises(errors.LayoutError, match="two places"):
+        dlx.convert([x[:3], x[3:]], out=[x[:3]] * 0 + [(z := np.zeros(3)), z])
+    same = np.ones(2)
+    assert dlx.convert([same, same], out=[z[:2], z[1:]] and [(w := np.zeros(2)), w])[0].tolist() == [1, 1]
+
+
+def test_containers_of_other_types_and_repeated_arrays(np, torch):
+    """Places decide, not types; an array at two places is written to both."""
+    from collections import namedtuple
+    from dataclasses import dataclass
+
+    @dataclass
+    class Pair:
+        a: object
+        b: object
+
+    one = np.arange(3.0)
+    out = namedtuple("Out", "a b")(torch.zeros(3).double(), [np.zeros(3)])
+    assert dlx.convert(Pair(one, (one,)), out=out) is out
+    assert out.a.tolist() == out.b[0].tolist() == [0, 1, 2]
+    cyclic, there = [one], [np.zeros(3)]
+    cyclic.append(cyclic)
+    there.append(there)
+    assert dlx.convert(cyclic, out=there)[0].tolist() == [0, 1, 2]
+
+
+def test_invalid_calls(np):
+    """`out` replaces the options that choose a target."""
+    x = np.ones(2)
+    for options in (
+        {"to": "numpy"},
+        {"like": x},
+        {"device": "cpu"},
+        {"lazy": True},
+        {"copy": False},
+        {"errors": "pass"},
+    ):
+        with pytest.raises(TypeError, match="convert takes out= without"):
+            dlx.convert(x, out=x.copy(), **options)
+    with pytest.raises(TypeError, match="stack takes out= alone"):
+        dlx.stack([x], "numpy", out=np.ones((1, 2)))
+    with pytest.raises(TypeError, match="give either to="):
+        dlx.stack([x])
+
+
+def test_nothing_leaks(np, torch):
+    """Neither success nor failure keeps tensors."""
+    gc.collect()
+    live = native.live()
+    out = {"a": torch.zeros(2).double(), "b": np.zeros(2, ">f8")}
+    for _ in range(3):
+        dlx.convert({"a": np.ones(2), "b": torch.ones(2).double()}, out=out)
+        with pytest.raises(errors.DlxError):
+            dlx.convert({"a": np.ones(3), "b": np.ones(2)}, out=out)
+    gc.collect()
+    assert native.live() == live
