@@ -24,7 +24,7 @@ def write(folder, kind, arrays):
     else:
         with pytest.importorskip("h5py").File(path, "w") as file:
             for name, array in arrays.items():
-                array = array.view(f"V{array.itemsize}") if array.dtype.kind == "V" and not array.dtype.names else array
+                array = array.view(f"V{array.itemsize}") if array.dtype.type.__module__ == "ml_dtypes" else array
                 chunks = {"chunks": array.shape} if kind == "packed h5" and array.size else {}
                 file.create_dataset(name, data=array, **chunks)
     return path
