@@ -52,6 +52,10 @@ def build_parser() -> argparse.ArgumentParser:
         _option("sources", nargs="+", metavar="SOURCE", help="see below"),
         _flag("--all", "show every array, without folding or truncation"),
     )
+    selection = (
+        _option("--only", action="append", metavar="NAME", help="arrays to show, such as 'model.*'; repeatable"),
+        _option("--skip", action="append", metavar="NAME", help="arrays to leave out, such as 'optim*'; repeatable"),
+    )
     pair = (
         _option("--from", dest="origin", metavar="NAMES", help="frameworks, such as torch,jax; default: all"),
         _option("--to", metavar="NAMES", help="targets, such as numpy,dlx; default: all installed ones"),
@@ -64,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         "inspect",
         *sources,
         _option("--to", metavar="NAMES", help=takers),
+        *selection,
         epilog=_SOURCE,
     )
     add(
@@ -74,6 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         _option("--copy", choices=tuple(COPY.values()), default="auto", help="default: auto"),
         _option("--readonly", choices=READONLY, default="copy", help="default: copy"),
         _flag("--detach", "allow the loss of gradients"),
+        _dtype_option(),
+        *selection,
         _flag("--strict", "exit with 1 if anything is refused"),
         epilog=_SOURCE,
         strict="something is refused",
@@ -84,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         _option("target", metavar="OUT", help="its suffix selects the format"),
         _option("--only", action="append", metavar="NAME", help="members to write, such as 'model.*'; repeatable"),
         _option("--skip", action="append", metavar="NAME", help="members to leave out, such as 'optim*'; repeatable"),
+        _dtype_option(),
         _flag("--force", "replace OUT if it exists"),
         epilog="OUT appears once it is complete and on disk. A killed run may leave\n"
         ".OUT.dlx-partial, which the next run replaces. Arrays are written one at a\n"
@@ -194,6 +202,21 @@ _Option = tuple[tuple[str, ...], dict[str, Any]]
 
 def _option(*words: str, **keywords: Any) -> _Option:
     return words, keywords
+
+
+def _dtype(text: str) -> Any:
+    """Parse a dtype, or changes such as ``float64=float32,int64=int32``, for the option `dtype`."""
+    if "=" not in text:
+        return text
+    pairs = [each.strip().partition("=") for each in text.split(",")]
+    if not all(old and new for old, _, new in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of changes such as float64=float32,int64=int32")
+    return {old: new for old, _, new in pairs}
+
+
+def _dtype_option() -> _Option:
+    help_text = "float32 for all floating arrays, or changes: float64=float32,int64=int32"
+    return _option("--dtype", type=_dtype, metavar="DTYPE", help=help_text)
 
 
 def _flag(word: str, text: str) -> _Option:

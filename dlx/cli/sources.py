@@ -37,7 +37,7 @@ from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, 
 from dlx._files.mapping import map_file
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
-from dlx._files.selection import dotted_path
+from dlx._files.selection import Names, dotted_path, select_names
 from dlx._files.signatures import identify_folder
 from dlx._protocols import dlpack
 from dlx._registry import lookup
@@ -59,11 +59,12 @@ _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SU
 
 
 def open_sources(
-    words: list[str], screen: Screen, readonly: Readonly | None
+    words: list[str], screen: Screen, readonly: Readonly | None, only: Names = None, skip: Names = None
 ) -> tuple[list[Source], list[BadInput | DlxError]]:
     """Open the sources that `words` name, and collect errors; raise if there is one error and no source.
 
-    With `readonly`, files are opened as by ``dlx.open(readonly=...)``, for planning; without, headers are listed.
+    `only` and `skip` select arrays by name, as in `dlx.open`. With `readonly`, files are opened as by
+    ``dlx.open(readonly=...)``, for planning; without, headers are listed.
     """
     sources: list[Source] = []
     failed: list[BadInput | DlxError] = []
@@ -72,7 +73,8 @@ def open_sources(
             for name in _expand_word(word):
                 try:
                     with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
-                        sources.append(_open_source(path, screen, "-" if name == "-" else "", readonly))
+                        source = _open_source(path, screen, "-" if name == "-" else "", readonly)
+                        sources.append(_select(source, only, skip))
                 except (BadInput, DlxError) as error:
                     failed.append(error)
         except BadInput as error:
@@ -80,6 +82,19 @@ def open_sources(
     if len(failed) == 1 and not sources:
         raise failed[0]
     return sources, failed
+
+
+def _select(source: Source, only: Names, skip: Names) -> Source:
+    """Return a source with the arrays whose names the options select."""
+    if only is None and skip is None:
+        return source
+    try:
+        names = {*select_names([each.path for each in source.entries], only, skip)}
+    except FileError as error:
+        reason = re.sub(r"\b(only|skip)=", r"--\1", error.reason)
+        fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
+        raise BadInput(f"{one_line(source.name, 120)}: {sentences(reason, fix)}") from error
+    return replace(source, entries=tuple(each for each in source.entries if each.path in names))
 
 
 def _expand_word(word: str) -> Iterator[str]:

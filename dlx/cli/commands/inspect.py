@@ -21,22 +21,29 @@ _SHORT_LAYOUTS = {"F": ["F-order"], "strided": ["strided"]}
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source, and the totals of several."""
-    sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
-    documents = []
+    sources, errors = open_sources(
+        arguments.sources, screen, "copy" if arguments.to else None, arguments.only, arguments.skip
+    )
+    documents, hint = [], False
     for source in sources:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
-        with screen.working("importing targets"):
-            names = targets.parse_targets(arguments.to, default, none=True)
+        if arguments.to is None and default == "none":
+            names = []
+        else:
+            with screen.working("importing targets"):
+                names = targets.parse_targets(arguments.to, default, none=True)
         arrays = _show_one(source, names, screen) if source.is_one else _show_many(source, names, arguments.all, screen)
         facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
         documents.append({**facts, "notes": source.notes, "metadata": source.metadata, "arrays": arrays})
-        if not names and arguments.to is None:
-            screen.line("")
-            screen.line(("to see which targets accept it: --to torch,numpy or --to all (imports them)", "quiet"))
+        hint = hint or (not names and arguments.to is None)
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.heading("in all", plural(len(sources), "source"))
         show_sums(everything, screen)
+    if hint:
+        it = "it" if len(sources) == 1 else "them"
+        screen.line("")
+        screen.line((f"to see which targets accept {it}: --to torch,numpy or --to all (imports them)", "quiet"))
     sums = [dict(zip(("dtype", "device", "arrays", "bytes"), row, strict=True)) for row in totals(everything)]
     screen.document({"sources": documents, "totals": sums}, errors)
     return 2 if errors else 0
