@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
+from dlx._files.descr import entry_from_descr
 from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, by_name, import_reader, reader_error
-from dlx._files.npy import entry_from_descr
 from dlx._files.signatures import HDF5
-from dlx._protocols.memory import array_interface
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
@@ -175,4 +174,6 @@ def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
         array = item.astype(item.dtype.newbyteorder("="))[...]
     except Exception as error:
         raise reader_error("h5py", error) from error
+    from dlx._protocols.memory import array_interface
+
     return array_interface(array, array.__array_interface__)

@@ -12,7 +12,6 @@ import functools
 import importlib
 import io
 import itertools
-import math
 import re
 import struct
 import zipfile
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
+from dlx._files.descr import entry_from_descr
 from dlx._files.header import (
     AGAIN,
     MAX_BYTES,
@@ -36,11 +36,10 @@ from dlx._files.header import (
     read_next,
 )
 from dlx._files.signatures import identify_zip
-from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_npy", "read_npz"]
+__all__ = ["find_data_start", "open_zip", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -51,17 +50,8 @@ _METHODS = {
 """The largest number of bytes that one compressed byte expands to, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
-_DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
 MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
-_REFUSED = {
-    "S": "DLPack has no text",
-    "U": "DLPack has no text",
-    "V": "raw bytes: load it, then .view the dtype that it was saved from (ml_dtypes do not save their names)",
-    "O": "it contains pickled Python objects",
-    "m": "DLPack has no durations: .view('int64') after loading",
-    "M": "DLPack has no dates: .view('int64') after loading",
-}
 
 
 def read_npy(file: File) -> Contents:
@@ -130,27 +120,6 @@ def _parse_literal(text: str) -> Any:
             raise ValueError
         tokens.append(token)
     return ast.literal_eval(" ".join(tokens))
-
-
-def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
-    """Return the entry for an array, given its ``numpy.dtype.descr`` or ``.str``."""
-    if not isinstance(descr, str):
-        fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
-        refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
-        member = f"[{name!r}]" if name else ""
-        fix = f"Read its fields with numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
-        return Stored(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
-    match = _DESCR.fullmatch(descr)
-    if match is None or (match[2] != "O" and not match[3]):
-        raise FileError(f"its header has the invalid dtype {one_line(descr, 40)!r}")
-    letter, width = match[2], int(match[3] or 0)
-    itemsize = 4 * width if letter == "U" else width
-    nbytes = None if letter == "O" else math.prod(shape) * itemsize
-    dtype = NUMBERS.get(f"{letter}{width}")
-    refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
-    swapped = match[1] == ">" and itemsize > 1 and dtype is not None
-    word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
-    return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from dlx._support.stdout import SCHEMA
 from dlx._version import __version__
-from dlx.cli.overview import COMMANDS, exit_status, overview
+from dlx.cli.overview import COMMANDS, columns, exit_status, overview
 from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
@@ -157,11 +157,18 @@ class WrongCall(Exception):
         self.command = program.partition(" ")[2]
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that knows the width, for which argparse would import `shutil`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=max(columns() - 2, 38))
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that keeps line breaks in texts, and accepts no abbreviations, to stay free to add options."""
 
     def __init__(self, **keywords: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reject unknown arguments in the subcommand's parser, so that its error suggests the closest option."""
