@@ -9,13 +9,8 @@ import io
 import mmap
 import os
 import stat
-<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
-=======
-from collections.abc import Callable, Iterable, Mapping, Sequence
->>>>>>> i44-people
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -25,12 +20,7 @@ from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._support.reflect import exception_text, find_in
 from dlx._support.system import find_missing, map_memory, map_privately, read_at, read_into
 from dlx._support.text import one_line
-<<<<<<< HEAD
-from dlx.adapter.base import over_memory
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
-=======
-from dlx.errors import FileError, FrameworkNotInstalledError
->>>>>>> i44-people
 
 __all__ = [
     *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Named", "Stored"),

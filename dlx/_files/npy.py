@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import itertools
+import math
 import re
 import struct
 import zipfile
@@ -20,11 +21,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
-<<<<<<< HEAD
 from dlx._core.types import DType, row_major
-=======
 from dlx._files.descr import entry_from_descr
->>>>>>> i44-people
 from dlx._files.header import (
     AGAIN,
     MAX_BYTES,
@@ -43,11 +41,7 @@ from dlx._files.signatures import identify_zip
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-<<<<<<< HEAD
-__all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_fields", "read_npy", "read_npz"]
-=======
-__all__ = ["find_data_start", "open_zip", "read_npy", "read_npz"]
->>>>>>> i44-people
+__all__ = ["find_data_start", "open_zip", "read_fields", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -60,17 +54,6 @@ MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
 _TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
 MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
-<<<<<<< HEAD
-_REFUSED = {
-    "S": "DLPack has no text",
-    "U": "DLPack has no text",
-    "V": "raw bytes, such as bfloat16 without its name: dlx.open(path, raw='bfloat16') says what they are",
-    "O": "it contains pickled Python objects",
-    "m": "DLPack has no durations: .view('int64') after loading",
-    "M": "DLPack has no dates: .view('int64') after loading",
-}
-=======
->>>>>>> i44-people
 
 
 def read_npy(file: File) -> Contents:
@@ -141,42 +124,7 @@ def _parse_literal(text: str) -> Any:
     return ast.literal_eval(" ".join(tokens))
 
 
-<<<<<<< HEAD
-def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
-    """Return the entry for an array, given its ``numpy.dtype.descr`` or ``.str``."""
-    if not isinstance(descr, str):
-        return _describe_structure(name, descr, shape, order, offset)
-    match = _DESCR.fullmatch(descr)
-    if match is None or (match[2] != "O" and not match[3]):
-        raise FileError(f"its header has the invalid dtype {one_line(descr, 40)!r}")
-    letter, width = match[2], int(match[3] or 0)
-    itemsize = 4 * width if letter == "U" else width
-    nbytes = None if letter == "O" else math.prod(shape) * itemsize
-    dtype = NUMBERS.get(f"{letter}{width}")
-    refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
-    swapped = match[1] == ">" and itemsize > 1 and dtype is not None
-    word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
-    return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
-
-
 # ---- structures ------------------------------------------------------------------------------------------------------
-
-
-def _describe_structure(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
-    """Return the entry for records; the offset of a field counts from the start of a record."""
-    fields, width = [], 0
-    try:
-        for word, kind, *inner in descr:
-            kind = kind[0] if isinstance(kind, tuple) else kind  # without numpy's metadata
-            field = entry_from_descr(word[-1] if isinstance(word, tuple) else word, kind, tuple(*inner), "C", width)
-            fields += [field] if field.name else []
-            width += field.nbytes or 0
-        check_names([field.name for field in fields])
-    except (TypeError, ValueError) as error:
-        raise FileError("its header has an invalid structure") from error
-    refused = f"DLPack has no structures (fields: {one_line(', '.join(each.name for each in fields), 60)})"
-    entry = Stored(name, None, "structure", shape, math.prod(shape) * width, order, offset, refused=refused)
-    return entry._replace(fix="Take its fields: file[name][field].", fields=tuple(fields) if order == "C" else ())
 
 
 def read_fields(records: Stored) -> list[Stored]:
@@ -209,8 +157,6 @@ def _load_field(records: Stored, field: Stored, width: int, entry: Stored, data:
     return tensor
 
 
-=======
->>>>>>> i44-people
 # ---- read with a copy ------------------------------------------------------------------------------------------------
 
 

@@ -20,11 +20,7 @@ from typing import Any
 from dlx import errors
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
-<<<<<<< HEAD
-from dlx._files.mapping import map_file
 from dlx._files.npy import read_fields
-=======
->>>>>>> i44-people
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
 from dlx._files.selection import Names, select_names
@@ -213,16 +209,6 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
             return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
 
 
-<<<<<<< HEAD
-def _map_entries(path: Path, readonly: Readonly) -> list[Entry]:
-    """Return entries with the arrays of `dlx.open`, for planning."""
-    return entries_of(
-        map_file(path, private=readonly == "share"), lambda keys: ".".join(map(str, keys)).removeprefix(".")
-    )[0]
-
-
-=======
->>>>>>> i44-people
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
     return Entry(
         stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, stored.offset,
