@@ -305,6 +305,7 @@ TEXTS = [
 OTHERS = {
     "dlpack.h",
     "cuda.h",
+    "pyconfig.h",
     "math.h",
     "decoder.c",
     "program.py",
