@@ -317,6 +317,7 @@ OTHERS = {
     "test_ndarray.py",
     "array_interoperability_test.py",
 }
+OTHERS |= {"PC/pyconfig.h", "_ffi.c", "b.c"}  # of CPython; made by cffi; a name in a saved file
 OTHERS |= {"_core/tests/test_dlpack.py", "dlx_mylib.py", "dlx_labelled.py"}
 
 
