@@ -134,6 +134,10 @@ class _Devices(api.Devices):
     def pins(self) -> bool:  # type: ignore[override]
         return self.kind == "cuda"
 
+    @functools.cached_property
+    def _type(self) -> int | None:
+        return api.Device(self.kind).type if self.kind else None
+
     def to_native(self, device: api.Device) -> Any:
         torch = sys.modules["torch"]
         if self.kind and device.name == self.kind:
@@ -150,7 +154,7 @@ class _Devices(api.Devices):
         return api.Device(f"{_NAMES.get(kind, kind)}:{native_device.index or 0}")
 
     def current(self, device_type: int) -> int:
-        if not self.kind or device_type != api.Device(self.kind).type:
+        if device_type != self._type:
             return 0
         try:
             return int(sys.modules["torch"].cuda.current_device())
