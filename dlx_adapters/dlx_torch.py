@@ -170,7 +170,7 @@ class _Devices(api.Devices):
         if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
         place = {"pin_memory": True} if device.name == "cuda_host" else {"device": _native_device(device)}
-        options = {"dtype": DTYPES.to_native(dtype), **place}
+        options = {"dtype": _native_dtype(dtype), **place}
         if not torch.is_inference_mode_enabled():
             return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
@@ -185,7 +185,7 @@ class _Devices(api.Devices):
 
 
 DEVICES = _Devices()
-_native_device = functools.cache(DEVICES.to_native)
+_native_device, _native_dtype = functools.cache(DEVICES.to_native), functools.cache(DTYPES.to_native)
 
 
 def _current_stream(device: api.Device) -> Any:
