@@ -239,7 +239,7 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
   DLManagedTensorVersioned* copy = NULL;
   if (s->kind.type == &py_tensor_type) {
     copy = py_cuda_fetch((TensorObject*)obj);
-  } else if (atomic_exchange(&s->has_worked, 1) &&
+  } else if (atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &&
              ask_stream(&s->streams, device, &stream, &keep)) {
     copy = py_managed_copy(from, 1, stream);
   }

@@ -79,7 +79,7 @@ def execute(
             tensor = native.tensor_view(tensor, None, step.device, None, None)
         elif isinstance(step, Copy):
             if step.dtype is not None:
-                tensor, readiness = native.tensor_cast(tensor, step.dtype, step.keep_order), None
+                tensor, readiness = native.tensor_copy(tensor, step.keep_order, 0, step.dtype), None
             elif step is last and cuda.is_pinned_device(step.device):
                 return sync().copy_to_pinned(tensor, readiness, dense_strides(tensor, step.keep_order), step.device)
             elif host_readable(tensor.device) and host_readable(step.device):
