@@ -1,4 +1,4 @@
-/* CUDA streams of one call, and moves: see streams.h. */
+/* CUDA streams of one call: see streams.h. */
 
 #include "streams.h"
 #include "core/thread_state.h"
@@ -34,7 +34,7 @@ static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
   Py_RETURN_NONE;
 }
 
-int py_ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream, PyObject** keep) {
+int py_stream_ask(const py_stream_source* s, int32_t device, uint64_t* stream, PyObject** keep) {
   void* handle = NULL;
   PyObject *number = NULL, *attribute = NULL;
   if (s->table) {
@@ -76,8 +76,8 @@ static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_targe
     return NULL;
   py_stream_pair x = {.source = s, .device = device};
   int is_own = s->kind.type == &py_tensor_type;
-  int is_known = (is_own || py_ask_stream(&s->streams, device, &x.from, &x.from_keep)) &&
-                 (t->kind.type == NULL || py_ask_stream(&t->streams, device, &x.to, &x.to_keep));
+  int is_known = (is_own || py_stream_ask(&s->streams, device, &x.from, &x.from_keep)) &&
+                 (t->kind.type == NULL || py_stream_ask(&t->streams, device, &x.to, &x.to_keep));
   /* A dlx.Tensor without an event is ready on any stream; stream 2 is left to Python. */
   if (is_known && !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
     all->at[all->n] = x;

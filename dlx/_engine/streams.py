@@ -218,21 +218,9 @@ class StreamSync:
     ) -> tuple[Any, Tensor, Readiness]:
         """Copy tensors one after another into new CUDA memory like a tensor, on the streams on which they are ready.
 
-        Parameters
-        ----------
-        rows
-            Tensors of one shape and dtype, all on the host or on one device; stacked if there are several.
-        sources
-            For each: its adapter, or None for a copy of dlx, and when it is ready.
-        like
-            The shape, strides, dtype and device of the memory.
-        is_last
-            Whether the consumer gets the memory unchanged, so that its framework may allocate it.
-
-        Returns
-        -------
-        array, tensor, readiness
-            The consumer's new array, or None; the memory, and when it is ready.
+        `sources` has the adapter of each, None for a copy of dlx, and when it is ready. If `is_last`, the consumer gets
+        the memory unchanged, so its framework may allocate it. Return its new array or None, the memory, and when it is
+        ready.
         """
         here, place, adapter = physical(rows[0].device), physical(like.device), self._target.adapter
         on_device, consumer = is_cuda(here), self.consumer(place)

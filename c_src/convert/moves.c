@@ -1,5 +1,7 @@
-/* Moves between the host and a CUDA device by the fast path. */
+/* Moves of one array between the host and a CUDA device, in one run. Everything else is left to the
+ * Python path. */
 
+#include "pairs.h"
 #include "streams.h"
 
 /* Take an array of any framework in place, for a copy during the call. Owns: the caller owns the
@@ -40,7 +42,7 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
   if (s->kind.type == &py_tensor_type) {
     copy = py_cuda_fetch((TensorObject*)obj);
   } else if (atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &&
-             py_ask_stream(&s->streams, device, &stream, &keep)) {
+             py_stream_ask(&s->streams, device, &stream, &keep)) {
     copy = py_managed_copy(from, 1, stream);
   }
   Py_XDECREF(keep);
@@ -83,7 +85,7 @@ static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersione
   int status = DLX_E_DEVICE;
   if (where && where != Py_None && py_read_device(where, &device) == 0 &&
       accepts_copy(t, &from->dl_tensor, device, strides) &&
-      py_ask_stream(&t->streams, device.device_id, &stream, &keep) &&
+      py_stream_ask(&t->streams, device.device_id, &stream, &keep) &&
       dlx_cuda_can_order(device.device_id, stream, -1, 0) == DLX_OK) {
     dlx_managed_hold(from);
     array = allocate(t, py_tensor_wrap(from), from->dl_tensor.ndim, strides, where);
@@ -101,7 +103,7 @@ static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersione
   return array;
 }
 
-PyObject* py_streams_move(const py_call* call, PyObject* obj) {
+PyObject* py_move(const py_call* call, PyObject* obj) {
   py_pair pair, in_place;
   PyObject* result = NULL;
   if (PyErr_Occurred() || !dlx_cuda_loaded() || call->responses ||
