@@ -411,7 +411,6 @@ def using(framework: Any) -> None:
         raise NotApplicable("cupy has no CUDA device, or is not installed")
     torch, seen = framework.module, []
 
-    @dlx.using("torch")
     def same(x: Any) -> Any:
         seen.append(torch.cuda.current_stream().cuda_stream)
         return x
@@ -419,7 +418,7 @@ def using(framework: Any) -> None:
     before, stream = torch.cuda.current_stream(), cupy.stream()
     with cupy.on(stream):
         x = cupy.make()
-        must(same(x) is x, "the result is another array")
+        must(dlx.using("torch")(same)(x) is x, "the result is another array")
     must(seen == [stream.ptr], "torch was on another stream")
     must(torch.cuda.current_stream() == before, "torch's stream was not restored")
 
