@@ -411,14 +411,16 @@ def using(framework: Any) -> None:
         raise NotApplicable("cupy has no CUDA device, or is not installed")
     torch, seen = framework.module, []
 
-    def same(x: Any) -> Any:
+    def record(x: Any) -> Any:
         seen.append(torch.cuda.current_stream().cuda_stream)
         return x
+
+    same: Any = dlx.using("torch")(record)
 
     before, stream = torch.cuda.current_stream(), cupy.stream()
     with cupy.on(stream):
         x = cupy.make()
-        must(dlx.using("torch")(same)(x) is x, "the result is another array")
+        must(same(x) is x, "the result is another array")
     must(seen == [stream.ptr], "torch was on another stream")
     must(torch.cuda.current_stream() == before, "torch's stream was not restored")
 
