@@ -521,11 +521,11 @@ def capture_pinned(framework: Any) -> str:
 def capture_release(framework: Any) -> None:
     """Memory that was dropped before a capture is released in it without breaking it."""
     source = next((each for each in others(framework.name) if each.name == "cupy"), framework)
-    other, x, y = framework.stream(), source.make_unpooled(), framework.make()
+    other, x, y, seen = framework.stream(), source.make_unpooled(), framework.make(), framework.make()
     with framework.on(other):
         result = dlx.convert(dlx.convert(x, to="dlx"), to=framework.name)
         framework.hold()
-        framework.write(framework.make(), result)
+        framework.write(seen, result)
     del x, result
     waiting = dlx.release_pending()
 
