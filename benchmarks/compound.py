@@ -23,7 +23,9 @@ def compound(*, quick):
     np, torch, pa, sparse = map(peer, ("numpy", "torch", "pyarrow", "scipy.sparse"))
     if None in (np, torch, pa, sparse):
         return []
-    warnings.filterwarnings("ignore", "Sparse |The PyTorch API of nested", UserWarning)
+    warnings.filterwarnings(
+        "ignore", "Sparse |The PyTorch API of nested|The given NumPy array is not writable", UserWarning
+    )
     found, rounds = [], 5 if quick else 20
     print("\nRagged arrays and csr matrices, us")
     print(f"{'':<16}{'rows':>10}{'dlx':>10}{'by hand':>10}")
