@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.batch import batch
 from benchmarks.cliffs import cliffs
 from benchmarks.columns import columns
+from benchmarks.compound import compound
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -52,6 +53,7 @@ PARTS = (
     "cuda",
     "files",
     "columns",
+    "compound",
     "share",
     "growth",
     "threads",
@@ -82,6 +84,8 @@ def measure(parts, *, quick):
         found["files"] = files(quick=quick)
     if "columns" in parts:
         found["columns"] = columns(quick=quick)
+    if "compound" in parts:
+        found["compound"] = compound(quick=quick)
     names, cases = scene()
     if "a" not in names:
         return found

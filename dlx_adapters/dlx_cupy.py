@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -138,6 +139,29 @@ def _create_stream_class() -> Any:
     return Borrowed
 
 
+def _split(obj: Any) -> dict[str, Any]:
+    shape = tuple(map(int, obj.shape))
+    if obj.format == "coo":
+        return {"data": obj.data, "coords": [obj.row, obj.col], "shape": shape}
+    return {"data": obj.data, "indices": obj.indices, "indptr": obj.indptr, "shape": shape}
+
+
+def _join(kind: str, parts: dict[str, Any]) -> Any:
+    create = getattr(importlib.import_module("cupyx.scipy.sparse"), f"{kind}_matrix")
+    data = parts["data"]
+    arrays = (data, tuple(parts["coords"])) if kind == "coo" else (data, parts["indices"], parts["indptr"])
+    return create(arrays, shape=parts["shape"])
+
+
+def _sparse(kind: str) -> api.Compound:
+    """Return the declaration of cupyx's matrices of one kind, whose indices are int32."""
+    names = ("coords",) if kind == "coo" else ("indices", "indptr")
+    join = functools.partial(_join, kind)
+    return api.Compound(
+        kind, (f"cupyx.scipy.sparse.{kind}_matrix",), _split, join, None, dict.fromkeys(names, ("int32",)), ".toarray()"
+    )
+
+
 class CupyAdapter(api.Adapter):
     """cupy.ndarray."""
 
@@ -150,6 +174,7 @@ class CupyAdapter(api.Adapter):
     streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=_find_stream_getter)
     containers = (
         api.file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, key: npz[key]),
+        *map(_sparse, ("csr", "csc", "coo")),
     )
 
     def describe(self, obj: Any) -> api.Description:

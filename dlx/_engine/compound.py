@@ -383,7 +383,9 @@ def fold(
     outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (refused is not None)
     outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
-        replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
+        replace(step, why=": ".join(filter(None, (leaf.path.rpartition(".")[2], step.why))))
+        for leaf in leaves
+        for step in leaf.steps
     )
     device = next((leaf.device for leaf in leaves), None if info is None else info.device)
     nbytes = sum(leaf.nbytes for leaf in leaves)

@@ -48,7 +48,7 @@ FRAMEWORKS = {
     "jax": Framework("dlx_adapters.dlx_jax", "jax", ("jaxlib",), short="jnp"),
     "tvm_ffi": Framework("dlx_adapters.dlx_tvm_ffi", "apache-tvm-ffi"),
     "pyarrow": Framework("dlx_adapters.dlx_pyarrow", "pyarrow", short="pa"),
-    "cupy": Framework("dlx_adapters.dlx_cupy", "cupy-cuda12x", ("cupyx",), short="cp"),
+    "cupy": Framework("dlx_adapters.dlx_cupy", "cupy-cuda12x", short="cp"),
     "tensorflow": Framework("dlx_adapters.dlx_tensorflow", "tensorflow", short="tf"),
     "paddle": Framework("dlx_adapters.dlx_paddle", "paddlepaddle"),
     "mlx": Framework("dlx_adapters.dlx_mlx", "'mlx[cpu]'", short="mx"),

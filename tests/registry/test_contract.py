@@ -78,5 +78,6 @@ def test_the_table_is_true_of_the_adapters():
         assert install_of(first) == f"pip install {row.install}"
         assert all(loaded[name] is loaded[root] for name in row.names)
     known = registry._list_targets()
-    assert all(f" {root}" in known for root, row in FRAMEWORKS.items() if row.is_target)
+    targets = [(root, *row.names) for root, row in FRAMEWORKS.items() if row.is_target]
+    assert all(any(f" {name}" in known for name in names) for names in targets)
     assert not any(f" {root}," in known for root, row in FRAMEWORKS.items() if not row.is_target)
