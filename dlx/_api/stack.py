@@ -263,7 +263,10 @@ def _stack_on_device(
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    return StreamSync(request.target, request.stream, request.device).stack(tensors, sources, like)
+    is_last = request.device is None or physical(request.device) == device
+    sync = StreamSync(request.target, request.stream, request.device)
+    array, whole, ready = sync.copy(tensors, sources, like, is_last and first.nbytes > 0)
+    return array if array is not None else whole if ready is None else cuda.when(whole, ready)
 
 
 def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:

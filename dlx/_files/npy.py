@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
+from dlx._core.types import DType, row_major
 from dlx._files.header import (
     AGAIN,
     MAX_BYTES,
@@ -40,7 +41,7 @@ from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_npy", "read_npz"]
+__all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_fields", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -57,7 +58,7 @@ MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
 _REFUSED = {
     "S": "DLPack has no text",
     "U": "DLPack has no text",
-    "V": "raw bytes: load it, then .view the dtype that it was saved from (ml_dtypes do not save their names)",
+    "V": "raw bytes, such as bfloat16 without its name: dlx.open(path, raw='bfloat16') says what they are",
     "O": "it contains pickled Python objects",
     "m": "DLPack has no durations: .view('int64') after loading",
     "M": "DLPack has no dates: .view('int64') after loading",
@@ -135,11 +136,7 @@ def _parse_literal(text: str) -> Any:
 def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
     """Return the entry for an array, given its ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
-        fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
-        refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
-        member = f"[{name!r}]" if name else ""
-        fix = f"Read its fields with numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
-        return Stored(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
+        return _describe_structure(name, descr, shape, order, offset)
     match = _DESCR.fullmatch(descr)
     if match is None or (match[2] != "O" and not match[3]):
         raise FileError(f"its header has the invalid dtype {one_line(descr, 40)!r}")
@@ -151,6 +148,56 @@ def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, 
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
     return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
+
+
+# ---- structures ------------------------------------------------------------------------------------------------------
+
+
+def _describe_structure(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
+    """Return the entry for records; the offset of a field counts from the start of a record."""
+    fields, width = [], 0
+    try:
+        for word, kind, *inner in descr:
+            kind = kind[0] if isinstance(kind, tuple) else kind  # without numpy's metadata
+            field = entry_from_descr(word[-1] if isinstance(word, tuple) else word, kind, tuple(*inner), "C", width)
+            fields += [field] if field.name else []
+            width += field.nbytes or 0
+        check_names([field.name for field in fields])
+    except (TypeError, ValueError) as error:
+        raise FileError("its header has an invalid structure") from error
+    refused = f"DLPack has no structures (fields: {one_line(', '.join(each.name for each in fields), 60)})"
+    entry = Stored(name, None, "structure", shape, math.prod(shape) * width, order, offset, refused=refused)
+    return entry._replace(fix="Take its fields: file[name][field].", fields=tuple(fields) if order == "C" else ())
+
+
+def read_fields(records: Stored) -> list[Stored]:
+    """Return the entries of the fields of records: strided if they are aligned, otherwise copied."""
+    shape = records.shape or ()
+    width, entries = (records.nbytes or 0) // max(math.prod(shape), 1), []
+    for field in records.fields:
+        whole = (*shape, *(field.shape or ()))
+        item = field.dtype.bits // 8 if field.dtype is not None else 0
+        entry = field._replace(shape=whole, nbytes=math.prod(shape) * (field.nbytes or 0), fields=())
+        if item and not width % item and not field.swapped and records.load is None:
+            steps = (*(step * width // item for step in row_major(shape)), *row_major(field.shape or ()))
+            entry = entry._replace(offset=(records.offset or 0) + (field.offset or 0), steps=steps)
+        elif item:
+            load = functools.partial(_load_field, records, field, width)
+            entry = entry._replace(offset=None, load=load, notes=(*records.notes, "in records"))
+        entries.append(entry)
+    return entries
+
+
+def _load_field(records: Stored, field: Stored, width: int, entry: Stored, data: memoryview) -> Tensor:
+    tensor, target = allocate(entry)
+    at, size = (records.offset or 0) + (field.offset or 0), field.nbytes or 0
+    if records.load is not None:  # of all records, as bytes
+        plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
+        data, at = memoryview(records.load(plain, data)), field.offset or 0
+    for i in range(size if entry.nbytes else 0):
+        target[i::size] = data[at + i : at + i + target.nbytes // size * width : width]
+    _swap_bytes(entry, target)
+    return tensor
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------

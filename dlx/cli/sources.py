@@ -35,6 +35,7 @@ from dlx._engine.tree import Tree
 from dlx._files.arrow_torch import load_checkpoint
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
 from dlx._files.mapping import map_file
+from dlx._files.npy import read_fields
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
 from dlx._files.selection import dotted_path
@@ -182,10 +183,13 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
         arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
         with read_contents(file, kind) as (parts, places):
             entries = tuple(
-                _stored_entry(each, arrays)
+                _stored_entry(
+                    field if field is each else field._replace(name=f"{name}.{field.name}".removeprefix(".")), arrays
+                )
                 for i, (_, contents) in enumerate(parts)
                 for name, each in contents.entries.items()
                 if places is None or places.get(name) == i
+                for field in (read_fields(each) if each.fields else (each,))
             )
             for _, contents in parts:
                 if contents.close is not None:
@@ -201,7 +205,9 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
 
 def _map_entries(path: Path, readonly: Readonly) -> list[Entry]:
     """Return entries with the arrays of `dlx.open`, for planning."""
-    return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
+    return entries_of(
+        map_file(path, private=readonly == "share"), lambda keys: ".".join(map(str, keys)).removeprefix(".")
+    )[0]
 
 
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
