@@ -30,6 +30,10 @@ typedef struct {
   } waited[DLX_MAX_STREAM_PAIRS]; /* waits that are already recorded; each holds a count */
 } py_stream_pairs;
 
+/* Ask a framework for its current stream on a device. Owns: the caller owns *keep, which keeps the
+ * stream alive. Errors: 0 = fallback. */
+int py_ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream, PyObject** keep);
+
 /* Whether an array of a pair may be shared in CUDA memory with these options. */
 int py_may_share_cuda(const py_source* source, const py_target* target, const DLTensor* tensor,
                       unsigned options);

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlx._core.extension import lib
+from dlx._core.types import DType
 from dlx.errors import CopyRequiredError, DeviceError
 
 _KINDS = {lib.kDLInt: "i", lib.kDLUInt: "u", lib.kDLFloat: "f", lib.kDLComplex: "c", lib.kDLBool: "b"}
@@ -21,6 +22,10 @@ def typestr(dtype: Any) -> str | None:
     size = dtype.bits // 8
     order = "|" if size == 1 else "<" if sys.byteorder == "little" else ">"
     return f"{order}{_KINDS[dtype.code]}{size}"
+
+
+NUMBERS = {name[1:]: each for each in DType.all() if (name := typestr(each)) is not None}
+"""Names of the dtypes in array interfaces and .npy files, without the byte order (``"f4"``)."""
 
 
 def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any:

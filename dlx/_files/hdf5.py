@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
+<<<<<<< HEAD
 from dlx._core.types import HOST
+=======
+from dlx._files.descr import entry_from_descr
+>>>>>>> i44-people
 from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, by_name, import_reader, reader_error
-from dlx._files.npy import entry_from_descr
 from dlx._files.signatures import HDF5
-from dlx._protocols.memory import array_interface
 from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import FileError
@@ -177,7 +179,13 @@ def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
         array = array.reshape(-1).view("u1") if is_void else array
     except Exception as error:
         raise reader_error("h5py", error) from error
+<<<<<<< HEAD
     tensor = array_interface(array, array.__array_interface__)
     if tensor.dtype == entry.dtype or entry.dtype is None or entry.shape is None:
         return tensor
     return over_memory(tensor.data_ptr, entry.shape, None, entry.dtype, HOST, owner=tensor)  # `raw` names the dtype
+=======
+    from dlx._protocols.memory import array_interface
+
+    return array_interface(array, array.__array_interface__)
+>>>>>>> i44-people

@@ -9,21 +9,28 @@ import io
 import mmap
 import os
 import stat
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
+=======
+from collections.abc import Callable, Iterable, Mapping, Sequence
+>>>>>>> i44-people
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, DType, row_major
-from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, find_in
 from dlx._support.system import find_missing, map_memory, map_privately, read_at, read_into
 from dlx._support.text import one_line
+<<<<<<< HEAD
 from dlx.adapter.base import over_memory
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
+=======
+from dlx.errors import FileError, FrameworkNotInstalledError
+>>>>>>> i44-people
 
 __all__ = [
     *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Named", "Stored"),
@@ -227,6 +234,8 @@ def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]])
                 raise FileError("another program truncated it while dlx read it", fix=AGAIN)
             at += count
 
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(READERS, len(pieces)) or 1) as pool:
         for _ in pool.map(read, pieces):
             pass
@@ -334,6 +343,9 @@ def name_dtype(stored: Stored, dtype: DType) -> Stored:
 def allocate(stored: Stored) -> tuple[Tensor, memoryview]:
     """Allocate a writable tensor for an array; return it and its bytes, which the caller fills."""
     assert stored.nbytes is not None and stored.shape is not None and stored.dtype is not None
+    from dlx._protocols.pointer import empty
+    from dlx.adapter.base import over_memory
+
     block = empty(stored.nbytes, "uint8")
     tensor = over_memory(block.data_ptr, stored.shape, stored.strides(), stored.dtype, HOST, owner=block)
     return tensor, memoryview(block)

@@ -12,7 +12,6 @@ import functools
 import importlib
 import io
 import itertools
-import math
 import re
 import struct
 import zipfile
@@ -21,7 +20,11 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
+<<<<<<< HEAD
 from dlx._core.types import DType, row_major
+=======
+from dlx._files.descr import entry_from_descr
+>>>>>>> i44-people
 from dlx._files.header import (
     AGAIN,
     MAX_BYTES,
@@ -37,11 +40,14 @@ from dlx._files.header import (
     read_next,
 )
 from dlx._files.signatures import identify_zip
-from dlx._protocols.memory import NUMBERS
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
+<<<<<<< HEAD
 __all__ = ["entry_from_descr", "find_data_start", "open_zip", "read_fields", "read_npy", "read_npz"]
+=======
+__all__ = ["find_data_start", "open_zip", "read_npy", "read_npz"]
+>>>>>>> i44-people
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -52,9 +58,9 @@ _METHODS = {
 """The largest number of bytes that one compressed byte expands to, by method; zlib's documentation says 1032."""
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
-_DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
 MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
+<<<<<<< HEAD
 _REFUSED = {
     "S": "DLPack has no text",
     "U": "DLPack has no text",
@@ -63,6 +69,8 @@ _REFUSED = {
     "m": "DLPack has no durations: .view('int64') after loading",
     "M": "DLPack has no dates: .view('int64') after loading",
 }
+=======
+>>>>>>> i44-people
 
 
 def read_npy(file: File) -> Contents:
@@ -133,6 +141,7 @@ def _parse_literal(text: str) -> Any:
     return ast.literal_eval(" ".join(tokens))
 
 
+<<<<<<< HEAD
 def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
     """Return the entry for an array, given its ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
@@ -200,6 +209,8 @@ def _load_field(records: Stored, field: Stored, width: int, entry: Stored, data:
     return tensor
 
 
+=======
+>>>>>>> i44-people
 # ---- read with a copy ------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ The format is documented in the safetensors README; an index is the JSON file th
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,6 +131,8 @@ class _Packed(Named[Stored]):
 
 def _parse_json(raw: bytes, what: str, build: Callable[[list[tuple[str, Any]]], Any]) -> dict[str, Any]:
     try:
+        import json
+
         found = json.loads(raw, object_pairs_hook=build)
     except FileError:
         raise

@@ -9,7 +9,7 @@ from operator import index
 from typing import Any
 
 from dlx._core import cuda, native
-from dlx._core.array_protocol import typestr
+from dlx._core.array_protocol import NUMBERS
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, parse_stream
@@ -17,13 +17,9 @@ from dlx._core.types import HOST, IS_COPIED, READ_ONLY, Device, DType
 from dlx._support.reflect import foreign_error, safe_repr
 from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
 
-__all__ = ["NUMBERS", "array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
+__all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
 
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
-
-
-NUMBERS = {name[1:]: each for each in DType.all() if (name := typestr(each)) is not None}
-"""Names of the dtypes in array interfaces and .npy files, without the byte order (``"f4"``)."""
 
 
 def _check_dtype(dtype: tuple[int, int, int] | None, order: str, itemsize: int, shown: str) -> DType:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import sys
@@ -64,6 +63,8 @@ class Screen:
         shown = [{"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)} for error in errors]
         if self.as_json:
             named = {"errors": shown} if shown else {}
+            import json
+
             print(json.dumps({**head(self.command), **data, **named}, indent=2, default=str), file=self._file)
         self.flush()
         for each in shown:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from dlx._support.stdout import SCHEMA
 from dlx._version import __version__
-from dlx.cli.overview import COMMANDS, exit_status, overview
+from dlx.cli.overview import COMMANDS, columns, exit_status, overview
 from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
@@ -52,6 +52,10 @@ def build_parser() -> argparse.ArgumentParser:
         _option("sources", nargs="+", metavar="SOURCE", help="see below"),
         _flag("--all", "show every array, without folding or truncation"),
     )
+    selection = (
+        _option("--only", action="append", metavar="NAME", help="arrays to show, such as 'model.*'; repeatable"),
+        _option("--skip", action="append", metavar="NAME", help="arrays to leave out, such as 'optim*'; repeatable"),
+    )
     pair = (
         _option("--from", dest="origin", metavar="NAMES", help="frameworks, such as torch,jax; default: all"),
         _option("--to", metavar="NAMES", help="targets, such as numpy,dlx; default: all installed ones"),
@@ -64,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         "inspect",
         *sources,
         _option("--to", metavar="NAMES", help=takers),
+        *selection,
         epilog=_SOURCE,
     )
     add(
@@ -74,6 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         _option("--copy", choices=tuple(COPY.values()), default="auto", help="default: auto"),
         _option("--readonly", choices=READONLY, default="copy", help="default: copy"),
         _flag("--detach", "allow the loss of gradients"),
+        _dtype_option(),
+        *selection,
         _flag("--strict", "exit with 1 if anything is refused"),
         epilog=_SOURCE,
         strict="something is refused",
@@ -84,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         _option("target", metavar="OUT", help="its suffix selects the format"),
         _option("--only", action="append", metavar="NAME", help="members to write, such as 'model.*'; repeatable"),
         _option("--skip", action="append", metavar="NAME", help="members to leave out, such as 'optim*'; repeatable"),
+        _dtype_option(),
         _flag("--force", "replace OUT if it exists"),
         epilog="OUT appears once it is complete and on disk. A killed run may leave\n"
         ".OUT.dlx-partial, which the next run replaces. Arrays are written one at a\n"
@@ -149,11 +157,18 @@ class WrongCall(Exception):
         self.command = program.partition(" ")[2]
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that knows the width, for which argparse would import `shutil`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=max(columns() - 2, 38))
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that keeps line breaks in texts, and accepts no abbreviations, to stay free to add options."""
 
     def __init__(self, **keywords: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **keywords)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Reject unknown arguments in the subcommand's parser, so that its error suggests the closest option."""
@@ -194,6 +209,21 @@ _Option = tuple[tuple[str, ...], dict[str, Any]]
 
 def _option(*words: str, **keywords: Any) -> _Option:
     return words, keywords
+
+
+def _dtype(text: str) -> Any:
+    """Parse a dtype, or changes such as ``float64=float32,int64=int32``, for the option `dtype`."""
+    if "=" not in text:
+        return text
+    pairs = [each.strip().partition("=") for each in text.split(",")]
+    if not all(old and new for old, _, new in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of changes such as float64=float32,int64=int32")
+    return {old: new for old, _, new in pairs}
+
+
+def _dtype_option() -> _Option:
+    help_text = "float32 for all floating arrays, or changes: float64=float32,int64=int32"
+    return _option("--dtype", type=_dtype, metavar="DTYPE", help=help_text)
 
 
 def _flag(word: str, text: str) -> _Option:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlx._core.array_info import ArrayInfo
-from dlx._core.types import DType
 from dlx._support.screen import Cell, Screen
 from dlx._support.text import amount
-from dlx.errors import DlxError
+
+if TYPE_CHECKING:
+    from dlx._core.array_info import ArrayInfo
+    from dlx._core.types import DType
+    from dlx.errors import DlxError
 
 MANY = 24  # entries up to which names are not folded
 MAX_SHOWN = 60  # rows
@@ -24,8 +25,7 @@ class BadInput(Exception):
     """The input cannot be read: one line for the user, exit status 2."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One array of a source, known from a header or from the object itself."""
 
     path: str  # its name in the source; empty if the source is one array
@@ -49,8 +49,7 @@ class Entry:
         return self.dtype_name if self.dtype is None else self.dtype.name
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A source that the user passed, and its contents."""
 
     name: str  # as the user wrote it
@@ -58,7 +57,7 @@ class Source:
     entries: tuple[Entry, ...]  # its arrays, in order
     nbytes: int | None = None  # of the file; None for other sources
     notes: tuple[str, ...] = ()  # about reading it, and its other contents
-    metadata: dict[str, str] = field(default_factory=dict)  # of a file
+    metadata: dict[str, str] = {}  # noqa: RUF012 - of a file, never changed
 
     @property
     def is_one(self) -> bool:
@@ -76,8 +75,7 @@ def plural(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """Entries whose names differ only in numbers."""
 
     path: str  # the name, with ``#`` for each number that differs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["COMMANDS", "exit_status", "overview"]
+__all__ = ["COMMANDS", "columns", "exit_status", "overview"]
 
 COMMANDS = {
     "inspect": "show the dtype, shape, strides, device and flags of arrays, and which targets accept them",
@@ -31,7 +31,7 @@ def exit_status(strict: str = "") -> str:
 
 def overview() -> str:
     """Return the help text of the whole command, as wide as the terminal."""
-    width = max(_columns() - 2, 38)
+    width = max(columns() - 2, 38)
     indent = 4 + max(map(len, COMMANDS))
     lines = ["usage: dlx [-h] [--version] COMMAND ...", ""]
     lines += _wrap("Inspect arrays, plan and run conversions of files, and report on this machine.", width, "", "")
@@ -43,7 +43,7 @@ def overview() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _columns() -> int:
+def columns() -> int:
     """Return the width of the terminal, or of the variable COLUMNS."""
     if os.environ.get("COLUMNS", "").isdecimal():
         return int(os.environ["COLUMNS"]) or 80

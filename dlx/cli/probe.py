@@ -23,7 +23,7 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx._version import __version__
 from dlx.adapter.base import version_of
-from dlx.cli.sources import capsule_facts
+from dlx.cli.objects import capsule_facts
 from dlx.cli.targets import array_of
 
 PATIENCE = 120  # seconds

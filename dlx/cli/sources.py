@@ -1,70 +1,53 @@
-"""Sources of the command line: files, globs, folders, stdin, objects and abstract tensors."""
+"""Sources of the command line: files, globs, folders, stdin, objects and abstract tensors.
+
+Headers of files are listed without the engine of conversions, which takes longer to import than most headers to read.
+"""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import ctypes
-import difflib
 import errno
-import glob
 import importlib
-import importlib.util
 import os
 import re
-import shutil
 import stat
 import sys
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dlx import errors
-from dlx._api.convert import plan
-from dlx._api.describe import describe
-from dlx._core import native
-from dlx._core.array_info import ArrayInfo
-from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, DType, contiguous
-from dlx._engine.failures import Failures
-from dlx._engine.tree import Tree
-from dlx._files.arrow_torch import load_checkpoint
+from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
+<<<<<<< HEAD
 from dlx._files.mapping import map_file
 from dlx._files.npy import read_fields
+=======
+>>>>>>> i44-people
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
-from dlx._files.selection import dotted_path
+from dlx._files.selection import Names, select_names
 from dlx._files.signatures import identify_folder
-from dlx._protocols import dlpack
-from dlx._registry import lookup
-from dlx._support.reflect import exception_text, type_name
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
-from dlx._views.base import View
-from dlx.cli.model import BadInput, Entry, Source, plural
-from dlx.ctypes import DLManagedTensorVersioned
-from dlx.errors import DlxError, FileError, path_text, sentences
+from dlx.cli.model import BadInput, Entry, Source
+from dlx.errors import DlxError, FileError, sentences
 from dlx.typing import Readonly
 
 _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _GLOB = re.compile(r"[*?]|\[[^\]]+\]")
 _ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
-_STEP = re.compile(r"\.?([^\W\d]\w*)|\[([^\[\]]+)\]")
-_FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SUBBYTE_TYPE_PADDED"}
 
 
 def open_sources(
-    words: list[str], screen: Screen, readonly: Readonly | None
+    words: list[str], screen: Screen, readonly: Readonly | None, only: Names = None, skip: Names = None
 ) -> tuple[list[Source], list[BadInput | DlxError]]:
     """Open the sources that `words` name, and collect errors; raise if there is one error and no source.
 
-    With `readonly`, files are opened as by ``dlx.open(readonly=...)``, for planning; without, headers are listed.
+    `only` and `skip` select arrays by name, as in `dlx.open`. With `readonly`, files are opened as by
+    ``dlx.open(readonly=...)``, for planning; without, headers are listed.
     """
     sources: list[Source] = []
     failed: list[BadInput | DlxError] = []
@@ -73,7 +56,8 @@ def open_sources(
             for name in _expand_word(word):
                 try:
                     with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
-                        sources.append(_open_source(path, screen, "-" if name == "-" else "", readonly))
+                        source = _open_source(path, screen, "-" if name == "-" else "", readonly)
+                        sources.append(_select(source, only, skip))
                 except (BadInput, DlxError) as error:
                     failed.append(error)
         except BadInput as error:
@@ -81,6 +65,19 @@ def open_sources(
     if len(failed) == 1 and not sources:
         raise failed[0]
     return sources, failed
+
+
+def _select(source: Source, only: Names, skip: Names) -> Source:
+    """Return a source with the arrays whose names the options select."""
+    if only is None and skip is None:
+        return source
+    try:
+        names = {*select_names([each.path for each in source.entries], only, skip)}
+    except FileError as error:
+        reason = re.sub(r"\b(only|skip)=", r"--\1", error.reason)
+        fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
+        raise BadInput(f"{one_line(source.name, 120)}: {sentences(reason, fix)}") from error
+    return source._replace(entries=tuple(each for each in source.entries if each.path in names))
 
 
 def _expand_word(word: str) -> Iterator[str]:
@@ -93,6 +90,8 @@ def _expand_word(word: str) -> Iterator[str]:
             yield from _list_folder(Path(word), shown)
             return
         if not os.path.lexists(word) and _GLOB.search(word):
+            import glob
+
             found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207
             if not found and re.search(r"[*?]", word):
                 raise BadInput(f"{shown}: no file matches this pattern")
@@ -122,6 +121,9 @@ def stdin_file(screen: Screen) -> Iterator[str]:
         raise BadInput("-: stdin is closed")
     descriptor = sys.stdin.fileno()
     with contextlib.ExitStack() as stack:
+        import shutil
+        import tempfile
+
         if sys.platform == "win32":  # descriptors have no paths
             copy = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)), "stdin")
             with screen.working("reading stdin"), copy.open("wb") as named:
@@ -146,14 +148,16 @@ def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | No
         if _exists(path):
             with screen.working(f"reading {name}"):
                 source = _open_file(path, readonly)
-                return replace(source, name=called) if called else source
+                return source._replace(name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("write an object as module and name, without folders and .py: 'mod:x' or 'pkg.mod:x'")
         abstract, named = _ABSTRACT.fullmatch(name), _OBJECT.fullmatch(name)
         if abstract is not None:
             return _abstract(name, abstract)
         if named is not None:
-            return _read_object(name, named["module"], named["path"])
+            from dlx.cli.objects import read_object
+
+            return read_object(name, named["module"], named["path"])
         raise BadInput("no such file, and neither pkg.mod:attr nor a dtype with a shape, such as 'float32[3,4]'")
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
@@ -177,10 +181,16 @@ def _exists(path: Path) -> bool:
 def _open_file(path: Path, readonly: Readonly | None) -> Source:
     with open_file(path) as file:
         kind = detect_kind(file)
-        if kind in LIBRARY_KINDS:
-            readers = {".pt": _read_torch, ".parquet": _read_parquet}
-            return readers.get(kind, _read_mapped)(file, readonly or "copy")
-        arrays = {} if readonly is None else {each.path: each.obj for each in _map_entries(path, readonly)}
+        if kind == ".parquet":
+            return _read_parquet(file, readonly)
+        arrays: dict[str, Any] = {}
+        if kind in LIBRARY_KINDS or readonly is not None:
+            from dlx.cli import objects
+
+            if kind in LIBRARY_KINDS:
+                read = objects.read_torch if kind == ".pt" else objects.read_mapped
+                return read(file, readonly or "copy")
+            arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
         with read_contents(file, kind) as (parts, places):
             entries = tuple(
                 _stored_entry(
@@ -203,6 +213,7 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
             return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
 
 
+<<<<<<< HEAD
 def _map_entries(path: Path, readonly: Readonly) -> list[Entry]:
     """Return entries with the arrays of `dlx.open`, for planning."""
     return entries_of(
@@ -210,6 +221,8 @@ def _map_entries(path: Path, readonly: Readonly) -> list[Entry]:
     )[0]
 
 
+=======
+>>>>>>> i44-people
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
     return Entry(
         stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, stored.offset,
@@ -236,210 +249,38 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=notes),))
 
 
-# ---- read by another library -----------------------------------------------------------------------------------------
+# The common types of Arrow and their dtypes. `describe_column` knows all, and imports the engine.
+_ARROW = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_ARROW |= {f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-def _read_torch(file: File, readonly: Readonly) -> Source:
-    """List the tensors of a torch checkpoint."""
-    loaded, saved = load_checkpoint(file)
-    entries, rest = entries_of(loaded, dotted_path)
-    notes = ["read by torch, weights_only, memory-mapped"]
-    notes += [f"saved on {', '.join(saved)}"] if saved else []
-    notes += [f"{plural(rest, 'value')} of other types"] if rest else []
-    if not entries:
-        raise FileError("it contains no tensor", fix="Pass a file that contains tensors.")
-    return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
-
-
-def _read_mapped(file: File, readonly: Readonly) -> Source:
-    """List the columns of an Arrow IPC file or stream, or the tensors of a folder."""
-    entries = tuple(replace(each, refused=_why_no_array(each.obj)) for each in _map_entries(file.path, readonly))
-    return Source(str(file.path), detect_kind(file), entries, file.size)
-
-
-def _read_parquet(file: File, _: Readonly) -> Source:
+def _read_parquet(file: File, readonly: Readonly | None) -> Source:
     """List the columns of a Parquet file, which `dlx.open` does not support."""
     pa = import_reader("pyarrow", ".parquet")
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
             rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
-            entries = tuple(_describe_column(pa, field, rows) for field in found.schema_arrow)
+            entries = tuple(_list_column(pa, field, rows) for field in found.schema_arrow)
     except Exception as error:
         raise reader_error("pyarrow", error) from error
-    try:
-        map_file(file.path)
-    except FileError as error:
-        entries = tuple(replace(each, error=error) for each in entries)
+    if readonly is not None:  # for planning
+        from dlx._files.mapping import map_file
+
+        try:
+            map_file(file.path)
+        except FileError as error:
+            entries = tuple(each._replace(error=error) for each in entries)
     notes = ("the schema only", f"row groups: {groups:,}")
     return Source(str(file.path), ".parquet", entries, file.size, notes)
 
 
-def _why_no_array(column: Any) -> str:
-    """Return the reason why a column cannot be converted, or ``""``."""
-    error = plan(column, to="dlx").error
-    return sentences(error.reason, error.fix) if isinstance(error, DlxError) else ""
-
-
-def _describe_column(pa: Any, field: Any, rows: int) -> Entry:
+def _list_column(pa: Any, field: Any, rows: int) -> Entry:
     """Describe a column by the schema."""
-    empty, name = pa.nulls(0, field.type), str(field.type)
-    refused = _why_no_array(empty)
+    name = str(field.type)
+    if name not in _ARROW:
+        from dlx.cli.objects import describe_column
+
+        return describe_column(pa, field, rows)
+    dtype = DType(_ARROW[name])
     notes = ("nulls are allowed",) if field.nullable else ()
-    if refused:
-        return Entry(field.name, None, name, (rows,), None, refused=refused, notes=notes)
-    info = describe(empty)
-    assert info.dtype is not None and info.shape is not None
-    shape = (rows, *info.shape[1:])
-    nbytes = -(-prod(shape) * info.dtype.bits // 8)
-    return Entry(field.name, info.dtype, name, shape, nbytes, order="C", notes=notes)
-
-
-# ---- objects in memory -----------------------------------------------------------------------------------------------
-
-
-def _read_object(name: str, module: str, path: str) -> Source:
-    """Import a module, which runs its code, and describe the arrays in one of its attributes."""
-    sys.path.insert(0, "")  # the current folder, as `python -m` does
-    try:
-        if importlib.util.find_spec(module.partition(".")[0]) is not None:  # otherwise no code runs
-            print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
-        obj: Any = importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            fix = "Run dlx in the folder that contains it, or set PYTHONPATH"
-            raise BadInput(f"there is no module {error.name!r} in this folder or on Python's path. {fix}") from error
-        raise BadInput(f"importing {module} failed: {_one_line(error)}") from error
-    try:
-        for attribute, index in _STEP.findall(path):
-            obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ValueError | SyntaxError) and not attribute:
-            raise BadInput(f"[{index}] is neither a number nor a quoted text") from error
-        if isinstance(error, AttributeError | LookupError):
-            raise BadInput(
-                f"{module} has no {path}: {_one_line(error)}{_suggest_names(module, path, attribute)}"
-            ) from error
-        raise BadInput(f"looking up {module}.{path} failed: {_one_line(error)}") from error
-    found = type_name(type(obj))
-    notes = [f"imported {module}, which ran its code"]
-    try:
-        state = callable(getattr(type(obj), "state_dict", None)) and lookup.kind(type(obj)).handler is None
-        if state:
-            obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
-        elif isinstance(obj, View):
-            notes.append("a lazy view: these are the unconverted arrays of its source")
-        entries, others = entries_of(obj, dotted_path if state else lambda path: path_text(path, ""))
-    except (DlxError, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:  # of the object's code
-        raise BadInput(f"inspecting the {found} failed: {_one_line(error)}") from error
-    if not entries:
-        held = "whose state_dict() contains no array" if state else "which is not an array and contains none"
-        raise BadInput(f"its type is {found}, {held}")
-    if others:
-        notes.append(f"{plural(others, 'value')} of other types")
-    return Source(name, "object", tuple(entries), notes=tuple(notes))
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an error in one line."""
-    return one_line(exception_text(error, 240), 300)
-
-
-def _suggest_names(module: str, path: str, attribute: str) -> str:
-    """Return a sentence with similar names of a module, or its data, or ``""``."""
-    if path != attribute:
-        return ""
-    names = {key: each for key, each in vars(sys.modules[module]).items() if key[:1] != "_"}
-    near = difflib.get_close_matches(attribute, names, 3)
-    found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
-    return f". It has {', '.join(found[:8])}" if found else ""
-
-
-def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:
-    """Return entries for an array or the arrays in a tree, without converting, and the number of other values.
-
-    ``named(path)`` returns the name of an entry. For a lazy view, the entries come from its source.
-    """
-    handler = lookup.kind(type(root)).handler
-    if handler is None:
-        entry = _describe("", root)
-        return ([], 1) if entry is None else ([entry], 0)
-    failures = Failures("", collect=True)
-    tree = Tree(root, handler, failures)
-    parts = tree.containers()
-    known = {id(each) for each in tree.arrays} | {id(part[0]) for part in parts}
-    children = [id(child) for _, _, held, _ in parts for child in held]
-    places = Counter(children)
-    entries = []
-    for i, array in enumerate(tree.arrays):
-        entry = _describe(named(tree.path(i)), array)
-        if entry is not None:
-            again = (f"in {places[id(array)]} places",) if places[id(array)] > 1 else ()
-            entries.append(replace(entry, notes=(*entry.notes, *again)))
-    entries += [_refused_entry(named(error.path), error.source, error) for error in failures.errors]
-    return entries, sum(each not in known for each in children)
-
-
-def _refused_entry(path: str, what: str, error: DlxError) -> Entry:
-    refused = one_line(sentences(error.reason, error.fix))
-    return Entry(path, None, what, None, None, "?", refused=refused, error=error)
-
-
-def _describe(path: str, obj: Any) -> Entry | None:
-    """Describe an object; return None if it is not an array."""
-    try:
-        info = describe(obj)
-    except errors.AdapterNotFoundError:
-        return None
-    except errors.ConversionError as error:
-        return replace(_refused_entry(path, type_name(type(obj)), error), obj=obj, error=None)
-    device = "?" if info.device is None else str(info.device)
-    known = info.shape is not None and (info.dtype is not None or info.nbytes)
-    return Entry(
-        path, info.dtype, info.dtype_name or "?", info.shape, info.nbytes if known else None, device, _layout(info),
-        info=info, obj=obj, notes=info.notes,
-    )  # fmt: skip
-
-
-def _layout(info: ArrayInfo) -> str:
-    """Return ``"C"``, ``"F"``, ``"strided"``, or ``""`` if the layout is unknown."""
-    if info.shape is None or info.strides is None:
-        return ""
-    if info.contiguous():
-        return "C"
-    return "F" if contiguous(info.shape[::-1], info.strides[::-1]) else "strided"
-
-
-def capsule_facts(obj: Any) -> dict[str, Any]:
-    """Request a capsule from an object and drop it; return its name, version and flags, or why it was refused."""
-    state = native.capsule_state(obj)
-    if state is not None:
-        return _read_capsule(obj) if state != "used" else {"refused": "the capsule has been used already"}
-    if not hasattr(type(obj), "__dlpack__"):
-        return {}
-    reason = dlpack.why_no_numbers(obj)
-    if reason:
-        return {"refused": reason}
-    try:
-        try:
-            capsule = obj.__dlpack__(max_version=(native.lib.DLX_DLPACK_MAJOR, native.lib.DLX_DLPACK_MINOR))
-        except TypeError:
-            capsule = obj.__dlpack__()
-        return _read_capsule(capsule)
-    except (Exception, SystemExit) as error:
-        return {"refused": _one_line(error)}
-
-
-def _read_capsule(capsule: Any) -> dict[str, Any]:
-    if native.capsule_state(capsule) != "versioned":
-        return {"name": "dltensor", "version": None, "flags": []}
-    get = ctypes.PyDLL(None).PyCapsule_GetPointer  # ctypes.pythonapi is shared, so its types must not be changed
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    struct = DLManagedTensorVersioned.from_address(get(capsule, b"dltensor_versioned"))
-    facts = {"name": "dltensor_versioned", "version": [struct.version.major, struct.version.minor]}
-    if struct.version.major != native.lib.DLX_DLPACK_MAJOR:  # later fields may have other offsets
-        return {**facts, "flags": []}
-    known = [word for bit, word in _FLAGS.items() if struct.flags & bit]
-    rest = struct.flags & ~sum(_FLAGS)
-    return {**facts, "flags": [*known, *([hex(rest)] if rest else [])], "byte_offset": struct.dl_tensor.byte_offset}
+    return Entry(field.name, dtype, name, (rows,), rows * dtype.bits // 8, order="C", notes=notes)

@@ -30,6 +30,8 @@ def command_option(name: str, value: Any) -> str:
     """Format an option of `dlx.convert` as an option of the command; without a value, format its name."""
     if name == "copy" and value is not None:
         value = COPY[value]
+    if isinstance(value, dict):
+        value = ",".join(f"{old}={new}" for old, new in value.items())
     return f"--{name}" if value is None or value is True else f"--{name} {value}"
 
 

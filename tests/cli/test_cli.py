@@ -66,6 +66,36 @@ def test_the_overview_fits_the_terminal(columns, monkeypatch):
     assert max(map(len, text.partition("\nexit status")[0].splitlines())) <= max(columns, 44)
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "npz", "h5", "parquet"])
+def test_listing_a_header_needs_no_engine(tmp_path, kind):
+    """`dlx inspect` of a file costs little more than its library: no conversion, plugin or dataclass is imported."""
+    library = {"h5": "h5py", "parquet": "pyarrow"}.get(kind)
+    path = tmp_path / f"x.{kind}"
+    if kind == "safetensors":
+        safetensors(path, {"w": ("F32", (4,))})
+    elif kind == "npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            npy(tmp_path / "w.npy", "<f4", (4,))
+            archive.write(tmp_path / "w.npy", "w.npy")
+    elif kind == "h5":
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file["w"] = [1.0, 2.0]
+    else:
+        pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        pq.write_table(pa.table({"w": [1.0], "n": [1]}), path)
+    code = f"""
+import sys
+from dlx.cli import main
+status = main(["inspect", {str(path)!r}])
+heavy = ["pluggy", "dlx._engine", "dlx._registry", "dlx.adapter", "dlx._views", "rich", "tempfile", "difflib"]
+print([name for name in heavy if name in sys.modules and not {library!r}], file=sys.stderr)
+print([name for name in heavy if name.startswith(("dlx", "pluggy")) and name in sys.modules], file=sys.stderr)
+sys.exit(status)
+"""
+    status, out, err = dlx(code=code)
+    assert (status, err.splitlines()[-1]) == (0, "[]") and "w" in out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_tells_exit_statuses_and_fits_80_columns(command):
     """Every command's help explains its exit statuses, within 80 columns."""

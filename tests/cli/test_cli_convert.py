@@ -375,7 +375,7 @@ def test_what_has_no_place_is_said(tmp_path):
     assert "left out: 1 of metadata" in here("convert", path, tmp_path / "x.npz")[1]
     state = {"model": {"w": torch.ones(2, requires_grad=True)}, "epoch": 3}
     torch.save(state, tmp_path / "x.pt")
-    assert "left out: 1 value of other types" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
+    assert "left out: 1 value of other types: epoch" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
     assert opened(tmp_path / "pt.npz")["model.w"].tolist() == [1, 1]
     (tmp_path / "x.gguf").write_bytes(gguf({"w": (0, (2,), np.ones(2, "f4").tobytes())}))
     assert here("convert", tmp_path / "x.gguf", tmp_path / "w.npy")[0] == 0
@@ -472,7 +472,9 @@ def test_plain_values_of_a_library_are_left_out(tmp_path):
     (source,) = document("inspect", tmp_path / "x.pt")["sources"]
     assert "8 values of other types" in source["notes"]
     found = document("convert", tmp_path / "x.pt", tmp_path / "x.npz")
-    assert [each["path"] for each in found["arrays"]] == ["a"] and "left out: 8 values of other types" in found["notes"]
+    assert [each["path"] for each in found["arrays"]] == ["a"]
+    (note,) = found["notes"]
+    assert note.startswith("left out: 8 values of other types: size, dtype, device, n")
 
 
 def test_members_without_an_array_are_named(tmp_path, np):
@@ -485,3 +487,37 @@ def test_members_without_an_array_are_named(tmp_path, np):
     assert notes == ["left out: readme.txt, without an array"]
     (tmp_path / "gone.npy").symlink_to(".git/annex/objects/x")
     assert "git annex get FILE" in refused("inspect", tmp_path / "gone.npy")
+
+
+def test_dtype_casts_while_it_writes(tmp_path, np):
+    """``--dtype`` is the option of `dlx.convert`: a floating dtype, or changes; the report has the new sizes."""
+    np.savez(tmp_path / "x.npz", f=np.arange(3.0), h=np.ones(2, np.float16), i=np.arange(3), b=np.ones(2, bool))
+    found = document("convert", tmp_path / "x.npz", tmp_path / "y.npz", "--dtype", "float32")
+    assert {each["path"]: (each["dtype"], each["nbytes"]) for each in found["arrays"]} == {
+        "f": ("float32", 12), "h": ("float32", 8), "i": ("int64", 24), "b": ("bool", 2),
+    }  # fmt: skip
+    written = np.load(tmp_path / "y.npz")
+    assert {name: str(written[name].dtype) for name in written} == {
+        "f": "float32", "h": "float32", "i": "int64", "b": "bool",
+    }  # fmt: skip
+    assert written["f"].tolist() == [0, 1, 2]
+    words = ["--dtype", "int64=int32, float16=float64", "--only", "[hi]"]
+    document("convert", tmp_path / "x.npz", tmp_path / "z.npz", *words)
+    written = np.load(tmp_path / "z.npz")
+    assert {name: str(written[name].dtype) for name in written} == {"h": "float64", "i": "int32"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        ("int8", "such as --dtype float64=int8."),
+        ("nonsense", "unknown dtype 'nonsense'"),
+        ("float64=int8,", "is no list of changes such as float64=float32,int64=int32"),
+        ("bfloat16", "Write .safetensors, or pass --dtype float32."),
+    ],
+)
+def test_a_dtype_that_is_not_possible_is_refused(tmp_path, np, dtype, said):
+    """The fix names options of the command, and nothing is written."""
+    np.save(tmp_path / "x.npy", np.ones(2))
+    assert said in refused("convert", tmp_path / "x.npy", tmp_path / "y.npz", "--dtype", dtype)
+    assert not (tmp_path / "y.npz").exists()

@@ -347,3 +347,35 @@ def test_flags_in_a_report_hold_no_path(monkeypatch):
     monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
     shown = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["shown"]
     assert shown(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["plan", "--to", "dlx"]])
+def test_only_and_skip_select_arrays(tmp_path, command):
+    """As in `dlx.open`: names and patterns; an unknown one is refused with the nearest name."""
+    path = safetensors(tmp_path / "x.safetensors", dict.fromkeys(("a.w", "a.b", "c.w"), ("F32", (4,))))
+    kind = "sources" if command == ["inspect"] else "plans"
+
+    def names(*words):
+        (found,) = document(*command, path, *words)[kind]
+        return [each["path"] for each in found["arrays"]]
+
+    assert names("--only", "a.*") == ["a.w", "a.b"]
+    assert names("--only", "*.w", "--skip", "c.w") == ["a.w"]
+    assert names("--skip", "a.w", "--skip", "c*") == ["a.b"]
+    assert "which --only names. Did you mean 'a." in refused(*command, path, "--only", "a.v")
+
+
+def test_dtype_is_part_of_the_plan(tmp_path):
+    """The step and its bytes are those of ``dlx.plan(dtype=)``; a fix names the option of the command."""
+    path = safetensors(tmp_path / "x.safetensors", {"w": ("F32", (4,)), "i": ("I64", (2,))})
+    (plan,) = document("plan", path, "--to", "dlx", "--dtype", "float64")["plans"]
+    assert {each["path"]: each["nbytes"] for each in plan["arrays"] if each["outcome"] == "copied"} == {"w": 32}
+    assert "Pass --dtype int64=float32." in here("plan", "int64[3]", "--to", "dlx", "--dtype", "float32")[1]
+
+
+def test_the_hint_appears_once(tmp_path):
+    """Under the last of several sources, and not if targets were named."""
+    paths = [safetensors(tmp_path / f"{name}.safetensors", {"w": ("F32", (4,))}) for name in "abc"]
+    shown = here("inspect", *paths)[1]
+    assert shown.count("--to torch,numpy") == 1 and shown.rstrip().endswith("(imports them)")
+    assert "imports them" not in here("inspect", *paths, "--to", "dlx")[1]

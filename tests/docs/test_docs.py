@@ -306,6 +306,7 @@ OTHERS = {
     "dlpack.h",
     "cuda.h",
     "pyconfig.h",
+    "PC/pyconfig.h",
     "math.h",
     "decoder.c",
     "program.py",

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from dlx._api.convert import convert
 from dlx._api.save import collect_items, text_metadata, write_items
+from dlx._engine.casting import read_casts
 from dlx._files.mapping import map_file
 from dlx._files.selection import dotted_path
-from dlx._files.writing import FORMATS, WITH_METADATA
+from dlx._files.writing import FORMATS, WITH_METADATA, Item
 from dlx._registry.generic import Deferred
 from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
 from dlx.cli.model import BadInput, plural
 from dlx.cli.sources import stdin_file
 from dlx.errors import DlxError, sentences
+
+NAMED = 8  # values that are left out and named
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -32,19 +39,23 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             stack.callback(archive.close)
             with _naming_file(source):
                 items, others = collect_items(archive, "stdin" if source == "-" else path.stem)
+                items = [_cast(each, arguments.dtype) for each in items]
             metadata = text_metadata(archive) if target.suffix in WITH_METADATA else {}
             total = sum(item.nbytes for item in items)
             with _naming_file(str(target)), screen.bytes_done(f"writing {target}", total) as done:
                 write_items(items, target, metadata, force=arguments.force, sync=True, advance=done)
         except DlxError as error:
             where = source if error.source != str(target) else error.source
+            fix = re.sub(r"\bdtype=\{'(\w+)': '(\w+)'\}", r"--dtype \1=\2", error.fix)  # as on the command line
+            fix = fix.replace("change the dtype in the array's framework first", "pass --dtype float32")
             reason = f"{dotted_path(error.path)!r}: {error.reason}" if error.path else error.reason
-            raise BadInput(f"{one_line(where, 120)}: {sentences(reason, error.fix)}") from error.__cause__
+            raise BadInput(f"{one_line(where, 120)}: {sentences(reason, fix)}") from error.__cause__
     size, lost = target.stat().st_size, len(archive.metadata) - len(metadata)
     names = [name for name, value in others if isinstance(value, Deferred)]
     screen.line((str(target), "name"), f"  {plural(len(items), 'array')}, file of {amount(size)}")
-    plain = len(others) - len(names)
-    notes = [f"left out: {plural(plain, 'value')} of other types"] if plain else []
+    plain = [name for name, value in others if not isinstance(value, Deferred)]
+    few = f": {one_line(', '.join(plain[:NAMED]), 200)}{', …' * (len(plain) > NAMED)}"
+    notes = [f"left out: {plural(len(plain), 'value')} of other types{few}"] if plain else []
     notes += [f"left out: {one_line(', '.join(names), 200)}, without an array"] if names else []
     notes += [f"left out: {lost:,} of metadata, which {target.suffix} cannot store"] if lost else []
     for note in notes:
@@ -54,6 +65,17 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     ]
     screen.document({"source": source, "target": str(target), "bytes": size, "notes": notes, "arrays": arrays})
     return 0
+
+
+def _cast(item: Item, dtype: Any) -> Item:
+    """Return an item with the dtype that ``--dtype`` gives it; it is cast when it is read."""
+    casts = read_casts(dtype)
+    new = None if casts is None else casts.find(item.dtype)
+    if new is None:
+        return item
+    nbytes = -(-math.prod(item.shape) * new.bits * new.lanes // 8)
+    change = {item.dtype.name: new}
+    return Item(item.name, new, item.shape, nbytes, lambda: convert(item.read(), to="dlx", dtype=change))
 
 
 @contextlib.contextmanager

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
-from dlx.cli import targets
 from dlx.cli.model import Entry, Fold, Source, folds, nbytes_of, plural, shape_text, show_arrays, show_sums, totals
-from dlx.cli.sources import capsule_facts, open_sources
-from dlx.cli.targets import Outcome
+from dlx.cli.sources import open_sources
+
+if TYPE_CHECKING:
+    from dlx.cli.targets import Outcome
 
 REASONS = 3  # shown for each outcome and target
 
@@ -21,22 +22,31 @@ _SHORT_LAYOUTS = {"F": ["F-order"], "strided": ["strided"]}
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source, and the totals of several."""
-    sources, errors = open_sources(arguments.sources, screen, "copy" if arguments.to else None)
-    documents = []
+    sources, errors = open_sources(
+        arguments.sources, screen, "copy" if arguments.to else None, arguments.only, arguments.skip
+    )
+    documents, hint = [], False
     for source in sources:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
-        with screen.working("importing targets"):
-            names = targets.parse_targets(arguments.to, default, none=True)
+        if arguments.to is None and default == "none":
+            names = []
+        else:
+            from dlx.cli import targets
+
+            with screen.working("importing targets"):
+                names = targets.parse_targets(arguments.to, default, none=True)
         arrays = _show_one(source, names, screen) if source.is_one else _show_many(source, names, arguments.all, screen)
         facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
         documents.append({**facts, "notes": source.notes, "metadata": source.metadata, "arrays": arrays})
-        if not names and arguments.to is None:
-            screen.line("")
-            screen.line(("to see which targets accept it: --to torch,numpy or --to all (imports them)", "quiet"))
+        hint = hint or (not names and arguments.to is None)
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.heading("in all", plural(len(sources), "source"))
         show_sums(everything, screen)
+    if hint:
+        it = "it" if len(sources) == 1 else "them"
+        screen.line("")
+        screen.line((f"to see which targets accept {it}: --to torch,numpy or --to all (imports them)", "quiet"))
     sums = [dict(zip(("dtype", "device", "arrays", "bytes"), row, strict=True)) for row in totals(everything)]
     screen.document({"sources": documents, "totals": sums}, errors)
     return 2 if errors else 0
@@ -63,12 +73,19 @@ def _document(entry: Entry) -> dict[str, Any]:
 
 def _show_one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any]]:
     entry = source.entries[0]
-    capsule = capsule_facts(entry.obj) if entry.info is not None else {}
+    capsule = {}
+    if entry.info is not None:
+        from dlx.cli.objects import capsule_facts
+
+        capsule = capsule_facts(entry.obj)
     screen.heading(source.name, entry.info.type_name if entry.info is not None else source.kind)
     screen.facts(_facts(source, entry, capsule))
-    with screen.working("planning"):
-        outcomes = [targets.outcome(entry, name) for name in names]
-    if outcomes:
+    outcomes = []
+    if names:
+        from dlx.cli import targets
+
+        with screen.working("planning"):
+            outcomes = [targets.outcome(entry, name) for name in names]
         screen.line("")
         targets.show(outcomes, screen)
     own = {"capsule": capsule} if entry.info is not None else {}
@@ -149,6 +166,8 @@ def _show_many(source: Source, names: list[str], everything: bool, screen: Scree
         screen.facts([(key[:30], value[:200]) for key, value in source.metadata.items()])
     documents = [_document(entry) for entry in entries] if screen.as_json else []
     if names:
+        from dlx.cli import targets
+
         planned = [
             [targets.outcome(each, name) for name in names]
             for each in screen.progress(entries, "planning", len(entries))

@@ -18,13 +18,15 @@ from dlx.cli.targets import Outcome
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
-    sources, errors = open_sources(arguments.sources, screen, arguments.readonly)
+    sources, errors = open_sources(arguments.sources, screen, arguments.readonly, arguments.only, arguments.skip)
     options = {
         "device": None if arguments.device is None else Device(arguments.device),
         "copy": next(value for value, word in COPY.items() if word == arguments.copy),
         "readonly": arguments.readonly,
         "detach": arguments.detach,
     }
+    if arguments.dtype is not None:
+        options["dtype"] = arguments.dtype
     with screen.working("importing targets"):
         names = targets.parse_targets(arguments.to)
     documents: list[dict[str, Any]] = []
@@ -65,9 +67,11 @@ def _summarize(source: Source) -> str:
 
 def _format_options(arguments: argparse.Namespace) -> str:
     """Return the options that the user passed, as on the command line."""
-    defaults = {"device": None, "copy": "auto", "readonly": "copy"}
+    defaults = {"device": None, "copy": "auto", "readonly": "copy", "dtype": None}
+    values = {name: getattr(arguments, name) for name, each in defaults.items() if getattr(arguments, name) != each}
     words = [
-        f"--{name} {getattr(arguments, name)}" for name, each in defaults.items() if getattr(arguments, name) != each
+        targets.command_option(name, value) if name == "dtype" else f"--{name} {value}"
+        for name, value in values.items()
     ]
     return " ".join([*words, "--detach"] if arguments.detach else words)
 

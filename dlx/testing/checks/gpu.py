@@ -411,10 +411,11 @@ def using(framework: Any) -> None:
         raise NotApplicable("cupy has no CUDA device, or is not installed")
     torch, seen = framework.module, []
 
-    @dlx.using("torch")
-    def same(x: Any) -> Any:
+    def record(x: Any) -> Any:
         seen.append(torch.cuda.current_stream().cuda_stream)
         return x
+
+    same: Any = dlx.using("torch")(record)
 
     before, stream = torch.cuda.current_stream(), cupy.stream()
     with cupy.on(stream):
