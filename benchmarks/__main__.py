@@ -23,6 +23,7 @@ from benchmarks.gradients import gradients
 from benchmarks.growth import growth
 from benchmarks.imports import fresh_process, imports
 from benchmarks.moves import moves
+from benchmarks.options import options
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
@@ -44,6 +45,7 @@ PARTS = (
     "copies",
     "trees",
     "verbs",
+    "options",
     "views",
     "using",
     "cliffs",
@@ -105,6 +107,8 @@ def measure(parts, *, quick):
         found["trees"] = trees(names, quick=quick)
     if "verbs" in parts and "t" in names:
         found["verbs"] = verbs(names, quick=quick)
+    if "options" in parts:
+        found["options"] = options(names["np"], quick=quick)
     if "views" in parts and "t" in names:
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:

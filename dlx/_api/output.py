@@ -157,8 +157,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
-    if dtype is None and fill_plain([obj], out, -1):
-        return out
     target, casts = type_name(type(out)), read_casts(dtype)
     try:
         pairs = [

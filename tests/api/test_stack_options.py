@@ -132,6 +132,35 @@ def test_a_mapping_of_columns(np):
     assert (dlx.stack(many, out=np.zeros((2000, 50), "f4"), axis=1, dtype="float32") == np.stack(many, 1)).all()
 
 
+def test_list_columns(np):
+    """Lists of one length are one array over the column's values; others are rows, padded if the call says so."""
+    pa = pytest.importorskip("pyarrow")
+    for kind in (pa.list_, pa.large_list):
+        column = pa.array([[1, 2], [3, 4], [5, 6]], kind(pa.int64()))
+        found = dlx.stack(column, "numpy")
+        assert found.tolist() == column.to_pylist() and dlx.shares_memory(found, column.values)
+        assert not found.flags.writeable and dlx.stack(column, "torch").tolist() == column.to_pylist()
+        assert dlx.stack(column[1:], "numpy", axis=1).tolist() == [[3, 5], [4, 6]]
+        assert dlx.stack(column, "torch", dtype="float32").tolist() == column.to_pylist()
+        assert dlx.stack(column, out=np.zeros((3, 2), "i8"))[2].tolist() == [5, 6]
+        nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], kind(kind(pa.int64())))
+        assert dlx.stack(nested, "numpy").tolist() == nested.to_pylist()
+        ragged = pa.array([[1, 2], [], [3]], kind(pa.int64()))
+        assert dlx.stack(ragged, "numpy", pad=-1).tolist() == [[1, 2], [-1, -1], [3, -1]]
+        with pytest.raises(errors.LayoutError, match=r"at arrays\[1\]: .*Pass pad=0"):
+            dlx.stack(ragged, "numpy")
+        with pytest.raises(errors.LayoutError, match="nested and differ"):
+            dlx.stack(pa.array([[[1]], [[1, 2]]], kind(kind(pa.int64()))), "numpy")
+        with pytest.raises(errors.LayoutError, match="null"):
+            dlx.stack(pa.array([[1, 2], None], kind(pa.int64())), "numpy")
+        with pytest.raises(ValueError, match="at least one"):
+            dlx.stack(column[:0], "numpy")
+        empty = pa.array([[], []], kind(pa.float64()))
+        assert dlx.stack(empty, "numpy").shape == (2, 0)
+    many = pa.chunked_array([[[1.0, 2.0]], [[3.0, 4.0]]])
+    assert dlx.stack(many, "numpy").tolist() == [[1, 2], [3, 4]]
+
+
 def test_objects_that_are_arrays(np):
     """An object array of equal arrays is a list of them."""
     objects = np.empty(3, object)
