@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -142,7 +143,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
         return _refuse(name, str(dtype), "it is null: it has no shape and no elements")
     if dtype.hasobject:
         return _refuse(name, str(dtype), "its elements have variable length, or are references", item.shape)
-    if item.external or item.is_virtual:
+    if item.external or (item.is_virtual and not _has_plain_sources(h5py, file, item)):
         fix = f"Read it with h5py: h5py.File(path)[{name!r}][...]."
         return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
     entry = entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
@@ -161,6 +162,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     notes = [] if in_file else ["stored as another type"]
     notes += ["in the other byte order"] if entry.swapped else []
     notes += ["in chunks"] if item.chunks is not None else []
+    notes += ["virtual"] if item.is_virtual else []
     notes += [f"compressed ({one_line(item.compression, 20)})"] if item.compression else []
     if not notes and start is not None and nbytes == entry.nbytes:
         if start + (entry.nbytes or 0) > file.size:
@@ -168,6 +170,23 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
         return entry._replace(offset=start)
     notes = notes or ["not contiguous in the file"]
     return entry._replace(notes=tuple(notes), load=functools.partial(_read_dataset, item))
+
+
+def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
+    """Return whether a virtual dataset consists of datasets in this file, or in files of the same folder."""
+    for source in item.virtual_sources():
+        place = file.path.parent / source.file_name
+        if source.file_name != "." and (file.data is not None or "/" in source.file_name or not place.is_file()):
+            return False
+        with contextlib.nullcontext(item.file) if source.file_name == "." else h5py.File(place, "r") as opened:
+            found = opened
+            for key in source.dset_name.strip("/").split("/"):
+                if not isinstance(found.get(key, getlink=True), h5py.HardLink):
+                    return False
+                found = found[key]
+            if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
+                return False
+    return True
 
 
 def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
