@@ -133,8 +133,19 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
                 leaves[name] = child, path
     if not leaves:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    shared = convert([obj for obj, _ in leaves.values()], to="dlx", copy=False, detach=True, errors="pass")
+    arrays = [obj for obj, _ in leaves.values()]
+    try:
+        shared = convert(arrays, to="dlx", copy=False, detach=True)
+    except DlxError:  # one of them is copied or refused when it is read
+        shared = [_share(array) for array in arrays]
     return [_item(name, *leaf, each) for (name, leaf), each in zip(leaves.items(), shared, strict=True)], others
+
+
+def _share(array: Any) -> Any:
+    try:
+        return convert(array, to="dlx", copy=False, detach=True)
+    except DlxError:
+        return array
 
 
 def _item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:

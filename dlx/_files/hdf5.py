@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
@@ -17,7 +17,7 @@ from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import FileError
 
-__all__ = ["read_hdf5"]
+__all__ = ["read_array", "read_hdf5"]
 
 
 def read_hdf5(file: File) -> Contents:
@@ -190,12 +190,17 @@ def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
 
 
 def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
+    return read_array(lambda: item[...], entry, "h5py")
+
+
+def read_array(read: Callable[[], Any], entry: Stored, package: str) -> Tensor:
+    """Read a numpy array with a library; its bytes, if they are void or records."""
     try:
-        is_void = item.dtype.kind == "V"  # records, whose bytes are wanted, or raw bytes
-        array = item[...] if is_void else item.astype(item.dtype.newbyteorder("="))[...]
-        array = array.reshape(-1).view("u1") if is_void else array
+        array = read()
+        is_void = array.dtype.kind == "V"
+        array = array.reshape(-1).view("u1") if is_void else array.astype(array.dtype.newbyteorder("="), copy=False)
     except Exception as error:
-        raise reader_error("h5py", error) from error
+        raise reader_error(package, error) from error
     tensor = array_interface(array, array.__array_interface__)
     if tensor.dtype == entry.dtype or entry.dtype is None or entry.shape is None:
         return tensor
