@@ -26,7 +26,7 @@ def read_zarr(file: File) -> Contents:
     zarr = import_reader("zarr", "zarr")
     try:
         root = zarr.open(str(file.path.parent), mode="r")
-        members = [("", root)] if isinstance(root, zarr.Array) else root.members(max_depth=None)
+        members = [("", root)] if isinstance(root, zarr.Array) else sorted(root.members(max_depth=None))
         entries = by_name(_describe(name, each) for name, each in members if isinstance(each, zarr.Array))
         return Contents("zarr", entries, dict(root.attrs))
     except Exception as error:  # a damaged store can cause any exception
