@@ -15,7 +15,8 @@ import sys
 from dlx._support.late import load_name
 from dlx._version import __version__
 
-TYPE_CHECKING = False  # `typing` takes as long to import as Python to start
+# False, without an import of `typing`, which takes as long as Python to start. jedi skips what follows a literal False.
+TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
 
@@ -149,3 +150,7 @@ def _load(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
+
+
+if "IPython" in sys.modules:
+    load_name("dlx._api.notebook", "install")()

@@ -373,3 +373,7 @@ class PluginError(DlxError, RuntimeError):
     """An adapter plugin is broken; `__cause__` has the error."""
 
     usual_fix = "Repair or uninstall the plugin."
+
+
+def __dir__() -> list[str]:
+    return __all__

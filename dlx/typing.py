@@ -12,7 +12,17 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args, runtime_checkable
 
-__all__ = ["AnyArray", "DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDLPack", "Target"]
+__all__ = [
+    "AnyArray",
+    "DTypeLike",
+    "DeviceLike",
+    "Errors",
+    "Options",
+    "Outcome",
+    "Readonly",
+    "SupportsDLPack",
+    "Target",
+]
 
 
 @runtime_checkable
@@ -48,6 +58,9 @@ DeviceLike: TypeAlias = object
 Frameworks' device objects, such as `torch.device`, have no common attributes, so type checkers accept any object.
 """
 
+DTypeLike: TypeAlias = object
+"""A floating dtype by name, a `dlx.DType`, a framework's dtype, or a mapping: ``{"float64": "float32"}``."""
+
 Readonly: TypeAlias = Literal["copy", "error", "share"]
 """How targets whose arrays are always writable get read-only memory."""
 
@@ -62,11 +75,8 @@ Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "passed", "t
 """The outcome of a conversion, see `dlx.Plan`."""
 
 
-class Options(TypedDict, total=False):
-    """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
-
-    They are `device`, `copy`, `readonly`, `detach`, `stream`, `wait`, `strict`, `errors` and `dtype`; each is optional.
-    """
+class _ArrayOptions(TypedDict, total=False):
+    """The options that have the same meaning for an array and a container."""
 
     device: DeviceLike | None
     copy: bool | None
@@ -75,5 +85,17 @@ class Options(TypedDict, total=False):
     stream: object
     wait: bool
     strict: bool
+    dtype: DTypeLike
+
+
+class Options(_ArrayOptions, total=False):
+    """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
+
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `wait`, `strict`, `errors` and `dtype`; each is optional.
+    """
+
     errors: Errors
-    dtype: object
+
+
+def __dir__() -> list[str]:
+    return __all__

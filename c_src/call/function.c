@@ -91,11 +91,13 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     py_maps_end();
   } else if (py_options_read(&call, args, n, names, &like)) {
     py_maps_begin();
+    int may_move = like == NULL && call.options == 0 && call.function->to == NULL;
     result = like                       ? convert_like(&call, args[0], like)
              : call.options & DLX_MOVES ? py_streams_move(&call, args[0])
              : call.options & DLX_VIEWS ? convert_lazily(&call, args[0])
              : call.function->to        ? convert_array(&call, args[0])
                                         : py_convert(&call, args[0]);
+    if (result == NULL && may_move) result = py_streams_move(&call, args[0]);
     py_maps_end();
   }
   if (result || PyErr_Occurred()) {
@@ -311,20 +313,22 @@ static PyGetSetDef fast_path_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(
-    fast_path_doc,
-    "FastPathFunction(wrapped, learn, failed, to=None, view=None)\n--\n\n"
-    "A function with a fast path in C; see dlx.convert. `to` is the fixed target of a "
-    "function that\ntakes one array. view(obj, to) returns a lazy view, or None. If `learn` "
-    "is None, all calls go\nto Python.");
-
+/* FastPathFunction(wrapped, learn, failed, to=None, view=None): a function with a fast path in C;
+ * see dlx.convert. `to` is the fixed target of a function that takes one array. view(obj, to)
+ * returns a lazy view, or None. If `learn` is None, all calls go to Python. This is no docstring,
+ * since IPython would show it with each function. */
 static PyType_Slot fast_path_slots[] = {
-    {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},
-    {Py_tp_traverse, fast_path_traverse}, {Py_tp_clear, fast_path_clear},
-    {Py_tp_call, PyVectorcall_Call},      {Py_tp_repr, fast_path_repr},
-    {Py_tp_descr_get, fast_path_get},     {Py_tp_methods, fast_path_methods},
-    {Py_tp_getset, fast_path_attributes}, {Py_tp_members, fast_path_members},
-    {Py_tp_doc, (void*)fast_path_doc},    {0, NULL},
+    {Py_tp_new, fast_path_new},
+    {Py_tp_dealloc, fast_path_dealloc},
+    {Py_tp_traverse, fast_path_traverse},
+    {Py_tp_clear, fast_path_clear},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_repr, fast_path_repr},
+    {Py_tp_descr_get, fast_path_get},
+    {Py_tp_methods, fast_path_methods},
+    {Py_tp_getset, fast_path_attributes},
+    {Py_tp_members, fast_path_members},
+    {0, NULL},
 };
 
 static PyType_Spec fast_path_spec = {

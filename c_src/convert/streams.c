@@ -217,13 +217,16 @@ static DLManagedTensorVersioned* take_in_place(const py_call* call, PyObject* ob
   return offer.made;
 }
 
-/* Whether a target accepts a row-major copy of a tensor on a device. */
-static int accepts_copy(const py_target* t, const DLTensor* tensor, DLDevice device) {
+/* Whether a target accepts a dense copy of a tensor on a device; set its strides. */
+static int accepts_copy(const py_target* t, const DLTensor* tensor, DLDevice device,
+                        int64_t* strides) {
   DLTensor copy = *tensor;
+  dlx_fresh_strides(tensor, t->accepts.layouts & DLX_LAYOUT_PERMUTED, strides);
   copy.device = device;
   copy.data = (void*)(uintptr_t)DLX_ALIGNMENT;
   copy.byte_offset = 0;
-  return dlx_size(tensor) && dlx_itemsize(tensor->dtype, 0) && dlx_layout(tensor) == 0 &&
+  copy.strides = strides;
+  return dlx_size(tensor) && dlx_itemsize(tensor->dtype, 0) &&
          dlx_check(&copy, 0, &t->accepts) == 0;
 }
 
@@ -236,7 +239,7 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
   DLManagedTensorVersioned* copy = NULL;
   if (s->kind.type == &py_tensor_type) {
     copy = py_cuda_fetch((TensorObject*)obj);
-  } else if (atomic_exchange(&s->has_worked, 1) &&
+  } else if (atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &&
              ask_stream(&s->streams, device, &stream, &keep)) {
     copy = py_managed_copy(from, 1, stream);
   }
@@ -245,11 +248,20 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
   return copy;
 }
 
-/* Call `allocate` for an array like a tensor. Owns: takes `like`. Errors: NULL = fallback. */
-static PyObject* allocate(const py_target* t, PyObject* like, PyObject* device) {
+/* Call `allocate` for an array like a tensor with other strides. Owns: takes `like`. Errors: NULL =
+ * fallback. */
+static PyObject* allocate(const py_target* t, PyObject* like, int ndim, const int64_t* strides,
+                          PyObject* device) {
   PyObject* args[] = {like ? PyObject_GetAttr(like, py_name_shape) : NULL, NULL, device, NULL};
   if (args[0]) args[1] = PyObject_GetAttr(like, py_name_dtype);
-  if (args[1]) args[3] = PyObject_GetAttr(like, py_name_strides);
+  if (args[1]) args[3] = PyTuple_New(ndim);
+  for (int i = 0; args[3] && i < ndim; i++) {
+    PyObject* step = PyLong_FromLongLong(strides[i]);
+    if (step)
+      PyTuple_SET_ITEM(args[3], i, step);
+    else
+      Py_CLEAR(args[3]);
+  }
   PyObject* array = args[3] ? PyObject_Vectorcall(t->allocate, args, 4, NULL) : NULL;
   Py_XDECREF(args[0]);
   Py_XDECREF(args[1]);
@@ -265,15 +277,16 @@ static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersione
   PyObject *keep = NULL, *array = NULL;
   DLManagedTensorVersioned* to = NULL;
   uint64_t stream = 0;
+  int64_t strides[DLX_MAX_NDIM];
   DLDevice device;
   py_pair pair;
   int status = DLX_E_DEVICE;
   if (where && where != Py_None && py_read_device(where, &device) == 0 &&
-      accepts_copy(t, &from->dl_tensor, device) &&
+      accepts_copy(t, &from->dl_tensor, device, strides) &&
       ask_stream(&t->streams, device.device_id, &stream, &keep) &&
       dlx_cuda_can_order(device.device_id, stream, -1, 0) == DLX_OK) {
     dlx_managed_hold(from);
-    array = allocate(t, py_tensor_wrap(from), where);
+    array = allocate(t, py_tensor_wrap(from), from->dl_tensor.ndim, strides, where);
   }
   if (array) to = take_in_place(call, array, &pair);
   if (to) {
@@ -300,11 +313,13 @@ PyObject* py_streams_move(const py_call* call, PyObject* obj) {
   DLManagedTensorVersioned* made = goes ? take_in_place(call, obj, &in_place) : NULL;
   if (made) {
     DLDevice device = made->dl_tensor.device, host = {kDLCPU, 0};
+    int64_t strides[DLX_MAX_NDIM];
     int takes_device = t->accepts.device_types >> device.device_type & 1;
     if (device.device_type == kDLCPU && t->allocate && (call->device || !takes_device)) {
       result = send(call, t, made);
     } else if (device.device_type == kDLCUDA && call->device == NULL && !takes_device &&
-               accepts_copy(t, &made->dl_tensor, host)) {
+               dlx_layout(&made->dl_tensor) == 0 &&
+               accepts_copy(t, &made->dl_tensor, host, strides)) {
       DLManagedTensorVersioned* copy = fetch(in_place.source, made, obj);
       if (copy) result = t->hand_over(call, t, copy, obj);
     }

@@ -30,7 +30,7 @@ from dlx._files.selection import Names
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
-from dlx.typing import DeviceLike, Errors, Options, Readonly, SupportsDLPack, Target
+from dlx.typing import DeviceLike, DTypeLike, Errors, Options, Readonly, SupportsDLPack, Target, _ArrayOptions
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -169,9 +169,12 @@ class _Free(Options, total=False):
 class _Eager(Options, total=False):
     lazy: Literal[False]
 
+class _Passing(_ArrayOptions, total=False):
+    lazy: Literal[False]
+
 class _Place(TypedDict, total=False):
     axis: int
-    dtype: object
+    dtype: DTypeLike
     pad: float | None
     device: DeviceLike | None
     stream: object
@@ -184,8 +187,9 @@ class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
-    dtype: object
+    dtype: DTypeLike
 
+FileOrPath = TypeVar("FileOrPath", str, PathLike[str], PathLike[bytes], Buffer, IO[bytes])
 FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
 
 class Convert:
@@ -203,6 +207,10 @@ class Convert:
 
     # ---- tables and objects around arrays
 
+    @overload
+    def __call__(
+        self, obj: Table, to: Target | None = ..., *, like: Any = ..., errors: Literal["pass"], **o: Unpack[_Passing]
+    ) -> dict[Any, Any]: ...
     @overload
     def __call__(self, obj: Table, to: _DLX, **o: Unpack[_Free]) -> dict[Any, Tensor]: ...
     @overload
@@ -275,7 +283,7 @@ class Convert:
         wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: object = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -294,13 +302,43 @@ class Convert:
         wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: object = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
 
     # ---- containers
 
+    @overload
+    def __call__(
+        self,
+        obj: list[Any],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        errors: Literal["pass"],
+        **o: Unpack[_Passing],
+    ) -> list[Any]: ...
+    @overload
+    def __call__(
+        self,
+        obj: tuple[Any, ...],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        errors: Literal["pass"],
+        **o: Unpack[_Passing],
+    ) -> tuple[Any, ...]: ...
+    @overload
+    def __call__(
+        self,
+        obj: dict[_K, Any],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        errors: Literal["pass"],
+        **o: Unpack[_Passing],
+    ) -> dict[_K, Any]: ...
     @overload
     def __call__(self, obj: list[_Element], to: _DLX, **o: Unpack[_Eager]) -> list[Tensor]: ...
     @overload
@@ -428,7 +466,7 @@ class Convert:
         wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: object = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -447,7 +485,7 @@ class Convert:
         wait: bool | NothingElse[Never] = ...,
         strict: bool | NothingElse[Never] = ...,
         errors: Errors | NothingElse[Never] = ...,
-        dtype: object = ...,
+        dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
         **unknown: NoSuchOption[Never],
     ) -> Any: ...
@@ -461,7 +499,7 @@ class Convert:
     @overload
     def __call__(self, obj: ArrayOrContainer[Never], to: None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
     @overload
-    def __call__(self, obj: Any, *, out: _T, dtype: object = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
+    def __call__(self, obj: Any, *, out: _T, dtype: DTypeLike = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
     @overload
     def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
 
@@ -481,7 +519,7 @@ class Convert:
             wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: object = ...,
+            dtype: DTypeLike = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -500,7 +538,7 @@ class Convert:
             wait: bool = ...,
             strict: bool = ...,
             errors: Errors = ...,
-            dtype: object = ...,
+            dtype: DTypeLike = ...,
             lazy: bool = ...,
             **unknown: NoSuchOption[Never],
         ) -> Any: ...
@@ -526,7 +564,7 @@ class Stack:
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
     def __call__(
-        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: object = ..., pad: float | None = ...
+        self, arrays: Iterable[Any], *, out: _T, axis: int = ..., dtype: DTypeLike = ..., pad: float | None = ...
     ) -> _T: ...
     @overload
     def __call__(self, arrays: MissingTo[Never], **o: Unpack[_Place]) -> Any: ...
@@ -537,7 +575,7 @@ class Stack:
         to: Target | NothingElse[Never],
         *,
         axis: int | NothingElse[Never] = ...,
-        dtype: object = ...,
+        dtype: DTypeLike = ...,
         pad: float | NothingElse[Never] | None = ...,
         device: DeviceLike | None = ...,
         stream: object = ...,
@@ -576,8 +614,25 @@ class Open:
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
-        dtype: object = ...,
+        dtype: DTypeLike = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
+
+    if not MYPY:
+        @overload
+        def __call__(
+            self,
+            path: FileOrPath,
+            to: Target = ...,
+            *,
+            only: Names = ...,
+            skip: Names = ...,
+            mmap: bool = ...,
+            device: DeviceLike | None = ...,
+            readonly: Readonly = ...,
+            detach: bool = ...,
+            dtype: DTypeLike = ...,
+            **unknown: NoSuchOption[Never],
+        ) -> FileView[Any]: ...
 
 open: Open

@@ -10,7 +10,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, fill, fill_plain, finish, open_output
+from dlx._api.output import check_fits, fill, fill_plain, open_output
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -19,8 +19,10 @@ from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, read_casts
+from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
+from dlx._engine.planner import keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import borrow_all
@@ -80,7 +82,8 @@ def stack(
     Returns
     -------
     array
-        An array of the target framework with shape ``(N, ...)`` (N at `axis`), row-major, in new memory; or `out`.
+        An array of the target framework with shape ``(N, ...)`` (N at `axis`) in new memory; or `out`. It is row-major,
+        except that each array's values stay adjacent for other axes than the first, if the target supports that.
 
     Raises
     ------
@@ -178,20 +181,23 @@ def _stack_unlike(
     output = None if out is None else open_output(out)
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
-        whole = empty(shape, wanted)
+        whole = empty((len(tensors), *row) if keeps_order(request.target) else shape, wanted)
+        if at and keeps_order(request.target):  # faster: the values of each array stay adjacent
+            step, *steps = whole.strides
+            whole = native.tensor_new(whole.data_ptr, shape, (*steps[:at], step, *steps[at:]), wanted, HOST, 0, whole)
     else:
         check_fits(output, shape, wanted)
         if not output.is_on_host() or output.tensor is None:
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
     if any(tensor.shape != row for tensor in tensors):
-        number = native.tensor_cast(_read_lists(pad, 0, ""), wanted, False)
+        number = native.tensor_copy(_read_lists(pad, 0, ""), False, 0, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
     fill(whole, tensors, at)
     if output is not None:
-        finish(output)
+        mark_written(output.adapter, output.obj)
     return whole
 
 
@@ -257,7 +263,10 @@ def _stack_on_device(
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    return StreamSync(request.target, request.stream, request.device).stack(tensors, sources, like)
+    is_last = request.device is None or physical(request.device) == device
+    sync = StreamSync(request.target, request.stream, request.device)
+    array, whole, ready = sync.copy(tensors, sources, like, is_last and first.nbytes > 0)
+    return array if array is not None else whole if ready is None else cuda.when(whole, ready)
 
 
 def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
@@ -361,6 +370,7 @@ def _read_lists(obj: Any, key: Any, target: str) -> Any:
         raise
 
 
+_RANKS = {lib.kDLBool: 0, lib.kDLInt: 1, lib.kDLUInt: 1, lib.kDLComplex: 3}  # of dtypes; floating ones have 2
 _ODD: dict[str, tuple[type[DlxError], str]] = {
     "dtype": (DTypeError, ""),
     "shape": (LayoutError, "Pass arrays of one shape."),
@@ -388,7 +398,7 @@ def _odd(word: str, one: Any, other: Any, first: Any, key: Any) -> DlxError:
     reason = f"its {word} is {other}, but {path_text((first,), 'arrays')} has {one}"
     option: tuple[tuple[str, Any], ...] = ()
     if word == "dtype":
-        option = (("dtype", one.name),)
+        option = (("dtype", max(one, other, key=lambda dtype: (_RANKS.get(dtype.code, 2), dtype.bits)).name),)
     elif word == "shape" and len(one) == len(other):
         option, fix = (("pad", 0),), ""
     return kind(reason, root="arrays", path=(key,), fix=fix, option=option)

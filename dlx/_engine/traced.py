@@ -25,7 +25,7 @@ _NOT_TRACED = f"it uses memory outside of the graph. Call it before or after the
 
 
 def _call(self: Any, *args: Any, **options: Any) -> Any:
-    """Call the function, or trace its equivalent in torch."""
+    """Call self as a function."""
     framework = sys.modules.get(TRACING[0])
     if framework is None or not framework.compiler.is_dynamo_compiling():
         return self(*args, **options)
@@ -33,6 +33,11 @@ def _call(self: Any, *args: Any, **options: Any) -> Any:
         return _convert(framework, *args, **options)
     framework._dynamo.graph_break(msg=f"cannot trace dlx.{self.__name__}: {_NOT_TRACED}")
     return self(*args, **options)
+
+
+# IPython shows the signature and the docstring of `__call__` next to the function's own, unless the signature cannot be
+# read and the docstring is that of every function's `__call__`.
+_call.__signature__ = False  # type: ignore[attr-defined]
 
 
 def _convert(

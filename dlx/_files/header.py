@@ -20,7 +20,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._protocols.pointer import empty
 from dlx._support.reflect import exception_text, find_in
-from dlx._support.system import map_memory, map_privately, read_at
+from dlx._support.system import find_missing, map_memory, map_privately, read_at, read_into
 from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
@@ -194,6 +194,8 @@ def read_stream(stream: Any) -> memoryview:
 
 def copy_to_memory(file: File, *, needs_path: bool) -> File:
     """Return a copy of a file in memory; with `needs_path`, libraries can open its `location`."""
+    if needs_path and (reason := find_missing().get("share")):
+        raise FileError(reason, source=str(file.path), fix="Pass mmap=True.")
     descriptor = os.memfd_create("dlx") if needs_path else -1
     try:
         block = memoryview(allocate_block(file.size, descriptor))
@@ -220,7 +222,7 @@ def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]])
             target[at:end] = file.data[at:end]
             return
         while at < end:
-            count = os.preadv(file.handle.fileno(), [target[at:end]], at)
+            count = read_into(file.handle.fileno(), target[at:end], at)
             if not count:
                 raise FileError("another program truncated it while dlx read it", fix=AGAIN)
             at += count

@@ -96,3 +96,8 @@ def adapters() -> Adapters:
             if is_strict():
                 raise found.broken[str(plugin)]
     return found
+
+
+def can_be_target(adapter: Adapter) -> bool:
+    """Return whether an adapter declares capabilities, without importing its framework."""
+    return type(adapter).capabilities is not Adapter.capabilities

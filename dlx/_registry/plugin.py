@@ -57,6 +57,8 @@ FRAMEWORKS = {
     "xarray": Framework("dlx_adapters.dlx_xarray", "xarray", is_target=False),
     "pandas": Framework("dlx_adapters.dlx_pandas", "pandas", is_target=False),
     "dask": Framework("dlx_adapters.dlx_dask", "'dask[array]'"),
+    "openvino": Framework("dlx_adapters.dlx_openvino", "openvino", short="ov"),
+    "nvidia.dali": Framework("dlx_adapters.dlx_dali", "nvidia-dali-cuda120", ("dali",)),
     "scipy": Framework("dlx_adapters.dlx_scipy", "scipy"),
     "sparse": Framework("dlx_adapters.dlx_scipy", "sparse"),
     "awkward": Framework("dlx_adapters.dlx_scipy", "awkward", short="ak"),

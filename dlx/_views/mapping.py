@@ -101,6 +101,9 @@ class MappingView(KeyedView, Mapping[K, V]):
                 return self._touch(name, element)
         raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
 
+    def _ipython_key_completions_(self) -> list[Any]:
+        return list(self.keys())
+
     def _children(self) -> Any:
         return () if self._handler.elements == "fresh" else (self._source[key] for key in self)
 

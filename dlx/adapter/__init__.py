@@ -17,3 +17,7 @@ __all__ = [*_base, "ArrowSource", "arrow_info", "arrow_lists", "file_handler", "
 for _value in [globals()[name] for name in __all__]:
     if str(getattr(_value, "__module__", "")).startswith("dlx.adapter."):
         set_module("dlx.adapter")(_value)
+
+
+def __dir__() -> list[str]:
+    return __all__

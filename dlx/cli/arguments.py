@@ -125,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "new-adapter",
         _option("name", metavar="NAME", help="the framework's import name"),
+        _option("--type", metavar="NAMES", help="its array types, such as Array; default: found in the package"),
         _option("--into", metavar="FOLDER", help="a new folder; default: dlx-NAME"),
         epilog="The package is imported, if it is installed, to find its array types and dtypes.",
     )

@@ -13,10 +13,10 @@ from dlx._core.extension import ffi
 from dlx._core.types import HOST
 from dlx._engine.plan import Plan, Step
 from dlx._protocols.pointer import empty
-from dlx._registry.listing import adapters
+from dlx._registry.listing import adapters, can_be_target
 from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx._support.text import amount
-from dlx.adapter import Adapter, over_memory
+from dlx.adapter import over_memory
 from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry
 from dlx.errors import ConversionError, DlxError, format_option, sentences
@@ -66,11 +66,6 @@ class Outcome:
         kind, fix = ("", "") if self.error is None else (type(self.error).__name__, self.error.fix)
         head = {"target": self.target, "outcome": self.outcome, "why": self.why()}
         return {**head, "nbytes": self.nbytes, "error": kind, "fix": fix}
-
-
-def can_be_target(adapter: Adapter) -> bool:
-    """Return whether an adapter declares capabilities, without importing its framework."""
-    return type(adapter).capabilities is not Adapter.capabilities
 
 
 def installed_targets() -> list[str]:

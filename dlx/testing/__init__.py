@@ -21,3 +21,7 @@ __all__ = [
     "LIBRARIES", "excepting", "find", "of_kinds", "run",
     "pytest_addoption", "pytest_configure", "pytest_collection_modifyitems",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

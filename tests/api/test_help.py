@@ -5,6 +5,9 @@ import importlib
 import inspect
 import pathlib
 import pydoc
+import subprocess
+import sys
+import textwrap
 import typing
 
 import pytest
@@ -118,3 +121,79 @@ def test_ipython_shows_a_function():
     assert said["string_form"] == "<function dlx.convert>" and "'Any'" not in (said["definition"] or "")
     made = dlx.plan([bytearray(2)], to="dlx")
     assert pretty.pretty(made) == repr(made) and pretty.pretty(dlx.Device("cpu")) == "Device('cpu')"
+
+
+@pytest.mark.parametrize("name", ["convert", "plan", "stack", "open", "describe", "share"])
+def test_ipython_shows_one_signature_and_one_docstring(name):
+    """It would show those of a callable's class and of its ``__call__`` as well."""
+    oinspect = pytest.importorskip("IPython.core.oinspect")
+    said = oinspect.Inspector(theme_name="nocolor").info(getattr(dlx, name), oname=f"dlx.{name}")
+    assert said["definition"].startswith(f"dlx.{name}(") and said["docstring"]
+    assert {key: said[key] for key in ("class_docstring", "call_def", "call_docstring", "init_docstring")} == {
+        "class_docstring": None, "call_def": None, "call_docstring": None, "init_docstring": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["errors", "adapter", "typing", "testing"])
+def test_modules_complete_public_names_only(name):
+    """Completion shows no import and no helper of a module."""
+    module = importlib.import_module(f"dlx.{name}")
+    assert sorted(dir(module)) == sorted(module.__all__)
+
+
+def test_notebooks_complete_the_keys_of_views(tmp_path):
+    """IPython and Jupyter call this method after ``view['``; a dict's keys are completed by themselves."""
+    view = dlx.convert({"alpha": bytearray(2), "beta": [1]}, to="dlx", lazy=True)
+    assert view._ipython_key_completions_() == ["alpha", "beta"]
+    path = tmp_path / "x.npz"
+    np = pytest.importorskip("numpy")
+    np.savez(path, w=np.ones(2), b=np.ones(1))
+    with dlx.open(path) as file:
+        assert file._ipython_key_completions_() == ["w", "b"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ('dlx.convert(x, to="', {"torch", "numpy", "dlx", "jax"}),
+        ("dlx.convert(f(x, y), device='cpu', to='to", {"torch"}),
+        ('with dlx.open("x.npz", to="nu', {"numpy"}),
+        ('plan(x, to = "tor', {"torch"}),
+        ('@dlx.using("to', {"torch"}),
+        ('print("to=")', set()),
+        ('dlx.convert(x, to="torch", device="c', set()),
+        ('save(x, to="', set()),
+    ],
+)
+def test_notebooks_complete_targets(typed, found):
+    """After ``to="``, in a call that has the parameter."""
+    from dlx._api.notebook import complete_targets
+
+    names = complete_targets(typed)
+    assert found <= {*names} and bool(found) == bool(names)
+    assert len(names) == 1 or len(found) != 1
+
+
+def test_ipython_completes_targets_keys_and_public_names():
+    """In a running IPython, whether dlx is imported at the start or by a cell; no framework is imported."""
+    pytest.importorskip("IPython")
+    code = """
+        import sys
+        from IPython.core.completer import provisionalcompleter
+        from IPython.terminal.interactiveshell import TerminalInteractiveShell
+
+        shell = TerminalInteractiveShell.instance(history_manager=None)
+        shell.run_cell("import dlx; view = dlx.convert({'alpha': bytearray(2)}, to='dlx', lazy=True)")
+        with provisionalcompleter():
+            for typed in ('dlx.convert(b"a", to="to', "view['", "dlx.errors.D"):
+                print(*[each.text for each in shell.Completer.completions(typed, len(typed))])
+        assert "torch" not in sys.modules
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    targets, keys, errors = done.stdout.splitlines()
+    assert targets == "torch"
+    assert "alpha" in keys
+    assert errors.split() == ["DeviceError", "DeviceNameError", "DlxError", "DTypeError"] or "DlxError" in errors

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.project import ROOT
+from support.repository.pages import blocks
 
 import dlx
 import dlx.typing
@@ -238,6 +239,21 @@ def test_a_framework_that_is_not_installed_is_any(checker, tmp_path):
     folder = tmp_path / "examples"
     folder.mkdir()
     assert set(report_of(checker, ["alone.py", "strict.py"], folder, python=python)) == announced("alone.py")
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("page", ["accept-any-array", "types"])
+def test_checkers_accept_the_functions_of_a_page(checker, page, tmp_path):
+    """All functions that the pages for library authors define are complete and right to strict checkers."""
+    need(checker, "numpy", "torch", "jax")
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
+    parts = [code for info, code, _ in blocks(text) if info == "python" and re.search(r"(?m)^(def|import) ", code)]
+    assert sum(code.count("def ") for code in parts) >= 3
+    (tmp_path / "page.py").write_text("\n".join(parts))
+    report = (
+        report_of_mypy(["page.py"], folder=tmp_path) if checker == "mypy" else report_of_pyright(["page.py"], tmp_path)
+    )
+    assert [each for each in report if each[0] == "error"] == []
 
 
 def test_dlx_says_that_it_is_typed():

@@ -16,6 +16,7 @@ from typing import Any
 
 from dlx._core.driver import format_device, format_memory, format_version
 from dlx._core.extension import ffi, lib
+from dlx._registry.listing import can_be_target
 from dlx._registry.modules import is_missing
 from dlx._registry.plugin import OURS, error_of, install_of
 from dlx._registry.registry import registry
@@ -28,7 +29,6 @@ from dlx._version import __version__
 from dlx.adapter.base import installed_version
 from dlx.cli.model import BadInput, plural
 from dlx.cli.probe import ask
-from dlx.cli.targets import can_be_target
 
 _STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "bad"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._core.types import DType
-from dlx._registry.listing import adapters
+from dlx._registry.listing import adapters, can_be_target
 from dlx._support.display import COLORS
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.svg import box, legend, page, text
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the adapters' names for dtypes, or with frameworks imported, the plans of conversions."""
     if arguments.live or arguments.origin is not None or arguments.to is not None:
         return _run_live(arguments, screen)
-    chosen = {name: each for name, each in adapters().items() if targets.can_be_target(each) and name != "dlx"}
+    chosen = {name: each for name, each in adapters().items() if can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []
     documents = []
     own: dict[str, list[str]] = {}

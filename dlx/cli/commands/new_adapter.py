@@ -15,15 +15,28 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._version import __version__
+from dlx.adapter import look_up
 from dlx.cli.model import BadInput
+from dlx.errors import did_you_mean
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 
+# The arguments of over_memory are in a comment: no attribute of an unknown class is known.
 EXPORT = '''
-    def export(self, obj, *, stream=None):
-        """Return a tensor over the memory of one array, which has no __dlpack__."""
-        raise NotImplementedError("return dlx.adapter.over_memory(address, shape, strides, dtype, device, owner=obj)")
+    {head}
+    # def export(self, obj, *, stream=None):
+    #     """Return a tensor over the memory of one array, which it keeps alive."""
+    #     address = obj.address  # of the first element
+    #     strides = None  # row-major; otherwise a tuple, in elements
+    #     dtype = self.dtypes.from_native(obj.dtype)
+    #     return over_memory(address, obj.shape, strides, dtype, Device("cpu"), readonly=False, owner=obj)
 '''
+HAS_DLPACK = "# For classes without __dlpack__:"
+NO_DLPACK = """def export(self, obj, *, stream=None):
+        \"\"\"Return a tensor over the memory of one array, whose class has no __dlpack__.\"\"\"
+        raise NotImplementedError("fill in the address, shape and dtype of the array")
+
+    # In place of the method above:"""
 
 FROM_DLPACK = "import {package}\n\n        return {package}.from_dlpack(tensor)"
 NO_FROM_DLPACK = 'raise NotImplementedError("return an array over tensor.data_ptr that keeps the tensor alive")'
@@ -42,10 +55,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     if folder.exists():
         raise BadInput(f"{folder} already exists, and dlx does not overwrite it. Pass another one: --into FOLDER")
     framework, left = _import(package)
-    types = _array_types(framework, package)
+    types, guessed = _array_types(framework, package, arguments.type)
+    left += guessed
     dtypes = [each.name for each in DType.all() if hasattr(framework, each.name)]
     dtypes = dtypes or ["float32", "float64", "int32", "int64"]
-    exports = framework is None or all(hasattr(getattr(framework, each), "__dlpack__") for each in types)
+    classes = [look_up(f"{package}.{each}") for each in types] if framework is not None else []
+    exports = all(hasattr(each, "__dlpack__") for each in classes if each is not None)
     loads = framework is None or callable(getattr(framework, "from_dlpack", None))
     root = package.partition(".")[0]
     providers = [*dict.fromkeys(metadata.packages_distributions().get(root, []))]
@@ -64,7 +79,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "title": "".join(part.capitalize() for part in words.split("_")),
         "types": "".join(f'"{package}.{each}", ' for each in types).strip(),
         "dtypes": "\n".join(f'        "{each}": "{each}",' for each in dtypes),
-        "export": "" if exports else EXPORT,
+        "export": EXPORT.format(head=HAS_DLPACK if exports else NO_DLPACK),
         "load": FROM_DLPACK.format(package=package) if loads else NO_FROM_DLPACK,
     }
     module = facts["module"]
@@ -100,10 +115,19 @@ def _import(package: str) -> tuple[ModuleType | None, list[str]]:
         return None, [f"types and dtypes: {package} {why}, so they are guesses"]
 
 
-def _array_types(module: ModuleType | None, package: str) -> list[str]:
-    """Return the names of the array types in a package: classes with __dlpack__, or with a common name."""
+def _array_types(module: ModuleType | None, package: str, named: str | None) -> tuple[list[str], list[str]]:
+    """Return the names of the array types of a package, and a note if they are guesses."""
+    if named is not None:
+        types = [each.strip().removeprefix(f"{package}.") for each in named.split(",")]
+        for each in types:
+            if not all(part.isidentifier() for part in each.split(".")):
+                raise BadInput(f"--type {each!r} is not a class name. Pass names such as Array or core.Array")
+            if module is not None and not isinstance(look_up(f"{package}.{each}"), type):
+                names = [name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_"]
+                raise BadInput(f"{package} has no class {each}. {_suggest(each, names)}".rstrip())
+        return types, []
     if module is None:
-        return ["Array"]
+        return ["Array"], []
     classes = {
         name: each
         for name, each in vars(module).items()
@@ -111,6 +135,15 @@ def _array_types(module: ModuleType | None, package: str) -> list[str]:
     }
     found = [name for name, each in classes.items() if hasattr(each, "__dlpack__")]
     found = found or [name for name in ("Array", "Tensor", "ndarray", "NDArray") if name in classes]
-    if not found:
-        raise BadInput(f"{package} has no class with __dlpack__, and none named Array, Tensor, ndarray or NDArray")
-    return found
+    if found:
+        return found, []
+    likely = [name for name, each in classes.items() if hasattr(each, "shape") or hasattr(each, "dtype")]
+    likely = likely or [*classes][:1] if len(classes) == 1 else likely
+    has = f"; its classes: {', '.join([*classes][:8])}" if classes else ""
+    note = f"types: {package} has no class with __dlpack__, and none named Array, Tensor, ndarray or NDArray{has}"
+    return likely or ["Array"], [f"{note}. {', '.join(likely) or 'Array'} is a guess; --type names another"]
+
+
+def _suggest(name: str, names: list[str]) -> str:
+    """Return the advice for a class that does not exist."""
+    return did_you_mean(name, names) or (f"Pass one of {', '.join(names[:8])}" if names else "")

@@ -168,7 +168,9 @@ class Build:
             build = run(
                 sys.executable, "-c", "import sysconfig; print(sysconfig.get_config_var('BUILD_GNU_TYPE'))"
             ).strip()
-            python = shutil.which(f"python{self.python}") or sys.executable
+            python = ask_python(self.python, "sys.executable")
+            if not python:
+                raise Failed(f"{self.name}: to configure it, a Python {self.python} of this machine must run")
             # The results of one version hold for the others: they are about the C library and the compiler.
             environment = {
                 **os.environ, "CC": f"{sys.executable} -m ziglang cc -target {self.target.zig}",
@@ -186,16 +188,20 @@ class Build:
         return made.read_text(encoding="utf-8")
 
 
-def include_of(version: str) -> Path | None:
-    """Return the folder of the headers of this machine's Python with a version."""
-    for name in (f"python{version}", *Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}")):
+def ask_python(version: str, code: str) -> str:
+    """Return what an expression of this machine's Python with a version prints, or "": pyenv's shims may fail."""
+    for name in (f"python{version}", *sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))):
         try:
-            found = Path(run(name, "-c", "import sysconfig; print(sysconfig.get_path('include'))").strip())
+            return run(name, "-c", f"import sys, sysconfig; print({code})").strip()
         except (OSError, Failed):
             continue
-        if (found / "Python.h").exists() and (found / "pyconfig.h").exists():
-            return found
-    return None
+    return ""
+
+
+def include_of(version: str) -> Path | None:
+    """Return the folder of the headers of this machine's Python with a version."""
+    found = Path(ask_python(version, "sysconfig.get_path('include')") or "none")
+    return found if (found / "Python.h").exists() and (found / "pyconfig.h").exists() else None
 
 
 # ---- extensions ------------------------------------------------------------------------------------------------------

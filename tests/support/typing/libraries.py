@@ -46,6 +46,9 @@ dlx.convert(batch, like=tensor)["x"]  # Tensor  # mypy: Any
 dlx.convert(list(weights.values()), to="numpy")  # list[NDArray[Any]]  # mypy: Any
 dlx.convert((tensor, tensor), to="jax")  # tuple[Array, ...]
 dlx.convert([(tensor, 1)], to="numpy")  # list[Any]
+dlx.convert([tensor, tensor], to="numpy", errors="pass")  # list[Any]
+dlx.convert({"a": tensor}, to="numpy", dtype="float64", errors="collect")  # dict[str, NDArray[Any]]
+dlx.convert({"a": tensor, "b": np.array(["x"])}, to="numpy", errors="pass")  # dict[str, Any]
 dlx.convert({"a": [tensor]}, to="numpy")  # dict[str, Any]
 dlx.convert(samples, like=tensor)  # Tensor
 dlx.convert(tensor, like=jnp.ones(3))  # Array
@@ -68,6 +71,8 @@ dlx.stack([tensor for _ in range(3)], "numpy")  # NDArray[Any]
 dlx.stack((tensor for _ in range(3)), to=np, device="cpu")  # NDArray[Any]
 dlx.stack([samples], to="jax", device=jax.devices()[0])  # Array
 dlx.open("x.npy")[""]  # Tensor
+dlx.open("x.npy", "torch", only="*", mmap=False)[""]  # Tensor
+dlx.open(Path("x.npy").read_bytes(), "torch")[""]  # Tensor
 dlx.open(Path("x.npy"), to="torch")[""]  # Tensor
 dlx.open("x.npy", to="numpy", device="cpu").copy()  # dict[str, NDArray[Any]]
 dlx.open("x.npy", to="numpy", device="cpu").get("")  # NDArray[Any] | None
@@ -132,6 +137,7 @@ frame = pd.DataFrame({"a": [1.0, 3.0], "b": [2.0, 4.0]})
 
 dlx.convert(frame, to="torch")  # dict[Any, Tensor]
 dlx.convert(frame, to="torch")["a"]  # Tensor
+dlx.convert(frame, to="torch", errors="pass")  # dict[Any, Any]
 dlx.convert(frame, like=tensor)  # dict[Any, Tensor]
 dlx.convert(pd.DataFrame({"a": [1.0]}), to=np)  # dict[Any, NDArray[Any]]
 dlx.convert(frame["a"], to="torch")  # Tensor  # mypy: Any
