@@ -22,6 +22,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import Deferred
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
+from dlx._views.base import is_view
 from dlx.errors import DlxError, FileError
 
 if TYPE_CHECKING:  # most programs save no file
@@ -93,6 +94,8 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         if kept and kind not in WITH_METADATA:
             raise FileError(f"{kind} cannot store metadata", source=str(target), fix="Write .safetensors or .arrow.")
     try:
+        if is_view(tree) and tree._scope.options.request.casts:
+            tree = tree.materialize()  # otherwise a view's source is written
         items, others = collect_items(tree, target.stem)
         if others:
             name, value = others[0]
