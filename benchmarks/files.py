@@ -53,7 +53,54 @@ def files(*, quick):
         print(f"memory used by both: {growth >> 10} KiB  {verdict(growth <= GROWTH)}")
         found = [{"open_ms": min(opened) * 1e3, "json_ms": min(parsed) * 1e3, "first_us": first, "growth": growth}]
         del tensor, file
-        return [*found, *_beside_safetensors(path, name, rounds)]
+        found += _beside_safetensors(path, name, rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        return [*found, *_many(Path(folder), rounds), *_saved(Path(folder), rounds)]
+
+
+def _many(folder, rounds):
+    """Open a file of 30,000 tensors and list their names, beside safetensors."""
+    safetensors = peer("safetensors")
+    if safetensors is None:
+        return []
+    header = {f"layers.{i}.weight": {"dtype": "F32", "shape": [2], "data_offsets": [8 * i, 8 * i + 8]}
+              for i in range(30_000)}  # fmt: skip
+    raw, path = json.dumps(header).encode(), folder / "many.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    os.truncate(path, 8 + len(raw) + 8 * len(header))
+
+    def theirs():
+        with safetensors.safe_open(path, "np") as file:
+            return list(file.keys())
+
+    figure = compare(*race(lambda: list(dlx.open(path)), theirs, rounds=max(rounds // 4, 3)))
+    print(f"open 30,000 tensors and list their names, beside safe_open: {ratio(figure)}")
+    return [{"what": "30,000 tensors", **figure}]
+
+
+def _saved(folder, rounds):
+    """Save 64 MiB, beside numpy and safetensors; each writes a new file."""
+    np, library = peer("numpy"), peer("safetensors.numpy")
+    if np is None or library is None:
+        return []
+    tree = {f"w{i}": np.random.default_rng(0).random(1 << 19) for i in range(16)}
+    numbers = iter(range(1 << 30))
+
+    def fresh(suffix):
+        for old in folder.glob(f"saved*{suffix}"):
+            old.unlink()
+        return folder / f"saved{next(numbers)}{suffix}"
+
+    found = []
+    for suffix, ours, theirs in (
+        (".safetensors", lambda path: dlx.save(tree, path), lambda path: library.save_file(tree, path)),
+        (".npy", lambda path: dlx.save(tree["w0"], path), lambda path: np.save(path, tree["w0"])),
+    ):
+        mine, other = race(lambda: ours(fresh(suffix)), lambda: theirs(fresh(suffix)), rounds=rounds)  # noqa: B023
+        figure = compare(mine, other)
+        print(f"save {suffix}, beside the format's own library: {ratio(figure)}")
+        found.append({"what": f"save {suffix}", **figure})
+    return found
 
 
 def _first(path, name):

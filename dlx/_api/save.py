@@ -22,6 +22,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import Deferred
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
+from dlx._views.base import is_view
 from dlx.errors import DlxError, FileError
 
 if TYPE_CHECKING:  # most programs save no file
@@ -93,6 +94,8 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         if kept and kind not in WITH_METADATA:
             raise FileError(f"{kind} cannot store metadata", source=str(target), fix="Write .safetensors or .arrow.")
     try:
+        if is_view(tree) and tree._scope.options.request.casts:
+            tree = tree.materialize()  # otherwise a view's source is written
         items, others = collect_items(tree, target.stem)
         if others:
             name, value = others[0]
@@ -133,8 +136,19 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
                 leaves[name] = child, path
     if not leaves:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    shared = convert([obj for obj, _ in leaves.values()], to="dlx", copy=False, detach=True, errors="pass")
+    arrays = [obj for obj, _ in leaves.values()]
+    try:
+        shared = convert(arrays, to="dlx", copy=False, detach=True)
+    except DlxError:  # one of them is copied or refused when it is read
+        shared = [_share(array) for array in arrays]
     return [_item(name, *leaf, each) for (name, leaf), each in zip(leaves.items(), shared, strict=True)], others
+
+
+def _share(array: Any) -> Any:
+    try:
+        return convert(array, to="dlx", copy=False, detach=True)
+    except DlxError:
+        return array
 
 
 def _item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:

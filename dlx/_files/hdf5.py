@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
@@ -14,7 +15,7 @@ from dlx._files.signatures import HDF5
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["read_hdf5"]
+__all__ = ["read_array", "read_hdf5"]
 
 
 def read_hdf5(file: File) -> Contents:
@@ -140,7 +141,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
         return _refuse(name, str(dtype), "it is null: it has no shape and no elements")
     if dtype.hasobject:
         return _refuse(name, str(dtype), "its elements have variable length, or are references", item.shape)
-    if item.external or item.is_virtual:
+    if item.external or (item.is_virtual and not _has_plain_sources(h5py, file, item)):
         fix = f"Read it with h5py: h5py.File(path)[{name!r}][...]."
         return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
     entry = entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
@@ -159,6 +160,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     notes = [] if in_file else ["stored as another type"]
     notes += ["in the other byte order"] if entry.swapped else []
     notes += ["in chunks"] if item.chunks is not None else []
+    notes += ["virtual"] if item.is_virtual else []
     notes += [f"compressed ({one_line(item.compression, 20)})"] if item.compression else []
     if not notes and start is not None and nbytes == entry.nbytes:
         if start + (entry.nbytes or 0) > file.size:
@@ -168,13 +170,35 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     return entry._replace(notes=tuple(notes), load=functools.partial(_read_dataset, item))
 
 
+def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
+    """Return whether a virtual dataset consists of datasets in this file, or in files of the same folder."""
+    for source in item.virtual_sources():
+        place = file.path.parent / source.file_name
+        if source.file_name != "." and (file.data is not None or "/" in source.file_name or not place.is_file()):
+            return False
+        with contextlib.nullcontext(item.file) if source.file_name == "." else h5py.File(place, "r") as opened:
+            found = opened
+            for key in source.dset_name.strip("/").split("/"):
+                if not isinstance(found.get(key, getlink=True), h5py.HardLink):
+                    return False
+                found = found[key]
+            if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
+                return False
+    return True
+
+
 def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
+    return read_array(lambda: item[...], entry, "h5py")
+
+
+def read_array(read: Callable[[], Any], entry: Stored, package: str) -> Tensor:
+    """Read a numpy array with a library; its bytes, if they are void or records."""
     try:
-        is_void = item.dtype.kind == "V"  # records, whose bytes are wanted, or raw bytes
-        array = item[...] if is_void else item.astype(item.dtype.newbyteorder("="))[...]
-        array = array.reshape(-1).view("u1") if is_void else array
+        array = read()
+        is_void = array.dtype.kind == "V"
+        array = array.reshape(-1).view("u1") if is_void else array.astype(array.dtype.newbyteorder("="), copy=False)
     except Exception as error:
-        raise reader_error("h5py", error) from error
+        raise reader_error(package, error) from error
     from dlx._protocols.memory import array_interface
     from dlx.adapter.base import over_memory
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlx._files.header import SAFE, Contents, File, read_stream
-from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, find_index, list_shards, read_index, read_safetensors
+from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
@@ -90,8 +90,8 @@ def detect_kind(file: File) -> str:
         return kind
     if name.endswith((INDEX, BIN_INDEX)):
         return INDEX if name.endswith(INDEX) else BIN_INDEX
-    if name == DCP:
-        return DCP
+    if name == DCP or name in ZARR:
+        return DCP if name == DCP else "zarr"
     if start[:4] == b"\xff\xff\xff\xff" and 0 < int.from_bytes(start[4:8], "little") < file.size:
         return ".arrow"  # a stream
     if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
@@ -136,7 +136,14 @@ def _is_torch(file: File) -> bool:
         return file.path.suffix in _TORCH_SUFFIXES
 
 
-_MODULES = {".safetensors": "safetensors", ".gguf": "gguf", "HDF5": "hdf5", ".npy": "npy", ".npz": "npy"}
+_MODULES = {
+    ".safetensors": "safetensors",
+    ".gguf": "gguf",
+    "HDF5": "hdf5",
+    ".npy": "npy",
+    ".npz": "npy",
+    "zarr": "zarr_store",
+}
 
 
 def _find_reader(kind: str) -> Callable[[File], Contents]:

@@ -28,11 +28,12 @@ from dlx._files.header import (
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["BIN_INDEX", "DCP", "DTYPE_NAMES", "INDEX", "find_index", "read_index", "read_safetensors"]
+__all__ = ["BIN_INDEX", "DCP", "DTYPE_NAMES", "INDEX", "ZARR", "find_index", "read_index", "read_safetensors"]
 
 INDEX = ".safetensors.index.json"
 BIN_INDEX = ".bin.index.json"  # of torch checkpoints
 DCP = ".metadata"  # of torch.distributed.checkpoint
+ZARR = ("zarr.json", ".zgroup", ".zarray")  # the metadata of a store
 MAX_HEADER = 128 << 20  # bytes of a header or an index; a million tensors need about 120 MiB
 _SHIFT = 24  # bits of the number of a kind, more than the tensors in the largest header
 _KINDS = (1 << _SHIFT) - 1
@@ -182,7 +183,7 @@ def _build_entry(name: str, stated: Any, start: int) -> Stored:
 def find_index(folder: Path) -> Path:
     """Return the file that describes the checkpoint in a folder: an index, a first shard, or the only file."""
     names = sorted(each.name for each in folder.iterdir())
-    found = [DCP] if DCP in names else [name for name in names if name.endswith(INDEX)]
+    found = [name for name in (DCP, *ZARR) if name in names][:1] or [name for name in names if name.endswith(INDEX)]
     files = [name for name in names if name.endswith(".safetensors")]
     if not found and files and set(files) == set(list_shards(files[0])):
         return folder / files[0]

@@ -21,10 +21,6 @@ _EXPAND = "Extract it and open the result: {} FILE."
 OPEN_ARRAYS = "Open a file of arrays, such as .npy, .npz, .safetensors or .gguf."
 _AGAIN = "Download it again: curl -fL -o FILE URL, with a token if the server requires one."
 _ELSEWHERE = "Read it with {} and convert the arrays."
-_ZARR = (
-    "it is a Zarr store, a folder of compressed chunks",
-    "Read it with zarr: dlx.convert(zarr.open(path)[name][...], to=...).",
-)
 _GGML = "it is a ggml model from before GGUF", "Convert it with llama.cpp: convert_llama_ggml_to_gguf."
 
 # (offset, bytes, or a pattern at the start; reason; fix)
@@ -83,9 +79,6 @@ _ZIPS = (
 
 # (a characteristic member of the folder; reason; fix)
 _FOLDERS = (
-    (".zgroup", *_ZARR),
-    (".zarray", *_ZARR),
-    ("zarr.json", *_ZARR),
     ("saved_model.pb", "it is a TensorFlow SavedModel", _ELSEWHERE.format("tensorflow.saved_model.load")),
     ("manifest.ocdbt", "it is an Orbax checkpoint", _ELSEWHERE.format("orbax.checkpoint")),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
 from dlx._files.npy import read_fields
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
-from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
+from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
 from dlx._files.selection import Names, select_names
 from dlx._files.signatures import identify_folder
 from dlx._support.screen import Screen
@@ -101,7 +101,7 @@ def _expand_word(word: str) -> Iterator[str]:
 def _list_folder(path: Path, shown: str) -> list[str]:
     """Return the supported files of a folder, or the folder itself if it is a checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if identify_folder(path) is not None or any(name.endswith((INDEX, BIN_INDEX, DCP)) for name in names):
+    if identify_folder(path) is not None or any(name.endswith((INDEX, BIN_INDEX, DCP, *ZARR)) for name in names):
         return [str(path)]
     known = [str(path / name) for name in names if name.endswith(SUFFIXES)]
     if known:

@@ -406,6 +406,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
     assert found.keys() == names
     for name in ("g/a", "hard", "soft"):
         assert found[name].tolist() == [0, 1, 2]
+    assert found["virtual"].tolist() == [0, 1, 2]
     assert found["scale"].tolist() == [0, 1] and found["bits"].shape == (2,)
     assert found["unwritten"].tolist() == [0, 0]  # no chunk, so its filter is not needed
     for name, words in {
@@ -416,7 +417,7 @@ def test_hdf5_with_odd_members(tmp_path, np):
         "pipe": "a link to another file, 'pipe.h5'", "soft type": "a named type, without data",
         "type": "a named type, without data", "text": "variable length",
         "ref": "variable length, or are references",
-        "virtual": "h5py.File(path)['virtual'][...]", "dimension": "a netCDF dimension of 3, without values",
+        "dimension": "a netCDF dimension of 3, without values",
         "filtered": "it needs the filter 32123", "long": "<f16",
     }.items():  # fmt: skip
         assert any(word in found[name] for word in words.split("|")), (name, found[name])
@@ -428,6 +429,35 @@ def test_hdf5_with_odd_members(tmp_path, np):
     }  # fmt: skip
     assert metadata["scale@scale_factor"] == 0.5
     json.dumps(metadata)
+
+
+def test_virtual_datasets(tmp_path, np):
+    """Sources in the same file or folder are read; those elsewhere, or in raw files, links and pipes are refused."""
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "in").mkdir()
+    for path in ("s.h5", "in/s.h5"):
+        with h5py.File(tmp_path / path, "w") as out:
+            out["g/x"], out["link"] = np.arange(3.0), h5py.ExternalLink("other.h5", "/x")
+            out["soft"] = h5py.SoftLink("/g/x")
+            out.create_dataset("raw", (3,), "f8", external=[("/etc/passwd", 0, 24)])
+    os.mkfifo(tmp_path / "pipe.h5")
+    sources = {
+        "same folder": ("s.h5", "g/x"), "missing": ("none.h5", "g/x"), "no set": ("s.h5", "q"), "raw": ("s.h5", "raw"),
+        "below": ("in/s.h5", "g/x"), "absolute": (f"{tmp_path}/s.h5", "g/x"), "above": ("../in/s.h5", "g/x"),
+        "link": ("s.h5", "link"), "soft": ("s.h5", "soft"), "pipe": ("pipe.h5", "x"), "chain": ("v.h5", "same folder"),
+    }  # fmt: skip
+    with h5py.File(tmp_path / "v.h5", "w") as out:
+        out["own"] = np.ones(3)
+        for name, source in {**sources, "own twice": (".", "own")}.items():
+            layout = h5py.VirtualLayout((3,), "f8")
+            layout[:] = h5py.VirtualSource(*source, (3,))
+            out.create_virtual_dataset(name, layout)
+    file = dlx.open(tmp_path / "v.h5", "numpy")
+    assert file["same folder"].tolist() == [0, 1, 2] and file["own twice"].tolist() == [1, 1, 1]
+    for name in sources:
+        if name != "same folder":
+            with pytest.raises(DTypeError, match="its elements are in other files"):
+                file[name]
 
 
 def test_hdf5_that_is_deep_or_wide(tmp_path, np):

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import warnings
 import zipfile
 
 import pytest
@@ -185,7 +186,9 @@ def test_random_files_are_the_same_in_memory(tmp_path, kind, data):
     for package in packages:
         pytest.importorskip(package)
     path = tmp_path / f"x{kind}"
-    writer(path, data.draw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the writers
+        writer(path, data.draw)
 
     def outcomes(source, **options):
         def below(value):

@@ -101,6 +101,16 @@ def test_an_opened_file_is_saved_with_its_metadata(tmp_path):
         assert theirs.metadata() == {"format": "np"} and theirs.get_tensor("b").tolist() == [0, 0, 0]
 
 
+def test_a_view_with_a_dtype_is_saved_with_it(tmp_path):
+    """`dlx.open(dtype=)` and a lazy view name the change."""
+    dlx.save({"a": np.ones(2, "f4"), "i": np.ones(2, "i4")}, tmp_path / "x.npz")
+    dlx.save(dlx.open(tmp_path / "x.npz", dtype="float16"), tmp_path / "y.npz")
+    assert {name: str(each.dtype) for name, each in np.load(tmp_path / "y.npz").items()} == {
+        "a": "float16",
+        "i": "int32",
+    }
+
+
 def test_arrow_keeps_metadata(tmp_path):
     """Pyarrow and dlx read it."""
     pa = pytest.importorskip("pyarrow")

@@ -1,0 +1,55 @@
+"""Reader of Zarr stores in local folders, with zarr: arrays are decoded when they are used."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from dlx._core.native import Tensor
+from dlx._files.hdf5 import read_array
+from dlx._files.header import Contents, File, Stored, by_name, import_reader, reader_error
+from dlx._files.descr import entry_from_descr
+from dlx._support.text import one_line
+
+__all__ = ["read_zarr"]
+
+_CODECS = {
+    *("blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "endian", "fixedscaleoffset", "gzip", "lz4", "lzma"),
+    *("sharding_indexed", "shuffle", "transpose", "zlib", "zstd"),
+}
+"""Codecs that decode numbers; others, such as pickle, may run code."""
+
+
+def read_zarr(file: File) -> Contents:
+    """List the arrays of the store in a file's folder; the names are paths in it."""
+    zarr = import_reader("zarr", "zarr")
+    try:
+        root = zarr.open(str(file.path.parent), mode="r")
+        members = [("", root)] if isinstance(root, zarr.Array) else sorted(root.members(max_depth=None))
+        entries = by_name(_describe(name, each) for name, each in members if isinstance(each, zarr.Array))
+        return Contents("zarr", entries, dict(root.attrs))
+    except Exception as error:  # a damaged store can cause any exception
+        raise reader_error("zarr", error) from error
+
+
+def _describe(name: str, array: Any) -> Stored:
+    entry = entry_from_descr(name, array.dtype.str, tuple(array.shape), "C", None)
+    known = array.metadata.to_dict()
+    codecs = {*_list_codecs([known.get(key) for key in ("codecs", "filters", "compressor")])}
+    if not codecs <= _CODECS:
+        word = one_line(min(codecs - _CODECS), 40)
+        return entry._replace(dtype=None, refused=f"it needs the codec {word!r}, which dlx does not allow")
+    return entry._replace(notes=("in chunks",), load=functools.partial(_read_chunks, array))
+
+
+def _list_codecs(value: Any) -> Iterator[str]:
+    """Yield the names of the codecs in the metadata of an array."""
+    if isinstance(value, dict):
+        yield from (str(value[key]) for key in ("name", "id") if key in value)
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _list_codecs(each)
+
+
+def _read_chunks(array: Any, entry: Stored, data: memoryview) -> Tensor:
+    return read_array(lambda: array[...], entry, "zarr")

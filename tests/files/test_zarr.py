@@ -1,0 +1,80 @@
+"""Zarr stores in local folders: groups, arrays, both versions of the format; codecs that run code are refused."""
+
+import json
+import os
+import pickle
+
+import pytest
+from support.processes.command import here
+
+import dlx
+from dlx.errors import DTypeError, FileError
+
+np = pytest.importorskip("numpy")
+zarr = pytest.importorskip("zarr", minversion="3.0")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_group(tmp_path, version):
+    """Arrays of any dtype and codec are read by their paths when they are used."""
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "in/b": np.ones(5, "i2"), "in/c": np.zeros((0, 2)), "s": np.array(3)}
+    for name, array in arrays.items():
+        group.create_array(name, data=array)
+    group.create_array("swapped", data=np.arange(3, dtype=">i4"))
+    group.attrs["title"] = "x"
+    with dlx.open(tmp_path / "x.zarr", "numpy") as file:
+        assert {*file} == {*arrays, "swapped"} and file.metadata == {"title": "x"}
+        for name, array in arrays.items():
+            assert file[name].dtype == array.dtype and file[name].tolist() == array.tolist()
+        assert file["swapped"].tolist() == [0, 1, 2]
+    assert [*dlx.open(tmp_path / "x.zarr", only="in/*")] == ["in/b", "in/c"]
+    assert here("inspect", tmp_path / "x.zarr")[0] == 0
+    assert here("convert", tmp_path / "x.zarr", tmp_path / "x.npz")[0] == 0
+    assert np.load(tmp_path / "x.npz")["in/b"].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_array(tmp_path, version):
+    """It has the empty name."""
+    array = zarr.create_array(tmp_path / "x.zarr", shape=(4,), dtype="u1", zarr_format=version, chunks=(2,))
+    array[:] = [1, 2, 3, 4]
+    assert dlx.open(tmp_path / "x.zarr", "numpy")[""].tolist() == [1, 2, 3, 4]
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_no_code_of_a_store_is_run(tmp_path, monkeypatch):
+    """A filter that unpickles is refused by its name, and the other arrays are read."""
+    monkeypatch.chdir(tmp_path)
+    group = zarr.open_group("x.zarr", mode="w", zarr_format=2)
+    group.create_array("good", data=np.ones(2))
+    group.create_array("evil", data=np.ones(2))
+    path = tmp_path / "x.zarr" / "evil"
+    metadata = json.loads((path / ".zarray").read_text())
+    (path / ".zarray").write_text(json.dumps({**metadata, "filters": [{"id": "pickle"}], "compressor": None}))
+    (path / "0").write_bytes(pickle.dumps(Evil()))
+    for consolidated in (tmp_path / "x.zarr").glob(".zmetadata"):
+        consolidated.unlink()
+    try:
+        file = dlx.open("x.zarr", "numpy")
+    except FileError:
+        pass
+    else:
+        assert file["good"].tolist() == [1, 1]
+        with pytest.raises(DTypeError, match="codec 'pickle'"):
+            file["evil"]
+    assert not os.path.exists("ran")
+
+
+def test_a_damaged_store(tmp_path):
+    """The error names the store."""
+    (tmp_path / "x.zarr").mkdir()
+    (tmp_path / "x.zarr" / "zarr.json").write_text("{")
+    with pytest.raises(FileError, match=r"cannot open .*x\.zarr.*: zarr cannot read it"):
+        dlx.open(tmp_path / "x.zarr")
