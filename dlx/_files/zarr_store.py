@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
+from dlx._files.descr import entry_from_descr
 from dlx._files.hdf5 import read_array
 from dlx._files.header import Contents, File, Stored, by_name, import_reader, reader_error
-from dlx._files.descr import entry_from_descr
 from dlx._support.text import one_line
 
 __all__ = ["read_zarr"]
