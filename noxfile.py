@@ -299,7 +299,9 @@ def cuda(session: nox.Session) -> None:
     run_in(session, ".venv-cuda", "tests/support/cuda/headers.py", ".venv-cuda")
     pytest = ["-m", "pytest", "-p", "no:cacheprovider"]
     arguments = arguments_of(session)
-    run_in(session, ".venv-cuda", *pytest, *(arguments or [originals, *adapters]), env=env)
+    published = [originals, "tests/cuda/test_captures.py", "tests/cuda/test_pinned_originals.py", *adapters]
+    published.append("tests/testing/test_gpu_report.py::test_with_the_published_frameworks")
+    run_in(session, ".venv-cuda", *pytest, *(arguments or published), env=env)
     if not arguments:
         others = ["-m", "not gpu", "--ignore", originals, "tests/cuda", *adapters]
         run_in(session, ".venv-cuda", *pytest, *others)

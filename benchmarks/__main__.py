@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.batch import batch
 from benchmarks.cliffs import cliffs
 from benchmarks.columns import columns
+from benchmarks.compound import compound
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -22,6 +23,7 @@ from benchmarks.gradients import gradients
 from benchmarks.growth import growth
 from benchmarks.imports import fresh_process, imports
 from benchmarks.moves import moves
+from benchmarks.options import options
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
@@ -43,6 +45,7 @@ PARTS = (
     "copies",
     "trees",
     "verbs",
+    "options",
     "views",
     "using",
     "cliffs",
@@ -52,6 +55,7 @@ PARTS = (
     "cuda",
     "files",
     "columns",
+    "compound",
     "share",
     "growth",
     "threads",
@@ -82,6 +86,8 @@ def measure(parts, *, quick):
         found["files"] = files(quick=quick)
     if "columns" in parts:
         found["columns"] = columns(quick=quick)
+    if "compound" in parts:
+        found["compound"] = compound(quick=quick)
     names, cases = scene()
     if "a" not in names:
         return found
@@ -101,6 +107,8 @@ def measure(parts, *, quick):
         found["trees"] = trees(names, quick=quick)
     if "verbs" in parts and "t" in names:
         found["verbs"] = verbs(names, quick=quick)
+    if "options" in parts:
+        found["options"] = options(names["np"], quick=quick)
     if "views" in parts and "t" in names:
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:

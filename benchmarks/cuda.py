@@ -22,7 +22,7 @@ def cuda(*, quick=False):
     found = {}
     ours, theirs = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
     streams = {"one stream": cupy.cuda.Stream.from_external(ours), "two streams": theirs}
-    for cases, number in ((_single, 200), (_many, 1)):  # short cases first
+    for cases, number in ((_single, 200), (_moves, 50), (_many, 1)):  # short cases first
         for name, stream in streams.items():
             with torch.cuda.stream(ours), stream:
                 for what, both in cases(torch, cupy, dlx).items():
@@ -44,6 +44,28 @@ def _single(torch, cupy, dlx):
         "cupy -> torch": (lambda: convert(array, to="torch"), lambda: torch.from_dlpack(array)),
         "dlx -> torch": (lambda: convert(own, to="torch"), lambda: torch.from_dlpack(own)),
         "dlx -> cupy": (lambda: convert(own, to="cupy"), lambda: cupy.from_dlpack(own)),
+    }
+
+
+def _moves(torch, cupy, dlx):
+    """Return the same for moves of 256 bytes between the host and the device."""
+    import numpy as np
+
+    host, tensor, there = np.zeros(64, "f4"), torch.zeros(64), torch.zeros(64, device="cuda")
+    image = np.zeros((8, 8, 3), "u1")[..., ::-1]
+    return {
+        "numpy -> torch": (
+            lambda: dlx.convert(host, to="torch", device="cuda"),
+            lambda: torch.from_numpy(host).cuda(),
+        ),
+        "torch -> numpy": (lambda: dlx.convert(there, to="numpy"), lambda: there.cpu().numpy()),
+        "numpy -> cupy": (lambda: dlx.convert(host, to="cupy"), lambda: cupy.asarray(host)),
+        "torch on the host -> torch": (lambda: dlx.convert(tensor, to="torch", device="cuda"), tensor.cuda),
+        "torch, copied": (lambda: dlx.convert(there, to="torch", copy=True), there.clone),
+        "numpy -> torch, flipped channels": (
+            lambda: dlx.convert(image, to="torch", device="cuda"),
+            lambda: torch.from_numpy(np.ascontiguousarray(image)).cuda(),
+        ),
     }
 
 

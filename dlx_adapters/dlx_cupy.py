@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,7 +99,7 @@ class _Devices(api.Devices):
         return self.to_native(device) if self.kind == "rocm" else contextlib.nullcontext()
 
 
-DEVICES = _Devices()
+DEVICES = _Devices(moves=False)  # cupy does not synchronize two devices
 
 
 def _current_stream(device: api.Device) -> Any:
@@ -138,6 +139,29 @@ def _create_stream_class() -> Any:
     return Borrowed
 
 
+def _split(obj: Any) -> dict[str, Any]:
+    shape = tuple(map(int, obj.shape))
+    if obj.format == "coo":
+        return {"data": obj.data, "coords": [obj.row, obj.col], "shape": shape}
+    return {"data": obj.data, "indices": obj.indices, "indptr": obj.indptr, "shape": shape}
+
+
+def _join(kind: str, parts: dict[str, Any]) -> Any:
+    create = getattr(importlib.import_module("cupyx.scipy.sparse"), f"{kind}_matrix")
+    data = parts["data"]
+    arrays = (data, tuple(parts["coords"])) if kind == "coo" else (data, parts["indices"], parts["indptr"])
+    return create(arrays, shape=parts["shape"])
+
+
+def _sparse(kind: str) -> api.Compound:
+    """Return the declaration of cupyx's matrices of one kind, whose indices are int32."""
+    names = ("coords",) if kind == "coo" else ("indices", "indptr")
+    join = functools.partial(_join, kind)
+    return api.Compound(
+        kind, (f"cupyx.scipy.sparse.{kind}_matrix",), _split, join, None, dict.fromkeys(names, ("int32",)), ".toarray()"
+    )
+
+
 class CupyAdapter(api.Adapter):
     """cupy.ndarray."""
 
@@ -150,6 +174,7 @@ class CupyAdapter(api.Adapter):
     streams = api.StreamSupport(current=_current_stream, activate=_on_stream, quick=_find_stream_getter)
     containers = (
         api.file_handler("cupy._io.npz.NpzFile", names=lambda npz: npz.npz_file.files, read=lambda npz, key: npz[key]),
+        *map(_sparse, ("csr", "csc", "coo")),
     )
 
     def describe(self, obj: Any) -> api.Description:
@@ -207,26 +232,12 @@ class CupyAdapter(api.Adapter):
         return sys.modules["cupy"].from_dlpack(tensor)
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:
-        here, event = api.Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event
-        if device is None or device.id == here.id:
-            with DEVICES.to_native(here):
-                if _is_capturing(_current_stream(here)):
-                    why = "its stream is capturing a graph, and a copy in cupy's memory would not belong to the graph"
-                    raise StreamError(why, fix="Copy it before the capture starts.")
-                return obj.copy()
-        # cupy does not synchronize two devices: copy after earlier writes to the source, and before later ones.
-        with DEVICES.to_native(device):
-            target, read = _current_stream(device), event(disable_timing=True)
+        here = api.Device(f"{DEVICES.kind}:{obj.data.device_id}")
         with DEVICES.to_native(here):
-            source, written = _current_stream(here), event(disable_timing=True)
-            source.record(written)
-        with DEVICES.to_native(device):
-            target.wait_event(written)
-            result = obj.copy()
-            target.record(read)
-        with DEVICES.to_native(here):
-            source.wait_event(read)
-        return result
+            if _is_capturing(_current_stream(here)):
+                why = "its stream is capturing a graph, and a copy in cupy's memory would not belong to the graph"
+                raise StreamError(why, fix="Copy it before the capture starts.")
+            return obj.copy()
 
 
 def _is_capturing(stream: Any) -> bool:

@@ -59,6 +59,9 @@ def _join_lists(parts: dict[str, Any]) -> Any:
     return kind.from_arrays(offsets, values)
 
 
+_LISTS = ("pyarrow.ListArray", "pyarrow.LargeListArray", "pyarrow.ChunkedArray")
+
+
 def _has_lists(array: Any) -> bool:
     types = sys.modules["pyarrow"].types
     return bool(types.is_list(array.type) or types.is_large_list(array.type))
@@ -114,10 +117,7 @@ class ArrowAdapter(_Arrow, api.ArrowSource):
         imports=_COMPACT,
         describe=api.arrow_info,
     )
-    containers = (
-        api.arrow_lists(("pyarrow.ListArray", "pyarrow.LargeListArray"), None, _join_lists),
-        api.arrow_lists(("pyarrow.ChunkedArray",), _has_lists),
-    )
+    containers = (api.arrow_lists(_LISTS, _has_lists, _join_lists),)
 
     def shown(self, obj: Any) -> str:
         return str(obj.type)

@@ -134,6 +134,10 @@ class _Devices(api.Devices):
     def pins(self) -> bool:  # type: ignore[override]
         return self.kind == "cuda"
 
+    @functools.cached_property
+    def _type(self) -> int | None:
+        return api.Device(self.kind).type if self.kind else None
+
     def to_native(self, device: api.Device) -> Any:
         torch = sys.modules["torch"]
         if self.kind and device.name == self.kind:
@@ -150,7 +154,7 @@ class _Devices(api.Devices):
         return api.Device(f"{_NAMES.get(kind, kind)}:{native_device.index or 0}")
 
     def current(self, device_type: int) -> int:
-        if not self.kind or device_type != api.Device(self.kind).type:
+        if device_type != self._type:
             return 0
         try:
             return int(sys.modules["torch"].cuda.current_device())
@@ -166,7 +170,7 @@ class _Devices(api.Devices):
         if _dlx_torch.is_tracing():  # bound by `capabilities`
             return None  # `load` lifts memory that dlx allocates
         place = {"pin_memory": True} if device.name == "cuda_host" else {"device": _native_device(device)}
-        options = {"dtype": DTYPES.to_native(dtype), **place}
+        options = {"dtype": _native_dtype(dtype), **place}
         if not torch.is_inference_mode_enabled():
             return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
@@ -181,7 +185,7 @@ class _Devices(api.Devices):
 
 
 DEVICES = _Devices()
-_native_device = functools.cache(DEVICES.to_native)
+_native_device, _native_dtype = functools.cache(DEVICES.to_native), functools.cache(DTYPES.to_native)
 
 
 def _current_stream(device: api.Device) -> Any:

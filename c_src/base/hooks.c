@@ -3,20 +3,19 @@
 
 py_hooks_table py_hooks;
 
-static const struct {
-  const char* name;
-  PyObject** place;
-  PyTypeObject* type;
-} places[] = {
-#define PLACE(name, type) {#name, &py_hooks.name, type},
-    PY_HOOKS(PLACE)};
-
 PyObject* py_hook(PyObject* hook, const char* name) {
   if (hook == NULL) PyErr_SetString(PyExc_AttributeError, name);
   return hook;
 }
 
 static int set_hook(PyObject* name, PyObject* value) {
+  const struct { /* not static: on Windows, addresses in CPython are no constants */
+    const char* name;
+    PyObject** place;
+    PyTypeObject* type;
+  } places[] = {
+#define PLACE(name, type) {#name, &py_hooks.name, type},
+      PY_HOOKS(PLACE)};
   for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
     if (PyUnicode_CompareWithASCIIString(name, places[i].name) != 0) continue;
     if (places[i].type ? !PyObject_TypeCheck(value, places[i].type) : !PyCallable_Check(value)) {

@@ -4,7 +4,6 @@
 
 #include "function.h"
 #include "convert/pairs.h"
-#include "convert/streams.h"
 
 #include <structmember.h>
 
@@ -87,15 +86,17 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     call.to = args[1];
     py_maps_begin();
     result = py_convert(&call, args[0]);
-    if (result == NULL) result = py_streams_move(&call, args[0]);
+    if (result == NULL) result = py_move(&call, args[0]);
     py_maps_end();
   } else if (py_options_read(&call, args, n, names, &like)) {
     py_maps_begin();
+    int may_move = like == NULL && call.options == 0 && call.function->to == NULL;
     result = like                       ? convert_like(&call, args[0], like)
-             : call.options & DLX_MOVES ? py_streams_move(&call, args[0])
+             : call.options & DLX_MOVES ? py_move(&call, args[0])
              : call.options & DLX_VIEWS ? convert_lazily(&call, args[0])
              : call.function->to        ? convert_array(&call, args[0])
                                         : py_convert(&call, args[0]);
+    if (result == NULL && may_move) result = py_move(&call, args[0]);
     py_maps_end();
   }
   if (result || PyErr_Occurred()) {

@@ -60,9 +60,9 @@ static int may_copy(py_source* s, py_target* t, PyObject* obj) {
   int borrows = s->take == py_take_borrowed || s->take == py_take_tensor;
   if (s->framework.copy == NULL || !borrows || !is_ready(s, obj) || !py_target_holds(t, DLX_COPIES))
     return 0;
-  s->take(s, t, obj, DLX_COPIES, &offer);
+  s->take(s, t, obj, DLX_COPIES | (s->kind.type == &py_tensor_type ? 0 : DLX_MOVES), &offer);
   if (offer.made) dlx_managed_release(offer.made);
-  return offer.state == PY_TAKEN;
+  return offer.state == PY_TAKEN || offer.state == PY_ON_DEVICE;
 }
 
 /* For options or sources that need more than the type. `reads`: the table must confirm the host.

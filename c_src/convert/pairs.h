@@ -58,6 +58,13 @@ PyObject* py_convert(py_call* call, PyObject* obj);
 /* Return the target for an example on the host, and add the example's options to the call. */
 PyObject* py_target_like(py_call* call, PyObject* like);
 
+/* ---- convert/moves.c ------------------------------------------------------------------------- */
+
+/* Move an array between the host and a CUDA device, in one run: to a host-only target, or into a
+ * new array of the target on `device` or its default device. Waits for the copy, and asks first
+ * whether its stream captures. Called when py_convert falls back, or if the call names a device. */
+PyObject* py_move(const py_call* call, PyObject* obj);
+
 /* ---- convert/exchange_any.c ------------------------------------------------------------------ */
 
 /* Return a capsule with the exchange table for any array. `function` is the fast path;

@@ -1,4 +1,4 @@
-/* CUDA streams of one call, and moves: see streams.h. */
+/* CUDA streams of one call: see streams.h. */
 
 #include "streams.h"
 #include "core/thread_state.h"
@@ -34,8 +34,7 @@ static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
   Py_RETURN_NONE;
 }
 
-static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream,
-                      PyObject** keep) {
+int py_stream_ask(const py_stream_source* s, int32_t device, uint64_t* stream, PyObject** keep) {
   void* handle = NULL;
   PyObject *number = NULL, *attribute = NULL;
   if (s->table) {
@@ -77,8 +76,8 @@ static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_targe
     return NULL;
   py_stream_pair x = {.source = s, .device = device};
   int is_own = s->kind.type == &py_tensor_type;
-  int is_known = (is_own || ask_stream(&s->streams, device, &x.from, &x.from_keep)) &&
-                 (t->kind.type == NULL || ask_stream(&t->streams, device, &x.to, &x.to_keep));
+  int is_known = (is_own || py_stream_ask(&s->streams, device, &x.from, &x.from_keep)) &&
+                 (t->kind.type == NULL || py_stream_ask(&t->streams, device, &x.to, &x.to_keep));
   /* A dlx.Tensor without an event is ready on any stream; stream 2 is left to Python. */
   if (is_known && !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
     all->at[all->n] = x;
@@ -197,121 +196,6 @@ PyObject* py_streams_convert(const py_call* call, py_source* s, py_target* t,
   else
     py_managed_release(made);
   py_streams_clear(&all);
-  return result;
-}
-
-/* ---- moves ----------------------------------------------------------------------------------- */
-
-/* Take an array of any framework in place, for a copy during the call. Owns: the caller owns the
- * result. Errors: NULL = fallback; *source as py_pair.source, to release on success. */
-static DLManagedTensorVersioned* take_in_place(const py_call* call, PyObject* obj, py_pair* pair) {
-  py_offer offer = {.made = NULL};
-  unsigned options = DLX_COPIES | DLX_MOVES;
-  if (!py_pair_learn(call->function, Py_TYPE(obj), py_name_dlx, pair)) return NULL;
-  if (pair->what == PY_CONVERTS && py_target_holds(pair->target, options))
-    pair->source->take(pair->source, pair->target, obj, options, &offer);
-  else if (Py_IS_TYPE(obj, &py_tensor_type))
-    py_take_tensor(pair->source, pair->target, obj, options, &offer);
-  if (offer.made == NULL) py_pair_release(pair);
-  if (offer.response) py_drop(offer.response);
-  return offer.made;
-}
-
-/* Whether a target accepts a row-major copy of a tensor on a device. */
-static int accepts_copy(const py_target* t, const DLTensor* tensor, DLDevice device) {
-  DLTensor copy = *tensor;
-  copy.device = device;
-  copy.data = (void*)(uintptr_t)DLX_ALIGNMENT;
-  copy.byte_offset = 0;
-  return dlx_size(tensor) && dlx_itemsize(tensor->dtype, 0) && dlx_layout(tensor) == 0 &&
-         dlx_check(&copy, 0, &t->accepts) == 0;
-}
-
-/* Copy to the host on the producer's stream. Owns: the caller owns the result. */
-static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* from,
-                                       PyObject* obj) {
-  int32_t device = from->dl_tensor.device.device_id;
-  uint64_t stream = 0;
-  PyObject* keep = NULL;
-  DLManagedTensorVersioned* copy = NULL;
-  if (s->kind.type == &py_tensor_type) {
-    copy = py_cuda_fetch((TensorObject*)obj);
-  } else if (atomic_exchange(&s->has_worked, 1) &&
-             ask_stream(&s->streams, device, &stream, &keep)) {
-    copy = py_managed_copy(from, 1, stream);
-  }
-  Py_XDECREF(keep);
-  if (copy == NULL && PyErr_Occurred()) py_error_forget(); /* the Python path raises it */
-  return copy;
-}
-
-/* Call `allocate` for an array like a tensor. Owns: takes `like`. Errors: NULL = fallback. */
-static PyObject* allocate(const py_target* t, PyObject* like, PyObject* device) {
-  PyObject* args[] = {like ? PyObject_GetAttr(like, py_name_shape) : NULL, NULL, device, NULL};
-  if (args[0]) args[1] = PyObject_GetAttr(like, py_name_dtype);
-  if (args[1]) args[3] = PyObject_GetAttr(like, py_name_strides);
-  PyObject* array = args[3] ? PyObject_Vectorcall(t->allocate, args, 4, NULL) : NULL;
-  Py_XDECREF(args[0]);
-  Py_XDECREF(args[1]);
-  Py_XDECREF(args[3]);
-  Py_XDECREF(like);
-  if (array == Py_None) Py_CLEAR(array);
-  return array;
-}
-
-/* Copy from the host into a new array of the target. */
-static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersioned* from) {
-  PyObject* where = PyObject_CallOneArg(t->where, call->device ? call->device : Py_None);
-  PyObject *keep = NULL, *array = NULL;
-  DLManagedTensorVersioned* to = NULL;
-  uint64_t stream = 0;
-  DLDevice device;
-  py_pair pair;
-  int status = DLX_E_DEVICE;
-  if (where && where != Py_None && py_read_device(where, &device) == 0 &&
-      accepts_copy(t, &from->dl_tensor, device) &&
-      ask_stream(&t->streams, device.device_id, &stream, &keep) &&
-      dlx_cuda_can_order(device.device_id, stream, -1, 0) == DLX_OK) {
-    dlx_managed_hold(from);
-    array = allocate(t, py_tensor_wrap(from), where);
-  }
-  if (array) to = take_in_place(call, array, &pair);
-  if (to) {
-    PY_WITHOUT_GIL(status = dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, 0, stream, 1));
-    dlx_managed_release(to);
-    py_pair_release(&pair);
-  }
-  Py_XDECREF(keep);
-  Py_XDECREF(where);
-  if (status != DLX_OK) Py_CLEAR(array);
-  if (array == NULL && PyErr_Occurred()) py_error_forget();
-  return array;
-}
-
-PyObject* py_streams_move(const py_call* call, PyObject* obj) {
-  py_pair pair, in_place;
-  PyObject* result = NULL;
-  if (PyErr_Occurred() || !dlx_cuda_loaded() || call->responses ||
-      !py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair))
-    return NULL;
-  py_target* t = pair.target;
-  int stays = pair.what == PY_STAYS && call->device && Py_IS_TYPE(obj, t->kind.type);
-  int goes = (pair.what == PY_CONVERTS || stays) && py_target_holds(t, 0) && t->place == NULL;
-  DLManagedTensorVersioned* made = goes ? take_in_place(call, obj, &in_place) : NULL;
-  if (made) {
-    DLDevice device = made->dl_tensor.device, host = {kDLCPU, 0};
-    int takes_device = t->accepts.device_types >> device.device_type & 1;
-    if (device.device_type == kDLCPU && t->allocate && (call->device || !takes_device)) {
-      result = send(call, t, made);
-    } else if (device.device_type == kDLCUDA && call->device == NULL && !takes_device &&
-               accepts_copy(t, &made->dl_tensor, host)) {
-      DLManagedTensorVersioned* copy = fetch(in_place.source, made, obj);
-      if (copy) result = t->hand_over(call, t, copy, obj);
-    }
-    dlx_managed_release(made);
-    py_pair_release(&in_place);
-  }
-  py_pair_release(&pair);
   return result;
 }
 

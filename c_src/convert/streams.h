@@ -6,7 +6,7 @@
  * for shared memory, by the same functions of cuda/order.c. Other cases and errors of the driver
  * are left to the Python path. */
 
-#include "pairs.h"
+#include "target.h"
 
 /* The streams of producer and consumer for the arrays of a source on a device. */
 typedef struct {
@@ -30,6 +30,11 @@ typedef struct {
   } waited[DLX_MAX_STREAM_PAIRS]; /* waits that are already recorded; each holds a count */
 } py_stream_pairs;
 
+/* Find a framework's current stream on a device. Owns: *keep is a new reference that keeps it
+ * alive, or NULL. Errors: 0. */
+int py_stream_ask(const py_stream_source* source, int32_t device, uint64_t* stream,
+                  PyObject** keep);
+
 /* Whether an array of a pair may be shared in CUDA memory with these options. */
 int py_may_share_cuda(const py_source* source, const py_target* target, const DLTensor* tensor,
                       unsigned options);
@@ -48,11 +53,6 @@ PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const 
 /* Order and hand over one array. Owns: as py_hand_over. */
 PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
                              DLManagedTensorVersioned* made, PyObject* obj);
-
-/* Move an array between the host and a CUDA device, in one run: to a host-only target, or into a
- * new array of the target on `device` or its default device. Waits for the copy, and asks first
- * whether its stream captures. Called when py_convert falls back, or if the call names a device. */
-PyObject* py_streams_move(const py_call* call, PyObject* obj);
 
 /* Owns: releases the contents of the pairs. A pending exception is kept. */
 void py_streams_clear(py_stream_pairs* all);

@@ -57,16 +57,18 @@ INLINE int64_t find_repeat(const void* indptr, int bits, const void* indices, in
     int64_t from = read_at(indptr, bits, row), to = read_at(indptr, bits, row + 1), rises = 1;
     for (int64_t i = from + 1; i < to; i++)
       rises &= read_at(indices, wide, i) > read_at(indices, wide, i - 1);
-    if (rises) continue;
+    if (rises &&
+        (from == to || (read_at(indices, wide, from) >= 0 && read_at(indices, wide, to - 1) < end)))
+      continue;
     if (*seen == NULL) { /* for each index the last row, plus one, that has it */
       *seen = dlx_allocate((size_t)end * sizeof **seen);
       if (*seen == NULL) return -2;
       memset(*seen, 0, (size_t)end * sizeof **seen);
     }
     for (int64_t i = from; i < to; i++) {
-      int64_t* last = &(*seen)[read_at(indices, wide, i)];
-      if (*last == row + 1) return i;
-      *last = row + 1;
+      int64_t index = read_at(indices, wide, i);
+      if (index < 0 || index >= end || (*seen)[index] == row + 1) return i;
+      (*seen)[index] = row + 1;
     }
   }
   return -1;

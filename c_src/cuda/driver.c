@@ -280,39 +280,13 @@ void cuda_leave(int before) {
   dlx_cuda_pop();
 }
 
-/* Errors: the driver's code. */
-static int query_pointer(cu_address address, int* type, int* managed, int* ordinal) {
-  int code = cu.PointerGetAttribute(type, CU_ATTRIBUTE_MEMORY_TYPE, address);
-  if (code == CU_OK) code = cu.PointerGetAttribute(managed, CU_ATTRIBUTE_MANAGED, address);
-  if (code == CU_OK) code = cu.PointerGetAttribute(ordinal, CU_ATTRIBUTE_ORDINAL, address);
-  return code;
-}
-
-/* Find a device that has a primary context: creating one takes memory of its device. */
-static int32_t find_active(void) {
-  int32_t count = 0;
-  if (dlx_cuda_count(&count) != DLX_OK) return 0;
-  for (int32_t i = 0; i < count && i < DLX_MAX_DEVICES; i++) {
-    int device = 0, is_active = 0;
-    unsigned flags;
-    if (cu.DeviceGet(&device, i) == CU_OK &&
-        cu.DevicePrimaryCtxGetState(device, &flags, &is_active) == CU_OK && is_active)
-      return i;
-  }
-  return 0;
-}
-
 int dlx_cuda_where(const void* address, DLDevice* device) {
   int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
   if (status != DLX_OK) return status;
-  cu_address at = (cu_address)(uintptr_t)address;
-  int code = query_pointer(at, &type, &managed, &ordinal);
-  if (code == CU_INVALID_CONTEXT) {
-    status = dlx_cuda_push(find_active());
-    if (status != DLX_OK) return status;
-    code = query_pointer(at, &type, &managed, &ordinal);
-    dlx_cuda_pop();
-  }
+  cu_address at = (cu_address)(uintptr_t)address; /* a driver answers without a context, too */
+  int code = cu.PointerGetAttribute(&type, CU_ATTRIBUTE_MEMORY_TYPE, at);
+  if (code == CU_OK) code = cu.PointerGetAttribute(&managed, CU_ATTRIBUTE_MANAGED, at);
+  if (code == CU_OK) code = cu.PointerGetAttribute(&ordinal, CU_ATTRIBUTE_ORDINAL, at);
   if (code == CU_INVALID_VALUE) { /* unknown to the driver: plain host memory */
     *device = (DLDevice){kDLCPU, 0};
     return DLX_OK;

@@ -112,7 +112,6 @@ typedef struct {
   CALL(NEEDED, DeviceGetAttribute, , (int* value, int attribute, int device))                    \
   CALL(NEEDED, DeviceCanAccessPeer, , (int* yes, int device, int peer))                          \
   CALL(NEEDED, DevicePrimaryCtxRetain, , (cu_context * context, int device))                     \
-  CALL(NEEDED, DevicePrimaryCtxGetState, , (int device, unsigned* flags, int* is_active))        \
   CALL(NEEDED, CtxPushCurrent, _v2, (cu_context context))                                        \
   CALL(NEEDED, CtxPopCurrent, _v2, (cu_context * context))                                       \
   CALL(NEEDED, PointerGetAttribute, , (void* value, int attribute, cu_address address))          \

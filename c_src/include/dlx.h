@@ -231,8 +231,8 @@ typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
 
 /* Cast each element of `from` to the dtype of `to`: bool, integers, float16, bfloat16, float32 and
- * float64, or complex64 and complex128. As dlx_copy if the dtypes are the same. Errors: as dlx_copy;
- * DLX_E_MISMATCH = dlx_can_cast returns 0. */
+ * float64, or complex64 and complex128. As dlx_copy if the dtypes are the same. Errors: as
+ * dlx_copy; DLX_E_MISMATCH = dlx_can_cast returns 0. */
 int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags);
 int dlx_can_cast(DLDataType from, DLDataType to);
 
@@ -241,12 +241,13 @@ int dlx_can_cast(DLDataType from, DLDataType to);
  * Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
-/* ---- indices.c: index arrays of sparse and ragged arrays -------------------------------------- */
+/* ---- indices.c: index arrays of sparse and ragged arrays --------------------------------------
+ */
 
-/* Contiguous integers on the host, for the checks of 32 or 64 bits with a sign. Return the number of
- * the first index that is not in [0, end), of the first offset below the one before it, or of the
- * first index that its row already has (offsets and indices are checked before); -1 = none, -2 = no
- * memory. */
+/* Contiguous integers on the host, for the checks of 32 or 64 bits with a sign. Return the number
+ * of the first index that is not in [0, end), of the first offset below the one before it, or of
+ * the first index that is not in [0, end) or that its row has already (the offsets are checked
+ * before); -1 = none, -2 = no memory. */
 int64_t dlx_find_outside(const DLTensor* indices, int64_t end);
 int64_t dlx_find_descent(const DLTensor* offsets);
 int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end);

@@ -278,9 +278,11 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   PY_WITHOUT_GIL(status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id,
                                          at_device, stream, &made));
   py_managed_release(m);
-  if (status == DLX_OK && stream && dlx_size(&made->dl_tensor)) {
-    made =
-        py_cuda_release_behind(made, at_device, stream, keep == Py_None ? NULL : Py_NewRef(keep));
+  if (status == DLX_OK && stream) {
+    int is_own = stream == dlx_cuda_known_stream(at_device); /* which frees it in its order */
+    if (!is_own && dlx_size(&made->dl_tensor))
+      made =
+          py_cuda_release_behind(made, at_device, stream, keep == Py_None ? NULL : Py_NewRef(keep));
     return made ? py_tensor_wrap(made) : NULL;
   }
   PyObject* tensor = py_tensor_result(status, made);

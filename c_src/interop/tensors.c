@@ -111,14 +111,16 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   return view;
 }
 
-/* Copy host memory, or device memory on a stream. Errors: a status, and *out is NULL. */
-static int copy_to_host(const DLTensor* from, uint64_t flags, int keep_order, uint64_t stream,
-                        DLManagedTensorVersioned** out) {
+/* Copy and cast host memory, or copy device memory on a stream. Errors: a status; *out is NULL. */
+static int copy_to_host(const DLTensor* from, DLDataType dtype, uint64_t flags, int keep_order,
+                        uint64_t stream, DLManagedTensorVersioned** out) {
+  DLTensor like = *from;
+  like.dtype = dtype;
   *out = NULL;
-  int status = dlx_managed_empty(from, flags, keep_order, out);
+  int status = dlx_managed_empty(&like, flags, keep_order, out);
   if (status != DLX_OK) return status;
   const DLTensor* to = &(*out)->dl_tensor;
-  status = stream ? dlx_cuda_transfer(from, to, flags, stream, 1) : dlx_copy(from, to, flags);
+  status = stream ? dlx_cuda_transfer(from, to, flags, stream, 1) : dlx_cast(from, to, flags);
   if (status != DLX_OK) {
     dlx_managed_release(*out);
     *out = NULL;
@@ -126,8 +128,8 @@ static int copy_to_host(const DLTensor* from, uint64_t flags, int keep_order, ui
   return status;
 }
 
-DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
-                                          uint64_t stream) {
+static DLManagedTensorVersioned* copy_or_cast(DLManagedTensorVersioned* from, DLDataType dtype,
+                                              int keep_order, uint64_t stream) {
   enum { FEW = 1 << 14 /* bytes: faster to copy than to release the GIL */ };
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
@@ -139,7 +141,7 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
     dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
     state = PyEval_SaveThread();
   }
-  int status = copy_to_host(t, flags, keep_order, stream, &fresh);
+  int status = copy_to_host(t, dtype, flags, keep_order, stream, &fresh);
   if (state) {
     PyEval_RestoreThread(state);
     py_managed_release(from);
@@ -147,39 +149,24 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-PY_DOC(tensor_copy,
-       "Copy to writable host memory, row-major or in the source's order of dimensions. The stream "
-       "for device memory must already wait for it.");
-static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  DLManagedTensorVersioned* m =
-      py_check_args("tensor_copy", nargs, 2, 3) ? py_tensor_managed(args[0]) : NULL;
-  int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
-  uint64_t stream = nargs == 3 ? PyLong_AsUnsignedLongLong(args[2]) : 0;
-  if (keep_order < 0 || PyErr_Occurred()) return NULL;
-  m = py_managed_copy(m, keep_order, stream);
-  return m ? py_tensor_wrap(m) : NULL;
+DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
+                                          uint64_t stream) {
+  return copy_or_cast(from, from->dl_tensor.dtype, keep_order, stream);
 }
 
-PY_DOC(tensor_cast, "Copy host memory to another dtype, in row-major or the source's order.");
-static PyObject* tensor_cast(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  DLManagedTensorVersioned *m = py_check_args("tensor_cast", nargs, 3, 3)
-                                    ? py_tensor_managed(args[0])
-                                    : NULL,
-                           *made = NULL;
-  DLTensor like;
-  if (m == NULL) return NULL;
-  like = m->dl_tensor;
-  int keep_order = PyObject_IsTrue(args[2]), status;
-  if (keep_order < 0 || read_dtype(args[1], &like.dtype) < 0) return NULL;
-  dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(&like, 0, keep_order, &made);
-    if (status == DLX_OK) status = dlx_cast(&m->dl_tensor, &made->dl_tensor, 0);
-  Py_END_ALLOW_THREADS
-  py_managed_release(m);
-  if (status == DLX_OK) return py_tensor_wrap(made);
-  if (made) dlx_managed_release(made);
-  return py_raise(status, NULL);
+PY_DOC(tensor_copy,
+       "Copy to writable host memory, row-major or in the source's order of dimensions. The stream "
+       "for device memory must already wait for it. Host memory is cast to a dtype.");
+static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  DLManagedTensorVersioned* m =
+      py_check_args("tensor_copy", nargs, 2, 4) ? py_tensor_managed(args[0]) : NULL;
+  int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
+  uint64_t stream = nargs >= 3 ? PyLong_AsUnsignedLongLong(args[2]) : 0;
+  if (keep_order < 0 || PyErr_Occurred()) return NULL;
+  DLDataType dtype = m->dl_tensor.dtype;
+  if (nargs == 4 && read_dtype(args[3], &dtype) < 0) return NULL;
+  m = copy_or_cast(m, dtype, keep_order, stream);
+  return m ? py_tensor_wrap(m) : NULL;
 }
 
 /* Host memory may have different device numbers. */
@@ -496,17 +483,8 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
 }
 
 PyMethodDef py_tensor_functions[] = {
-    PY_VARARGS(tensor_new),
-    PY_VARARGS(tensor_view),
-    PY_FASTCALL(tensor_copy),
-    PY_FASTCALL(tensor_cast),
-    PY_FASTCALL(tensor_stack),
-    PY_FASTCALL(tensor_fill),
-    PY_ONE(tensor_repack),
-    PY_FASTCALL(tensor_check),
-    PY_ONE(buffer_address),
-    PY_VARARGS(managed_adopt),
-    PY_ONE(tensor_address),
-    PY_ONE(tensor_empty),
-    PY_END,
+    PY_VARARGS(tensor_new),    PY_VARARGS(tensor_view),  PY_FASTCALL(tensor_copy),
+    PY_FASTCALL(tensor_stack), PY_FASTCALL(tensor_fill), PY_ONE(tensor_repack),
+    PY_FASTCALL(tensor_check), PY_ONE(buffer_address),   PY_VARARGS(managed_adopt),
+    PY_ONE(tensor_address),    PY_ONE(tensor_empty),     PY_END,
 };

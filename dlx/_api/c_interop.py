@@ -26,6 +26,7 @@ from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of
 from dlx._registry import lookup
 from dlx._support.module import set_module
+from dlx._support.system import check_sharing
 from dlx._support.tracebacks import shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
@@ -107,9 +108,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     """
     if not shared:
         return pointer.empty(shape, dtype, device)
-    from dlx._api.share import check_system
-
-    check_system("shared memory")
+    check_sharing("shared memory")
     from dlx._sharing.sharing import shared_empty  # most programs do not need it
 
     return shared_empty(extents_of(shape), DType(dtype), Device(device))

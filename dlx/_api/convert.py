@@ -148,6 +148,9 @@ def convert(
     True
     """
     if out is not None:
+        is_alone = to is like is device is stream is dtype is copy is None and not lazy and errors == "raise"
+        if is_alone and output.fill_plain([obj], out, -1):
+            return out
         requests.check_flags(detach=detach, strict=strict)
         if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise" or not wait:
             names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"

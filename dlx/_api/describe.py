@@ -36,4 +36,4 @@ def describe(obj: Any) -> ArrayInfo:
     inside, handler = lookup.unwrap(obj)
     if isinstance(handler, CompoundHandler):
         return describe_compound(inside, handler)
-    return array_info(*lookup.source(obj))
+    return array_info(*lookup.source(inside if handler is None else obj))

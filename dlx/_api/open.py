@@ -11,6 +11,8 @@ from dlx._engine.request import request_of
 from dlx._views.factory import lazy_view, repeat_view
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Buffer
 
     from dlx._files.mapping import FileView
@@ -26,6 +28,7 @@ def open(
     only: Names = None,
     skip: Names = None,
     mmap: bool = True,
+    raw: str | Mapping[str, str] | None = None,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
     detach: bool = False,
@@ -53,6 +56,10 @@ def open(
     mmap
         False: read the members into memory now, with large reads in several threads, for network and fused file
         systems. The arrays are writable, share one block of memory for each file, and do not depend on the file.
+    raw
+        The dtype of members that their file stores as raw bytes or as integers, such as bfloat16 in .npz and HDF5:
+        ``"bfloat16"`` for all void members, or a mapping from names or patterns to dtypes of the same size. Values are
+        not converted.
     device
         Device of the arrays, as in `convert`.
     readonly
@@ -100,7 +107,7 @@ def open(
     from dlx._files.mapping import FileView, map_file  # most programs open no file
 
     request = request_of(to, device=device, readonly=readonly, detach=detach, dtype=dtype)
-    archive = map_file(path, private=readonly == "share", only=only, skip=skip, mapped=mmap)
+    archive = map_file(path, private=readonly == "share", only=only, skip=skip, mapped=mmap, raw=raw)
     named = to if device is dtype is None and readonly == "copy" and not detach else None
     view: FileView[Any] | None = None if named is None else repeat_view(archive, named, FileView)
     if view is not None:  # a known target

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dlx._api.shares_memory import collision
+from dlx._api.shares_memory import collision, find_extent
 from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import DType, host_readable
@@ -112,18 +111,12 @@ def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
     tensors, whole = borrow_all(objs, TENSOR.name), FAST_PATH._borrow(out, TENSOR.name, True)
     adapter = lookup.kind(type(out)).adapter
     is_writable = whole is not None and adapter is not None and not (whole.readonly or adapter.arrays.immutable)
-    if tensors is None or not is_writable or not whole.is_host or not tensors[0].is_host:
+    if tensors is None or not is_writable or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
         return False
-    is_odd = axis >= 0 and (axis >= whole.ndim or len(objs) != whole.shape[axis])
-    if is_odd or native.tensor_fill(whole, tensors, axis, True):
+    if native.tensor_fill(whole, tensors, axis, True):
         return False
     mark_written(adapter, out)
     return True
-
-
-def finish(out: Array) -> None:
-    """Tell the framework that its array was written to."""
-    mark_written(out.adapter, out.obj)
 
 
 def _info(array: Any, adapter: Adapter) -> Any:
@@ -140,20 +133,10 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
         try:
             (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
         except CopyRequiredError:
-            info = _info(array, adapter)
-            steps = zip(info.strides or (), info.shape or (), strict=True)
-            span = _span(info.address, info.nbytes // max(1, math.prod(info.shape)), steps) if info.strides else None
-            return Array(array, adapter, path, info.shape, info.dtype, span, None)
+            info, extent = _info(array, adapter), find_extent(array)
+            return Array(array, adapter, path, info.shape, info.dtype, extent and (extent.start, extent.end), None)
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
-
-
-def _span(address: int, width: int, steps: Any) -> tuple[int, int]:
-    low = high = address
-    for step, extent in steps:
-        reach = step * (extent - 1) * width
-        low, high = low + min(reach, 0), high + max(reach, 0)
-    return low, high + width
 
 
 def _copies(adapter: Adapter) -> bool:
@@ -174,8 +157,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
-    if dtype is None and fill_plain([obj], out, -1):
-        return out
     target, casts = type_name(type(out)), read_casts(dtype)
     try:
         pairs = [
@@ -194,7 +175,7 @@ def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) 
     for write in writes:
         write()
     for _, there in pairs:
-        finish(there)
+        mark_written(there.adapter, there.obj)
     return out
 
 
@@ -223,32 +204,25 @@ def _plan_writes(pairs: list[tuple[Array, Array]], detach: bool) -> list[Callabl
 
 def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Callable[[], Any]:
     """Return the function that copies one array; `is_shared`: other writes may change the source first."""
-    if source.tensor is None and _copies(source.adapter) and out.is_on_host() and not is_shared:
-        with contextlib.suppress(ConversionError):  # the framework has no array over the output
-            view = _convert(out.obj, out.adapter, Request(_target(source.adapter), copy=False, detach=True))
-            return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)
     tensor, whole = source.tensor, out.tensor
-    if whole is not None and out.is_on_host() and (tensor is None or source.is_on_host()):
-        if tensor is None:
-            tensor = _convert(source.obj, source.adapter, Request(registry.target("dlx"), copy=True, detach=detach))
-        elif is_shared:
-            tensor = native.tensor_copy(tensor, True)
-        if tensor.dtype != out.dtype and not can_cast(tensor.dtype, out.dtype, tensor.device):
-            casts = Casts({tensor.dtype.name: out.dtype})
-            tensor = _convert(source.obj, source.adapter, Request(registry.target("dlx"), detach=detach, casts=casts))
-        return functools.partial(fill, whole, [tensor], -1)
-    made = _convert(source.obj, source.adapter, Request(_target(out.adapter), copy=is_shared or None, detach=detach))
-    return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
+    if whole is None or not out.is_on_host() or not (tensor is None or source.is_on_host()):
+        made = _convert(source, registry.ready(out.adapter), copy=is_shared or None, detach=detach)
+        return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
+    if tensor is None and _copies(source.adapter) and not is_shared:
+        with contextlib.suppress(ConversionError):  # the framework has no array over the output
+            view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
+            return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)
+    if tensor is None or not (source.dtype == out.dtype or can_cast(source.dtype, out.dtype, whole.device)):
+        casts = Casts({source.dtype.name: out.dtype})
+        tensor = _convert(source, registry.target("dlx"), copy=True, detach=detach, casts=casts)
+    elif is_shared:
+        tensor = native.tensor_copy(tensor, True)
+    return functools.partial(fill, whole, [tensor], -1)
 
 
-def _target(adapter: Adapter) -> Target:
-    found = registry.ready(adapter)
-    assert found is not None  # a framework that copies to its arrays also creates them
-    return found
-
-
-def _convert(obj: Any, adapter: Adapter, request: Request) -> Any:
-    return Batch(request, [obj], [adapter]).run()[0]
+def _convert(array: Array, target: Target | None, **options: Any) -> Any:
+    assert target is not None  # a framework that copies to its arrays also creates them
+    return Batch(Request(target, **options), [array.obj], [array.adapter]).run()[0]
 
 
 def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any, Path]]:
@@ -267,6 +241,7 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
     count = 0
     while waiting:
         mine, its, path = waiting.pop()
+        mine, its = _unwrap(links[0], mine), _unwrap(links[1], its)
         if mine < 0 and its < 0:
             count += 1
             yield trees[0].arrays[~mine], trees[0].sources[~mine], trees[1].arrays[~its], path
@@ -281,9 +256,12 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
 
 
 def _links(tree: Tree) -> list[dict[Path, int]]:
-    """Return the links to arrays and containers with arrays of each node, by key."""
-    nodes = list(tree.nodes())
-    found: list[dict[Path, int]] = []
-    for _, handler, keys, _, links in nodes:
-        found.append({handler.path(keys, i): link for i, link in links.items()})
-    return found
+    """Return the links to arrays and containers with arrays of each node, by key; () inside a wrapper."""
+    nodes = tree.nodes()
+    return [{handler.path(keys, i): link for i, link in links.items()} for _, handler, keys, _, links in nodes]
+
+
+def _unwrap(links: list[dict[Path, int]], link: int) -> int:
+    while link >= 0 and () in links[link]:
+        link = links[link][()]
+    return link

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
 from dlx._api.describe import describe
@@ -26,7 +27,7 @@ from dlx.errors import DlxError, FileError
 if TYPE_CHECKING:  # most programs save no file
     from dlx._files.writing import Item
 
-__all__ = ["Collected", "collect_items", "save", "text_metadata", "write_items"]
+__all__ = ["collect_items", "save", "text_metadata", "write_items"]
 
 
 @public
@@ -92,12 +93,12 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         if kept and kind not in WITH_METADATA:
             raise FileError(f"{kind} cannot store metadata", source=str(target), fix="Write .safetensors or .arrow.")
     try:
-        found = collect_items(tree, target.stem)
-        if found.others:
-            name, value = found.others[0]
+        items, others = collect_items(tree, target.stem)
+        if others:
+            name, value = others[0]
             reason = f"it contains {one_line(name, 80)!r}, a {type_name(type(value))}, which is not an array"
             raise FileError(reason, fix="Leave it out, or make it an array.")
-        write_items(found.items, target, kept, kind=kind, force=True, sync=False)
+        write_items(items, target, kept, kind=kind, force=True, sync=False)
     except DlxError as error:
         error.complete(source=type_name(type(tree)))
         if error.source != str(target):
@@ -111,15 +112,8 @@ def text_metadata(tree: Any) -> dict[str, str]:
     return {key: text for key, text in (found or {}).items() if isinstance(text, str)}
 
 
-class Collected(NamedTuple):
-    """The arrays of a tree, and the names and values of its other leaves."""
-
-    items: list[Item]
-    others: list[tuple[str, Any]]
-
-
-def collect_items(tree: Any, stem: str) -> Collected:
-    """Return the arrays of a tree, to be read later; one without a name is called `stem`."""
+def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any]]]:
+    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
     from dlx._files.header import NO_ARRAYS
     from dlx._files.selection import dotted_path
 
@@ -139,21 +133,8 @@ def collect_items(tree: Any, stem: str) -> Collected:
                 leaves[name] = child, path
     if not leaves:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    arrays = [obj for obj, _ in leaves.values()]
-    try:
-        tensors = convert(arrays, to="dlx", copy=False, detach=True)
-    except DlxError:
-        tensors = [_share(array) for array in arrays]
-    items = [_item(name, *leaf, tensor) for (name, leaf), tensor in zip(leaves.items(), tensors, strict=True)]
-    return Collected(items, others)
-
-
-def _share(array: Any) -> Any:
-    """Return a tensor over an array's memory, or the array itself if it is copied or refused when it is read."""
-    try:
-        return convert(array, to="dlx", copy=False, detach=True)
-    except DlxError:
-        return array
+    shared = convert([obj for obj, _ in leaves.values()], to="dlx", copy=False, detach=True, errors="pass")
+    return [_item(name, *leaf, each) for (name, leaf), each in zip(leaves.items(), shared, strict=True)], others
 
 
 def _item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:
@@ -202,9 +183,10 @@ def write_items(
 
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
-    placed = sorted((item for item in items if type(item.source) is Tensor and item.nbytes), key=_address)
+    start = operator.attrgetter("source.data_ptr")
+    placed = sorted((item for item in items if type(item.source) is Tensor and item.nbytes), key=start)
     if all(contiguous(item.shape, item.source.strides) for item in placed) and all(
-        _address(one) + one.nbytes <= _address(other) for one, other in itertools.pairwise(placed)
+        start(one) + one.nbytes <= start(other) for one, other in itertools.pairwise(placed)
     ):
         return
     pair = collision([item.source for item in placed], [])
@@ -212,7 +194,3 @@ def _check_ties(items: Sequence[Item]) -> None:
         one, other = sorted(one_line(placed[each].name, 80) for each in pair)
         reason = f"{one!r} and {other!r} share memory, which .safetensors cannot store"
         raise FileError(reason, fix="Leave one of them out, or copy it.")
-
-
-def _address(item: Item) -> int:
-    return item.source.data_ptr  # type: ignore[no-any-return]

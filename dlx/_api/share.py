@@ -9,8 +9,7 @@ from dlx._api.convert import convert
 from dlx._core.public import public
 from dlx._engine.request import request_of
 from dlx._support.late import Late
-from dlx._support.system import find_missing
-from dlx.errors import DeviceError
+from dlx._support.system import check_sharing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
 else:
     sharing = Late("dlx._sharing.sharing")  # most programs share nothing
-
-
-def check_system(what: str) -> None:
-    """Raise `DeviceError` if this system cannot share memory between processes."""
-    reason = find_missing().get("share")
-    if reason is not None:
-        fix = "Save the arrays to a file, and call dlx.open in the other process."
-        raise DeviceError(reason, source=what, fix=fix)
 
 
 @public
@@ -96,7 +87,7 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """
     if (obj is None) == (like is None):
         raise TypeError("share takes either an array, or a container of arrays, or like=. Pass one of them.")
-    check_system("the arrays")
+    check_sharing("the arrays")
     if like is not None:  # no value is read, so no graph is lost
         return sharing.share_tree(like, request_of("dlx", detach=True), with_values=False)
     return sharing.share_tree(obj, request_of("dlx", detach=detach))
@@ -159,7 +150,7 @@ def attach(
     ...     dlx.attach(handle)
     [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
     """
-    check_system("the handle")
+    check_sharing("the handle")
     attach_tree = sharing.attach_tree
     request_of(to, device=device, readonly=readonly)  # before anything is mapped
     mode = "write" if writable else "private" if readonly == "share" else "read"

@@ -89,7 +89,7 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
     extents = []
     for i, array in enumerate((*some, *others)):
         try:
-            extent = _extent(array)
+            extent = find_extent(array)
         except DlxError:
             continue
         if extent is not None:
@@ -113,7 +113,7 @@ def _extents(obj: Any) -> Iterator[Extent]:
     waiting = [inside] if handler is None else [obj]
     if isinstance(handler, CompoundHandler):
         waiting = arrays_of(inside, handler)
-    yield from filter(None, map(_extent, waiting))
+    yield from filter(None, map(find_extent, waiting))
 
 
 def _overlaps(one: Extent, other: Extent) -> bool:
@@ -128,7 +128,7 @@ def _same_memory(a: Device, b: Device) -> bool:
     return a == b or (a.type in host and b.type in host)
 
 
-def _extent(obj: Any) -> Extent | None:
+def find_extent(obj: Any) -> Extent | None:
     """Return the bytes of an array; None if it has no elements or is copied on export."""
     request = Request(registry.target("dlx"))
     obj, source = lookup.source(obj, target=request.target.name)

@@ -183,6 +183,7 @@ class _Mapped(TypedDict, total=False):
     only: Names
     skip: Names
     mmap: bool
+    raw: str | Mapping[str, str] | None
     device: DeviceLike | None
     readonly: Readonly
     detach: bool
@@ -609,6 +610,7 @@ class Open:
         only: Names = ...,
         skip: Names = ...,
         mmap: bool = ...,
+        raw: str | Mapping[str, str] | None = ...,
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,

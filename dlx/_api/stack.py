@@ -6,11 +6,12 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, fill, fill_plain, finish, open_output
+from dlx._api.output import check_fits, fill, fill_plain, open_output
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -19,8 +20,11 @@ from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, read_casts
+from dlx._engine.compound import split
+from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
+from dlx._engine.planner import keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import borrow_all
@@ -28,6 +32,7 @@ from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.generic import BUFFER, INTERFACE, TENSOR
 from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
@@ -59,7 +64,8 @@ def stack(
     ----------
     arrays
         N arrays of shape ``(...)``, as in `convert`; none is changed or consumed. For a data frame, a table or another
-        mapping: its columns in order. Numbers, and lists of them, count as arrays of bool, int64, float64 or
+        mapping: its columns in order. For a list column: its rows; if they have one length, the result shares their
+        values as in `convert`. Numbers, and lists of them, count as arrays of bool, int64, float64 or
         complex128.
     to
         Target, as in `convert`.
@@ -80,7 +86,8 @@ def stack(
     Returns
     -------
     array
-        An array of the target framework with shape ``(N, ...)`` (N at `axis`), row-major, in new memory; or `out`.
+        An array of the target framework with shape ``(N, ...)`` (N at `axis`) in new memory; or `out`. It is row-major,
+        except that each array's values stay adjacent for other axes than the first, if the target supports that.
 
     Raises
     ------
@@ -105,9 +112,10 @@ def stack(
     >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
     dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
-    objs, keys = _list_arrays(arrays)
+    objs, keys, whole = _list_arrays(arrays)
     is_plain = axis == 0 and dtype is pad is out is None
-    if is_plain and type(to) is str and objs and device is None and stream is None and not trace.observers:
+    is_quick = is_plain and whole is None and bool(objs)
+    if is_quick and type(to) is str and device is None and stream is None and not trace.observers:
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
@@ -123,9 +131,9 @@ def stack(
         request, target = request_of("dlx"), type_name(type(out))
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
-    whole = _pack_numbers(objs)
+    whole = _pack_numbers(objs) if whole is None else whole
     if whole is not None:
-        _find_axis(axis, 1)
+        whole = _move_axis(whole, _find_axis(axis, whole.ndim))
         casts = dtype if dtype is None or isinstance(dtype, Mapping) else {whole.dtype: dtype}
         return convert(whole, to, out=out, device=device, stream=stream, dtype=casts)
     objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
@@ -178,34 +186,73 @@ def _stack_unlike(
     output = None if out is None else open_output(out)
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
-        whole = empty(shape, wanted)
+        whole = empty((len(tensors), *row) if keeps_order(request.target) else shape, wanted)
+        if keeps_order(request.target):  # faster: the values of each array stay adjacent
+            whole = _move_axis(whole, at)
     else:
         check_fits(output, shape, wanted)
         if not output.is_on_host() or output.tensor is None:
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
     if any(tensor.shape != row for tensor in tensors):
-        number = native.tensor_cast(_read_lists(pad, 0, ""), wanted, False)
+        number = native.tensor_copy(_read_lists(pad, 0, ""), False, 0, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
     fill(whole, tensors, at)
     if output is not None:
-        finish(output)
+        mark_written(output.adapter, output.obj)
     return whole
 
 
-def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any]]:
-    """Return the arrays and, for errors, their keys; the arrays of a frame or mapping are its values."""
+def _move_axis(whole: Tensor, at: int) -> Tensor:
+    """Return a host tensor with its first axis at another position."""
+    if at == 0:
+        return whole
+    (n, *shape), (step, *steps), flags = whole.shape, whole.strides, whole.flags
+    shape, steps = [*shape[:at], n, *shape[at:]], [*steps[:at], step, *steps[at:]]
+    return native.tensor_new(whole.data_ptr, shape, steps, whole.dtype, whole.device, flags, whole)
+
+
+def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any], Tensor | None]:
+    """Return the arrays and, for errors, their keys; the whole for lists of one length in one column, over its values.
+
+    The arrays of a frame or mapping are its values.
+    """
     inside, handler = lookup.unwrap(arrays)
+    if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
+        rows, whole = _read_ragged(inside, handler)
+        return rows, range(len(rows)), whole
     if handler is not None and handler.kind == "mapping":
         with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        return objs, keys or range(len(objs))
+        return objs, keys or range(len(objs)), None
     if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
         raise refusal.error()  # such as a model, or a lazy frame
     objs = list(arrays)
-    return objs, range(len(objs))
+    return objs, range(len(objs)), None
+
+
+def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
+    """Return the rows of a list column, and one tensor over all if they have one length."""
+    parts = split(column, handler, None)
+    values, inner = lookup.unwrap(parts["values"])
+    if isinstance(inner, CompoundHandler):
+        _, values = _read_ragged(values, inner)
+        if values is None:
+            raise LayoutError("its lists are nested and differ in length", fix="Convert dlx.parts(x) instead.")
+    values, offsets = convert([values, parts["offsets"]], to="dlx")
+    bounds = memoryview(offsets).tolist()
+    length, item = (bounds[1] - bounds[0] if len(bounds) > 1 else 0), values.dtype.bits // 8
+
+    def over(first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        address = values.data_ptr + first * item * values.strides[0] if values.nbytes else values.data_ptr
+        return native.tensor_new(address, shape, strides, values.dtype, values.device, values.flags, values)
+
+    if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
+        shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
+        return [values] * bool(shape[0]), over(bounds[0], shape, strides)
+    return [over(first, (end - first, *values.shape[1:]), values.strides) for first, end in pairwise(bounds)], None
 
 
 def _stack_in_c(objs: list[Any], to: str) -> Tensor | None:
@@ -257,7 +304,10 @@ def _stack_on_device(
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    return StreamSync(request.target, request.stream, request.device).stack(tensors, sources, like)
+    is_last = request.device is None or physical(request.device) == device
+    sync = StreamSync(request.target, request.stream, request.device)
+    array, whole, ready = sync.copy(tensors, sources, like, is_last and first.nbytes > 0)
+    return array if array is not None else whole if ready is None else cuda.when(whole, ready)
 
 
 def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
@@ -361,6 +411,7 @@ def _read_lists(obj: Any, key: Any, target: str) -> Any:
         raise
 
 
+_RANKS = {lib.kDLBool: 0, lib.kDLInt: 1, lib.kDLUInt: 1, lib.kDLComplex: 3}  # of dtypes; floating ones have 2
 _ODD: dict[str, tuple[type[DlxError], str]] = {
     "dtype": (DTypeError, ""),
     "shape": (LayoutError, "Pass arrays of one shape."),
@@ -388,7 +439,7 @@ def _odd(word: str, one: Any, other: Any, first: Any, key: Any) -> DlxError:
     reason = f"its {word} is {other}, but {path_text((first,), 'arrays')} has {one}"
     option: tuple[tuple[str, Any], ...] = ()
     if word == "dtype":
-        option = (("dtype", one.name),)
+        option = (("dtype", max(one, other, key=lambda dtype: (_RANKS.get(dtype.code, 2), dtype.bits)).name),)
     elif word == "shape" and len(one) == len(other):
         option, fix = (("pad", 0),), ""
     return kind(reason, root="arrays", path=(key,), fix=fix, option=option)

@@ -268,7 +268,7 @@ class Batch:
         is_inside = target.varies or self.sources[i] is target.source
         if is_inside or self.request.copy is False or trace.observers or not can_cast(tensor.dtype, new, tensor.device):
             return None
-        cast = native.tensor_cast(tensor, new, keeps_order(target))
+        cast = native.tensor_copy(tensor, keeps_order(target), 0, new)
         if target.check(cast):
             return None
         self._cast.add(i)

@@ -248,15 +248,24 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, unique: bool, target
         raise LayoutError(f"its indptr has the shape {indptr.shape}, expected ({expected + 1},)")
     if indices.shape != (count,) or len(found) + 2 * (kind != "bsr") != 3:
         raise LayoutError(f"its indices have the shape {indices.shape}, and its data the shape {found}")
-    ends = _check_range(indices, shape[minor] // (block[minor] or 1), "indices")
-    pointers = _check_offsets(indptr, count, "indptr")
-    if unique and ends is not None and pointers is not None:
-        bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), shape[minor] // (block[minor] or 1))
-        if bad == -2:
-            raise MemoryError
-        if bad >= 0:
-            why = f"{target} assumes that no index is repeated within a row or column, and indices[{bad}] is"
-            raise LayoutError(why, fix="Call x.sum_duplicates() first.")
+    extent = shape[minor] // (block[minor] or 1)
+    pointers, ends = _check_offsets(indptr, count, "indptr"), _wide(indices)
+    if not unique or pointers is None or ends is None or not count:
+        _check_range(indices, extent, "indices")
+        return
+    bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), extent)
+    if bad == -2:
+        raise MemoryError
+    if bad >= 0:
+        if not 0 <= _numbers(ends)[bad] < extent:
+            raise _outside(f"indices[{bad}]")
+        why = f"{target} assumes that no index is repeated within a row or column, and indices[{bad}] is"
+        raise LayoutError(why, fix="Call x.sum_duplicates() first.")
+
+
+def _outside(name: str) -> LayoutError:
+    fix = "Remove such elements in its own framework first, such as with sum_duplicates."
+    return LayoutError(f"{name} is outside of its shape (padding, or damage)", fix=fix)
 
 
 def _split_rows(tensor: Tensor, swapped: bool) -> list[Tensor]:
@@ -280,13 +289,11 @@ def _wide(part: Any) -> Tensor | None:
     return tensor if tensor.dtype.name in _WIDTHS else cast_indices(tensor, DType("int64"))
 
 
-def _check_range(part: Any, end: int, name: str) -> Tensor | None:
+def _check_range(part: Any, end: int, name: str) -> None:
     tensor = _wide(part)
     bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(_struct(tensor), end)
     if bad >= 0:
-        why = f"{name}[{bad}] is outside of its shape (padding, or damage)"
-        raise LayoutError(why, fix="Remove such elements in its own framework first, such as with sum_duplicates.")
-    return tensor
+        raise _outside(f"{name}[{bad}]")
 
 
 def _check_lists(values: Any, offsets: Any) -> int:
@@ -367,15 +374,18 @@ def fold(
 ) -> Plan:
     """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
     own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
-    error = next((leaf.error for leaf in leaves if leaf.error is not None), next(own, None))
+    refused = next(own, None)
+    error = next((leaf.error for leaf in leaves if leaf.error is not None), refused)
     try:
         info = describe_compound(obj, handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (error is not None and all(leaf.ok for leaf in leaves))
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (refused is not None)
     outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
-        replace(step, why=f"{leaf.path.rpartition('.')[2]}: {step.why}") for leaf in leaves for step in leaf.steps
+        replace(step, why=": ".join(filter(None, (leaf.path.rpartition(".")[2], step.why))))
+        for leaf in leaves
+        for step in leaf.steps
     )
     device = next((leaf.device for leaf in leaves), None if info is None else info.device)
     nbytes = sum(leaf.nbytes for leaf in leaves)

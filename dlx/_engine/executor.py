@@ -79,21 +79,23 @@ def execute(
             tensor = native.tensor_view(tensor, None, step.device, None, None)
         elif isinstance(step, Copy):
             if step.dtype is not None:
-                tensor, readiness = native.tensor_cast(tensor, step.dtype, step.keep_order), None
+                tensor, readiness = native.tensor_copy(tensor, step.keep_order, 0, step.dtype), None
             elif step is last and cuda.is_pinned_device(step.device):
                 return sync().copy_to_pinned(tensor, readiness, dense_strides(tensor, step.keep_order), step.device)
             elif host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
                 if step.device != HOST:  # such as a framework's second host device
                     tensor = native.tensor_view(tensor, None, step.device, None, None)
+            elif host_readable(step.device):
+                tensor, readiness = sync().fetch(tensor, readiness, step.keep_order), None
             else:
-                if step is last and cuda.is_cuda(step.device) and tensor.nbytes:
-                    array = sync().copy_to_new_array(
-                        writer, tensor, readiness, dense_strides(tensor, step.keep_order), step.device
-                    )
-                    if array is not None:
-                        return array
-                tensor, readiness = sync().copy(writer, tensor, readiness, step.keep_order, step.device)
+                address, flags = native.lib.DLX_ALIGNMENT, tensor.flags & SUBBYTE_PADDED
+                strides = dense_strides(tensor, step.keep_order)
+                like = native.tensor_new(address, tensor.shape, strides, tensor.dtype, step.device, flags, None)
+                is_last = step is last and tensor.nbytes > 0
+                array, tensor, readiness = sync().copy([tensor], [(writer, readiness)], like, is_last)
+                if array is not None:
+                    return array
             writer = None
         elif isinstance(step, Repack):
             tensor, writer = native.tensor_repack(tensor), None

@@ -437,15 +437,14 @@ def _target_fields(consumer: Target) -> dict[str, Any]:
 
 def _find_device(adapter: Adapter, known: dict[Any, Device | None], wanted: Any) -> Device | None:
     """Return the CUDA device that an option names, or the framework's default or current one; None for others."""
-    if wanted in known:
-        device = known[wanted]
-        if device is not _CURRENT:
-            return device
-        return _cuda_device(wanted if type(wanted) is int else adapter.devices.current(lib.kDLCUDA))
-    device = adapter.devices.default() if wanted is None else Device("cuda" if type(wanted) is int else wanted)
-    is_named = not (wanted is None or type(wanted) is int or (type(wanted) is str and ":" not in wanted))
-    known[wanted] = None if device.type != lib.kDLCUDA else device if is_named else _CURRENT
-    return _find_device(adapter, known, wanted)
+    if type(wanted) is int:
+        return _cuda_device(wanted)
+    device = known.get(wanted, HOST)
+    if device is HOST:
+        device = adapter.devices.default() if wanted is None else Device(wanted)
+        is_named = not (wanted is None or (type(wanted) is str and ":" not in wanted))
+        device = known[wanted] = None if device.type != lib.kDLCUDA else device if is_named else _CURRENT
+    return _cuda_device(adapter.devices.current(lib.kDLCUDA)) if device is _CURRENT else device
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from dlx._core.cuda import is_cuda
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, parse_stream, with_keeper
-from dlx._core.types import Device, DType, host_readable
+from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx._support.reflect import foreign_errors
@@ -204,53 +204,67 @@ class StreamSync:
         after = self.consumer(place) if place is not None and is_cuda(place) else None
         self.ask(before, after, *([] if device == place else [None]))  # no copy between devices can be captured
 
-    def copy(
-        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
-    ) -> tuple[Tensor, Readiness]:
-        """Copy from or to a CUDA device into memory of dlx; `source` is None if the tensor is a copy already."""
-        here = physical(tensor.device)
-        if host_readable(place):
-            stream = readiness if isinstance(readiness, Stream) else None
-            if stream is None or stream.is_unordered or stream.device != here:
-                self.wait(readiness, None)  # dlx's stream must not wait for another one: all threads use it
-                stream = cuda.work_stream(here)
-            self.ask(stream, None)
-            return native.tensor_copy(tensor, keep_order, stream.handle), None
-        consumer = self.consumer(place)
-        if not is_cuda(here):
-            self.ask(consumer, None)
-            work = cuda.work_stream(place)
-            fresh = native.tensor_on_device(tensor, keep_order, place.id)
-            self._transfer(source, tensor, readiness, fresh, work, self._waits)
-            return (native.tensor_when(fresh, 0), None) if self._waits else (fresh, cuda.ready(work))
-        stream = self._stream_of(tensor, readiness) or cuda.work_stream(here)
-        self.ask(stream, consumer, None)  # memory of dlx belongs to no graph
-        fresh = native.tensor_on_device(tensor, keep_order, place.id, here.id, stream.handle, stream.keep)
-        self._transfer(source, tensor, readiness, fresh, stream, self._must_wait(source, tensor, readiness))
-        return fresh, cuda.ready(stream)
-
-    def copy_to_new_array(
-        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
-    ) -> Any:
-        """Copy into a new CUDA array of the consumer; None if it allocates none."""
-        here, place = physical(tensor.device), physical(place)
-        consumer = self._allocates(place)
-        if consumer is None:
-            return None
-        stream = self._stream_of(tensor, readiness) if is_cuda(here) else consumer
+    def fetch(self, tensor: Tensor, readiness: Readiness, keep_order: bool) -> Tensor:
+        """Copy CUDA memory to the host."""
+        stream = self._stream_of(tensor, readiness) if isinstance(readiness, Stream) else None
         if stream is None:
-            stream = consumer if here == place else cuda.work_stream(here)
-        waits = self._must_wait(source, tensor, readiness)
-        self.ask(stream, consumer, *([None] if waits or not is_cuda(here) else []))  # a graph keeps no source alive
-        array = self._new_array(tensor.shape, tensor.dtype, strides, consumer)
-        if array is None:
-            return None
-        target = self._target.adapter.export(array, stream=UNORDERED)
-        if stream != consumer:
-            cuda.order(consumer, stream)  # which may still use the memory
-        self._transfer(source, tensor, readiness, target, stream, waits)
-        self._finish(stream, consumer)
-        return array
+            self.wait(readiness, None)  # dlx's stream must not wait for another one: all threads use it
+            stream = cuda.work_stream(physical(tensor.device))
+        self.ask(stream, None)
+        return native.tensor_copy(tensor, keep_order, stream.handle)
+
+    def copy(
+        self, rows: Sequence[Tensor], sources: Sequence[tuple[Adapter | None, Readiness]], like: Tensor, is_last: bool
+    ) -> tuple[Any, Tensor, Readiness]:
+        """Copy tensors one after another into new CUDA memory like a tensor, on the streams on which they are ready.
+
+        `sources` has the adapter of each, None for a copy of dlx, and when it is ready. If `is_last`, the consumer gets
+        the memory unchanged, so its framework may allocate it. Return its new array or None, the memory, and when it is
+        ready.
+        """
+        here, place, adapter = physical(rows[0].device), physical(like.device), self._target.adapter
+        on_device, consumer = is_cuda(here), self.consumer(place)
+        cuda.require()
+        allocates = is_last and not self._target.varies and type(adapter.devices).new_array is not Devices.new_array
+        if consumer is None or consumer.is_unordered or not allocates:
+            allocates, usual = False, cuda.work_stream(here if on_device else place)
+        else:
+            usual = cuda.work_stream(here) if on_device and here != place else consumer
+        streams = [self._stream_of(rows[0], readiness) or usual for _, readiness in sources]
+        waits = any(self._must_wait(source, rows[0], readiness) for source, readiness in set(sources))
+        belongs = on_device and allocates and not waits  # a graph keeps no source, and no memory of dlx
+        self.ask(*streams, consumer, *([] if belongs else [None]))
+        array = self._new_array(like, consumer) if consumer is not None and allocates else None
+        if consumer is not None and array is not None:
+            base, whole = consumer, adapter.export(array, stream=UNORDERED)
+        else:
+            base = streams[0]
+            if allocates:
+                self.ask(base, consumer, None)
+            whole = native.tensor_on_device(like, True, place.id, base.device.id, base.handle, base.keep)
+        others = set(streams) - {base}
+        for other in others:
+            cuda.order(base, other)  # which may still use the memory
+        for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
+            if on_device:
+                self.wait(readiness, stream)
+            if not waits and not (on_device and source is None):  # keep it alive
+                row = native.tensor_behind(row, stream.device.id, stream.handle, stream.keep)
+            if row.nbytes:
+                address, steps = whole.data_ptr + whole.byte_offset + i * row.nbytes, like.strides[-row.ndim :]
+                part = native.tensor_new(address, row.shape, steps[: row.ndim], row.dtype, place, like.flags, whole)
+                native.tensor_transfer(row, part, stream.handle, waits and not on_device)
+        try:
+            for other in others:
+                cuda.order(other, base)
+            if waits and on_device:
+                cuda.synchronize(base)
+        except BaseException:
+            for stream in streams:  # the memory is free after this call
+                with contextlib.suppress(DlxError):
+                    cuda.synchronize(stream)
+            raise
+        return array, whole, None if waits or array is not None else cuda.ready(base)
 
     def copy_to_pinned(self, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device) -> Any:
         """Copy into a new array of the consumer in pinned host memory."""
@@ -277,63 +291,12 @@ class StreamSync:
         native.tensor_transfer(tensor, target, stream.handle, waits)
         return array
 
-    def stack(self, rows: Sequence[Tensor], sources: Sequence[tuple[Adapter, Readiness]], like: Tensor) -> Any:
-        """Copy CUDA arrays into one like `like` on their device: an array of the consumer if it allocates one."""
-        here = physical(like.device)
-        consumer = self._allocates(here) if self._device is None or physical(self._device) == here else None
-        streams = [self._stream_of(like, readiness) or consumer or cuda.work_stream(here) for _, readiness in sources]
-        waits = any(self._must_wait(source, like, readiness) for source, readiness in set(sources))
-        array, work = None, consumer or streams[0]
-        self.ask(work, *streams, *([None] if waits else []))
-        if consumer is not None:
-            array = self._new_array(like.shape, like.dtype, like.strides, consumer)
-        if array is None:
-            self.ask(work, None)
-            whole = native.tensor_on_device(like, False, here.id, here.id, work.handle, work.keep)
-        else:
-            whole = self._target.adapter.export(array, stream=UNORDERED)
-        others = set(streams) - {work}
-        for other in others:
-            cuda.order(work, other)
-        size = rows[0].nbytes
-        for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
-            if size:
-                place = whole.data_ptr + whole.byte_offset + i * size
-                target = native.tensor_new(place, row.shape, None, row.dtype, here, like.flags, whole)
-                self._transfer(source, row, readiness, target, stream, False)
-        for other in others:
-            self._finish(other, work)
-        if waits:
-            cuda.synchronize(work)
-        return cuda.when(whole, cuda.ready(work)) if array is None else array
-
-    @staticmethod
-    def _finish(stream: Stream, consumer: Stream) -> None:
-        """Make the consumer's stream wait for a copy into its memory."""
-        if stream != consumer:
-            try:
-                cuda.order(stream, consumer)
-            except BaseException:
-                with contextlib.suppress(DlxError):
-                    cuda.synchronize(stream)  # the memory is free after this call
-                raise
-
-    def _allocates(self, place: Device) -> Stream | None:
-        """Return the consumer's stream on a CUDA device if its framework allocates memory there, in stream order."""
-        if type(self._target.adapter.devices).new_array is Devices.new_array or self._target.varies:
-            return None
-        consumer = self.consumer(place)
-        if consumer is None or consumer.is_unordered:
-            return None
-        cuda.require()
-        return consumer
-
-    def _new_array(self, shape: Sequence[int], dtype: DType, strides: Sequence[int], consumer: Stream) -> Any:
+    def _new_array(self, like: Tensor, consumer: Stream) -> Any:
         """Return a new array of the consumer on its stream; None if its framework cannot allocate one now."""
         adapter = self._target.adapter
         activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
         with contextlib.nullcontext() if activate is None else activate(consumer):
-            return adapter.devices.new_array(shape, dtype, consumer.device, strides)
+            return adapter.devices.new_array(like.shape, like.dtype, consumer.device, like.strides)
 
     def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:
         """Return the stream of the memory's device on which it is ready: copies there are ordered with all writes."""
@@ -350,17 +313,6 @@ class StreamSync:
         if isinstance(readiness, Stream):
             return readiness != self.producer(source, readiness.device)
         return self._stream_of(tensor, readiness) is None
-
-    def _transfer(
-        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, target: Tensor, stream: Stream, waits: bool
-    ) -> None:
-        """Start a copy on a stream; the host waits for it if `waits`."""
-        on_device = is_cuda(tensor.device)
-        if on_device:
-            self.wait(readiness, stream)
-        if not waits and (not on_device or source is not None):
-            tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)  # kept alive
-        native.tensor_transfer(tensor, target, stream.handle, waits)
 
     def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory once per call."""

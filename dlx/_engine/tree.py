@@ -299,10 +299,10 @@ class Tree:
                 found[top][3].extend(~link for _, link in node.links if link < 0)
         return [*found.values()], {i for i, (number, _) in enumerate(self._spots) if tops[number] >= 0}
 
-    def owner(self, i: int) -> Adapter:
-        """Return the adapter of the compound array that array number `i` is a part of, or of the array itself."""
+    def compound_of(self, i: int) -> CompoundHandler | None:
+        """Return the handler of the compound array that array number `i` is a part of, or None."""
         handler = self._nodes[self._spots[i][0]].handler
-        return (handler.adapter if isinstance(handler, CompoundHandler) else None) or self.sources[i]
+        return handler if isinstance(handler, CompoundHandler) else None
 
     def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
         """Yield (container, handler, keys, children, {index: link}) of all nodes by number; the root is number 0."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import HOST, DType, row_major
 from dlx._engine.seam import FAST_PATH
 from dlx._files.arrow_torch import load_checkpoint
-from dlx._files.header import AGAIN, File, Memory, copy_to_memory
+from dlx._files.header import AGAIN, File, Memory, Named, copy_to_memory
 from dlx._files.reading import naming_part
 from dlx._protocols.pointer import empty, extents_of
 from dlx._registry.generic import Deferred
@@ -126,20 +126,16 @@ def _extents(size: Any) -> tuple[int, ...]:
     return extents_of(tuple(size.args[0])) if size.args else ()
 
 
-class _Members(Mapping[str, Any]):
+class _Members(Named[Any]):
     """The members of a checkpoint by name; each is read when it is used."""
 
+    _names: dict[str, _Member]
+
     def __init__(self, file: str, members: dict[str, _Member], memories: dict[str, Memory]) -> None:
-        self._file, self._members, self._memories = file, members, memories
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
+        self._file, self._names, self._memories = file, members, memories
 
     def __getitem__(self, name: str) -> Any:
-        member = self._members[name]
+        member = self._names[name]
         if member.shape is None or member.dtype is None:
             return self._read_item(member.places.get(None))
         nbytes = prod(member.shape) * member.dtype.bits // 8
@@ -148,7 +144,7 @@ class _Members(Mapping[str, Any]):
 
     def _join(self, name: str) -> Tensor:
         """Return a tensor with the values of all chunks, which must cover it exactly."""
-        member = self._members[name]
+        member = self._names[name]
         assert member.shape is not None and member.dtype is not None
         whole, steps = empty(member.shape, member.dtype), row_major(member.shape)
         if sum(map(prod, member.chunks.values())) != prod(member.shape):

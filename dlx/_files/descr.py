@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from dlx._core.array_protocol import NUMBERS
-from dlx._files.header import Stored
+from dlx._files.header import Stored, check_names
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
@@ -17,7 +17,7 @@ _DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _REFUSED = {
     "S": "DLPack has no text",
     "U": "DLPack has no text",
-    "V": "raw bytes: load it, then .view the dtype that it was saved from (ml_dtypes do not save their names)",
+    "V": "raw bytes, such as bfloat16 without its name: dlx.open(path, raw='bfloat16') says what they are",
     "O": "it contains pickled Python objects",
     "m": "DLPack has no durations: .view('int64') after loading",
     "M": "DLPack has no dates: .view('int64') after loading",
@@ -27,11 +27,7 @@ _REFUSED = {
 def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
     """Return the entry for an array, given its ``numpy.dtype.descr`` or ``.str``."""
     if not isinstance(descr, str):
-        fields = [str(each[0]) for each in descr if isinstance(each, tuple) and each]
-        refused = f"DLPack has no structures (fields: {one_line(', '.join(fields), 60)})"
-        member = f"[{name!r}]" if name else ""
-        fix = f"Read its fields with numpy: numpy.load(path){member}[{fields[0]!r}]." if fields else ""
-        return Stored(name, None, "structure", shape, None, order, offset, refused=refused, fix=fix)
+        return _describe_structure(name, descr, shape, order, offset)
     match = _DESCR.fullmatch(descr)
     if match is None or (match[2] != "O" and not match[3]):
         raise FileError(f"its header has the invalid dtype {one_line(descr, 40)!r}")
@@ -43,3 +39,20 @@ def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, 
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
     return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
+
+
+def _describe_structure(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
+    """Return the entry for records; the offset of a field counts from the start of a record."""
+    fields, width = [], 0
+    try:
+        for word, kind, *inner in descr:
+            kind = kind[0] if isinstance(kind, tuple) else kind  # without numpy's metadata
+            field = entry_from_descr(word[-1] if isinstance(word, tuple) else word, kind, tuple(*inner), "C", width)
+            fields += [field] if field.name else []
+            width += field.nbytes or 0
+        check_names([field.name for field in fields])
+    except (TypeError, ValueError) as error:
+        raise FileError("its header has an invalid structure") from error
+    refused = f"DLPack has no structures (fields: {one_line(', '.join(each.name for each in fields), 60)})"
+    entry = Stored(name, None, "structure", shape, math.prod(shape) * width, order, offset, refused=refused)
+    return entry._replace(fix="Take its fields: file[name][field].", fields=tuple(fields) if order == "C" else ())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
+from dlx._core.types import HOST
 from dlx._files.descr import entry_from_descr
 from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, by_name, import_reader, reader_error
 from dlx._files.signatures import HDF5
@@ -143,9 +144,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
         fix = f"Read it with h5py: h5py.File(path)[{name!r}][...]."
         return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
     entry = entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
-    if entry.dtype_name == "structure":
-        entry = entry._replace(fix=f"Read its fields with h5py: h5py.File(path)[{name!r}][{dtype.names[0]!r}].")
-    if entry.refused or len(item.shape) > MAX_NDIM:
+    if (entry.refused and dtype.kind != "V") or len(item.shape) > MAX_NDIM:
         return entry
     plist, start, nbytes = item.id.get_create_plist(), item.id.get_offset(), item.id.get_storage_size()
     filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
@@ -171,9 +170,15 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
 
 def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
     try:
-        array = item.astype(item.dtype.newbyteorder("="))[...]
+        is_void = item.dtype.kind == "V"  # records, whose bytes are wanted, or raw bytes
+        array = item[...] if is_void else item.astype(item.dtype.newbyteorder("="))[...]
+        array = array.reshape(-1).view("u1") if is_void else array
     except Exception as error:
         raise reader_error("h5py", error) from error
     from dlx._protocols.memory import array_interface
+    from dlx.adapter.base import over_memory
 
-    return array_interface(array, array.__array_interface__)
+    tensor = array_interface(array, array.__array_interface__)
+    if tensor.dtype == entry.dtype or entry.dtype is None or entry.shape is None:
+        return tensor
+    return over_memory(tensor.data_ptr, entry.shape, None, entry.dtype, HOST, owner=tensor)  # `raw` names the dtype

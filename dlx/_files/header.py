@@ -9,20 +9,21 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._support.reflect import exception_text, find_in
-from dlx._support.system import map_memory, map_privately, read_at
+from dlx._support.system import find_missing, map_memory, map_privately, read_at, read_into
 from dlx._support.text import one_line
-from dlx.errors import FileError, FrameworkNotInstalledError
+from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
 
 __all__ = [
-    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Stored"),
+    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Named", "Stored"),
     *(
         "allocate",
         "by_name",
@@ -36,6 +37,7 @@ __all__ = [
     ),
 ]
 
+V = TypeVar("V")
 MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
 MAX_BYTES = 1 << 63  # of an array; extents stay below
@@ -189,6 +191,8 @@ def read_stream(stream: Any) -> memoryview:
 
 def copy_to_memory(file: File, *, needs_path: bool) -> File:
     """Return a copy of a file in memory; with `needs_path`, libraries can open its `location`."""
+    if needs_path and (reason := find_missing().get("share")):
+        raise FileError(reason, source=str(file.path), fix="Pass mmap=True.")
     descriptor = os.memfd_create("dlx") if needs_path else -1
     try:
         block = memoryview(allocate_block(file.size, descriptor))
@@ -215,7 +219,7 @@ def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]])
             target[at:end] = file.data[at:end]
             return
         while at < end:
-            count = os.preadv(file.handle.fileno(), [target[at:end]], at)
+            count = read_into(file.handle.fileno(), target[at:end], at)
             if not count:
                 raise FileError("another program truncated it while dlx read it", fix=AGAIN)
             at += count
@@ -242,12 +246,31 @@ class Stored(NamedTuple):
     fix: str = ""  # a solution if it is refused
     notes: tuple[str, ...] = ()  # after "it is": why reading needs a copy
     load: Callable[[Stored, memoryview], Tensor] | None = None  # copies it out of the bytes of the file
+    fields: tuple[Stored, ...] = ()  # of a structure
+    steps: tuple[int, ...] | None = None  # strides in elements, of a field
 
     def strides(self) -> tuple[int, ...] | None:
         """Return the strides in elements; None for row-major order."""
+        if self.steps is not None:
+            return self.steps
         if self.order != "F" or self.shape is None:
             return None
         return row_major(self.shape[::-1])[::-1]
+
+
+class Named(Mapping[str, V]):
+    """A mapping whose names are those of `_names`; its elements are made when they are read."""
+
+    _names: Mapping[str, Any]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Contents(NamedTuple):
@@ -296,6 +319,15 @@ def check_order(spans: Iterable[tuple[int, int, str]], start: int, *, gaps: bool
             raise FileError(f"its tensors {what} before {one_line(name, 80)!r}")
         at = end
     return at
+
+
+def name_dtype(stored: Stored, dtype: DType) -> Stored:
+    """Return the entry of an array with another dtype for the same bytes."""
+    if stored.shape is None or stored.nbytes is None or prod(stored.shape) * dtype.bits != stored.nbytes * 8:
+        what = one_line(stored.name, 80) or "the array"
+        reason = f"{what} has the dtype {stored.dtype_name}, whose size is not that of {dtype}"
+        raise DTypeError(reason, fix="Pass a dtype of the same number of bytes.")
+    return stored._replace(dtype=dtype, dtype_name=dtype.name, refused="", fix="", fields=())
 
 
 def allocate(stored: Stored) -> tuple[Tensor, memoryview]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.types import HOST
-from dlx._files.header import File, Memory, Stored, copy_to_memory
+from dlx._core.types import HOST, DType
+from dlx._files.header import File, Memory, Named, Stored, copy_to_memory, name_dtype
 from dlx._files.reading import LIBRARY_KINDS, detect_kind, find_source, open_file, read_contents, read_torch_shards
 from dlx._files.safetensors import BIN_INDEX, DCP
 from dlx._files.selection import Names, select_names, select_tree
@@ -27,6 +27,10 @@ V = TypeVar("V")
 def _open_array(stored: Stored, memory: Memory, file: str) -> Any:
     """Return a read-only tensor over a file's memory, or a `Deferred` that copies or refuses the array."""
     load = stored.load
+    if stored.fields:
+        from dlx._files.npy import read_fields
+
+        return {field.name: _open_array(field, memory, file) for field in read_fields(stored)}
     if stored.refused:
         blocker = Blocker(stored.refused, stored.fix or "List the file's arrays with dlx inspect.", DTypeError)
     elif load is not None:
@@ -41,29 +45,33 @@ def _open_array(stored: Stored, memory: Memory, file: str) -> Any:
     return Deferred(info, blocker)
 
 
-class _Members(Mapping[str, Any]):
+class _Members(Named[Any]):
     """The arrays of the parts of a file by name. Each access creates a new tensor; only the headers are kept."""
 
     def __init__(
-        self, file: str, parts: list[tuple[Mapping[str, Stored], Memory]], places: dict[str, int] | None
+        self,
+        file: str,
+        parts: list[tuple[Mapping[str, Stored], Memory]],
+        places: dict[str, int] | None,
+        raw: str | Mapping[str, str] | None,
     ) -> None:
         self._file, self._parts, self._places = file, parts, places
+        self._names = parts[0][0] if places is None else places
+        self._raw: dict[str, DType] = {}
+        if isinstance(raw, str):
+            members = {name: (parts[0 if places is None else places[name]])[0][name] for name in self}
+            raw = {name: raw for name, each in members.items() if each.dtype is None and "V" in each.dtype_name}
+        for which, dtype in (raw or {}).items():
+            for name in select_names(self, which, None, "raw"):
+                self._raw[name] = DType(dtype)
+                self[name]  # raises for a dtype of another size
 
     def __getitem__(self, name: str) -> Any:
         entries, memory = self._parts[0 if self._places is None else self._places[name]]
-        return _open_array(entries[name], memory, self._file)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.keys()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __len__(self) -> int:
-        return len(self.keys())
-
-    def keys(self) -> Any:
-        return (self._parts[0][0] if self._places is None else self._places).keys()
+        stored = entries[name]
+        if name in self._raw:
+            stored = name_dtype(stored, self._raw[name])
+        return _open_array(stored, memory, self._file)
 
 
 class Archive(Mapping[Any, Any]):
@@ -109,7 +117,13 @@ class Archive(Mapping[Any, Any]):
 
 
 def map_file(
-    source: Any, *, private: bool = False, only: Names = None, skip: Names = None, mapped: bool = True
+    source: Any,
+    *,
+    private: bool = False,
+    only: Names = None,
+    skip: Names = None,
+    mapped: bool = True,
+    raw: str | Mapping[str, str] | None = None,
 ) -> Archive:
     """Map the selected members of a saved file; with `private`, writes do not reach the file.
 
@@ -127,6 +141,8 @@ def map_file(
         path = found if isinstance(found, Path) else file.path
         select = only is not None or skip is not None
         if kind in LIBRARY_KINDS:
+            if raw is not None:
+                raise FileError(f"raw= cannot name dtypes in {kind} files, which name them", fix="Leave it out.")
             loaded, metadata = _load(file, kind, private, mapped, only, skip)
             return Archive(path, loaded, metadata, [])
         parts, places = stack.enter_context(read_contents(file, kind))
@@ -141,7 +157,7 @@ def map_file(
             members.append((contents.entries, None if is_empty else Memory(each, private=private, spans=spans)))
         closing = [contents.close for _, contents in parts if contents.close is not None]
         metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
-        return Archive(path, _Members(path.name, members, places), metadata, closing)
+        return Archive(path, _Members(path.name, members, places, raw), metadata, closing)
 
 
 def _load(

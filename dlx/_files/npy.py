@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import itertools
+import math
 import re
 import struct
 import zipfile
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dlx._core.native import Tensor
+from dlx._core.types import DType, row_major
 from dlx._files.descr import entry_from_descr
 from dlx._files.header import (
     AGAIN,
@@ -39,7 +41,7 @@ from dlx._files.signatures import identify_zip
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["find_data_start", "open_zip", "read_npy", "read_npz"]
+__all__ = ["find_data_start", "open_zip", "read_fields", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -120,6 +122,39 @@ def _parse_literal(text: str) -> Any:
             raise ValueError
         tokens.append(token)
     return ast.literal_eval(" ".join(tokens))
+
+
+# ---- structures ------------------------------------------------------------------------------------------------------
+
+
+def read_fields(records: Stored) -> list[Stored]:
+    """Return the entries of the fields of records: strided if they are aligned, otherwise copied."""
+    shape = records.shape or ()
+    width, entries = (records.nbytes or 0) // max(math.prod(shape), 1), []
+    for field in records.fields:
+        whole = (*shape, *(field.shape or ()))
+        item = field.dtype.bits // 8 if field.dtype is not None else 0
+        entry = field._replace(shape=whole, nbytes=math.prod(shape) * (field.nbytes or 0), fields=())
+        if item and not width % item and not field.swapped and records.load is None:
+            steps = (*(step * width // item for step in row_major(shape)), *row_major(field.shape or ()))
+            entry = entry._replace(offset=(records.offset or 0) + (field.offset or 0), steps=steps)
+        elif item:
+            load = functools.partial(_load_field, records, field, width)
+            entry = entry._replace(offset=None, load=load, notes=(*records.notes, "in records"))
+        entries.append(entry)
+    return entries
+
+
+def _load_field(records: Stored, field: Stored, width: int, entry: Stored, data: memoryview) -> Tensor:
+    tensor, target = allocate(entry)
+    at, size = (records.offset or 0) + (field.offset or 0), field.nbytes or 0
+    if records.load is not None:  # of all records, as bytes
+        plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
+        data, at = memoryview(records.load(plain, data)), field.offset or 0
+    for i in range(size if entry.nbytes else 0):
+        target[i::size] = data[at + i : at + i + target.nbytes // size * width : width]
+    _swap_bytes(entry, target)
+    return tensor
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------

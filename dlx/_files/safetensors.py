@@ -19,6 +19,7 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
+    Named,
     Stored,
     check_names,
     check_order,
@@ -74,12 +75,12 @@ def read_safetensors(file: File) -> Contents:
     return Contents(".safetensors", packed, {key: str(value) for key, value in metadata.items()})
 
 
-class _Packed(Mapping[str, Stored]):
+class _Packed(Named[Stored]):
     """The tensors of a header. Besides its name, each takes a number: its offset and its kind, a dtype and a shape."""
 
     def __init__(self, start: int) -> None:
         self._start = start
-        self._places: dict[str, int] = {}  # name -> offset << _SHIFT | number of the kind
+        self._names: dict[str, int] = {}  # name -> offset << _SHIFT | number of the kind
         self._kinds: list[Stored] = []
         self._sizes: list[int] = []  # bytes of each kind
         self._numbers: dict[tuple[Any, str], int] = {}
@@ -114,27 +115,18 @@ class _Packed(Mapping[str, Stored]):
             header[name] = place = stated[0]
             is_ordered = is_ordered and self._start + (place >> _SHIFT) == at
             at += sizes[place & _KINDS]
-        self._places, self._numbers = header, {}
+        self._names, self._numbers = header, {}
         return at if is_ordered else None
 
     def spans(self) -> Iterator[tuple[int, int, str]]:
         """Yield the offsets and the name of each tensor."""
-        for name, place in self._places.items():
+        for name, place in self._names.items():
             begin = self._start + (place >> _SHIFT)
             yield begin, begin + self._sizes[place & _KINDS], name
 
     def __getitem__(self, name: str) -> Stored:
-        place = self._places[name]
+        place = self._names[name]
         return self._kinds[place & _KINDS]._replace(name=name, offset=self._start + (place >> _SHIFT))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def _parse_json(raw: bytes, what: str, build: Callable[[list[tuple[str, Any]]], Any]) -> dict[str, Any]:

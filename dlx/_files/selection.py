@@ -24,9 +24,9 @@ def dotted_path(path: tuple[Any, ...], write: Callable[[str], str] = one_line) -
     return "".join(steps).removeprefix(".")
 
 
-def select_names(names: Collection[str], only: Names, skip: Names) -> list[str]:
+def select_names(names: Collection[str], only: Names, skip: Names, option: str = "only") -> list[str]:
     """Return the names that `only` matches and `skip` does not, in order."""
-    wanted, dropped = _match(names, only, "only"), _match(names, skip, "skip")
+    wanted, dropped = _match(names, only, option), _match(names, skip, "skip")
     return [name for name in names if (wanted is None or name in wanted) and (dropped is None or name not in dropped)]
 
 

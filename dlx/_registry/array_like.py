@@ -41,7 +41,6 @@ _HINTS = (
     _Hint("contiguous", "Call .contiguous() first.", "warp", _ARRAY),
     _Hint("stack", "Call .stack() first.", "tensorflow", _ARRAY),
     _Hint("UMat", "Call .get() first.", "cv2", _ARRAY),
-    _Hint("Tensor", "Convert its .data.", "openvino", _ARRAY),
     _Hint("UntypedStorage", "Convert torch.empty(0, dtype=torch.uint8).set_(x).", "torch", _ARRAY),
     _Hint("TypedStorage", "Convert torch.empty(0, dtype=x.dtype).set_(x).", "torch", _ARRAY),
     _Hint("data_vars", "Convert its variables: {name: each.values for name, each in dataset.data_vars.items()}."),

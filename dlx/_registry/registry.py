@@ -323,7 +323,7 @@ class Registry:
     def _target_names(self) -> list[str]:
         self._loader.scan()
         sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
-        return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - sources)
+        return sorted({*_OWN, *(name for name in self._loader.plugins if name.isidentifier())} - sources)
 
 
 def _guess(name: str, names: list[str]) -> str:

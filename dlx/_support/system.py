@@ -5,10 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Callable
 
-__all__ = ["NAME", "find_missing", "map_memory", "map_privately", "read_at", "watch_forks"]
+from dlx.errors import DeviceError
 
+__all__ = ["NAME", "check_sharing", "find_missing", "map_memory", "map_privately", "read_at", "read_into",
+           "watch_forks"]  # fmt: skip
+
+_seeking = threading.Lock()
 NAME = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
 
 
@@ -22,16 +27,33 @@ def find_missing() -> dict[str, str]:
     return missing
 
 
+def check_sharing(what: str) -> None:
+    """Raise `DeviceError` about an object if this system cannot share memory between processes."""
+    reason = find_missing().get("share")
+    if reason is not None:
+        raise DeviceError(reason, source=what, fix="Save the arrays to a file, and call dlx.open in the other process.")
+
+
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
     """Read from a file without changing its position."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
-    before = os.lseek(descriptor, 0, os.SEEK_CUR)  # Windows
-    try:
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, size)
-    finally:
-        os.lseek(descriptor, before, os.SEEK_SET)
+    with _seeking:  # Windows
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        try:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.read(descriptor, size)
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)
+
+
+def read_into(descriptor: int, target: memoryview, offset: int) -> int:
+    """Read from a file into memory, without changing its position; return the number of bytes."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [target], offset)
+    data = read_at(descriptor, len(target), offset)
+    target[: len(data)] = data
+    return len(data)
 
 
 def map_privately(descriptor: int, size: int, *, writable: bool) -> mmap.mmap:

@@ -117,8 +117,10 @@ class Inputs:
                 if batch.is_copied(n):  # writes to a copy must be written back
                     new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
-            self._identity.add(new, old)
-            self.seen.append((tree.owner(i), old, on_host))
+            whole = tree.compound_of(i)
+            if whole is None:
+                self._identity.add(new, old)
+            self.seen.append(((whole and whole.adapter) or source, old, on_host))
             if type(old) is Column:
                 columns[id(old)] = new
             if declared:

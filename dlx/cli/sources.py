@@ -20,6 +20,7 @@ from typing import Any
 from dlx import errors
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
+from dlx._files.npy import read_fields
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX
 from dlx._files.selection import Names, select_names
@@ -188,10 +189,13 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
             arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
         with read_contents(file, kind) as (parts, places):
             entries = tuple(
-                _stored_entry(each, arrays)
+                _stored_entry(
+                    field if field is each else field._replace(name=f"{name}.{field.name}".removeprefix(".")), arrays
+                )
                 for i, (_, contents) in enumerate(parts)
                 for name, each in contents.entries.items()
                 if places is None or places.get(name) == i
+                for field in (read_fields(each) if each.fields else (each,))
             )
             for _, contents in parts:
                 if contents.close is not None:

@@ -6,6 +6,7 @@ a Chromium, nothing is checked. ``--screenshots FOLDER`` writes a picture of eac
 """
 
 import argparse
+import contextlib
 import functools
 import http.server
 import os
@@ -13,7 +14,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def browser_path() -> str | None:
     return next(filter(None, map(shutil.which, (os.environ.get("CHROMIUM", ""), *BROWSERS))), None)
 
 
-@contextmanager
+@contextlib.contextmanager
 def serve(folder: Path) -> Iterator[str]:
     """Serve a folder on localhost and yield the address."""
 
@@ -124,9 +124,14 @@ def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iter
 def check_search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
     """Search as a reader does, and yield a fault if the first page is not the expected one."""
     page.goto(address + "index.html")
-    page.fill("input[name=query]", words)
     try:
-        page.wait_for_function(f"() => /match/.test(document.querySelector('{RESULT}__meta').innerText)")
+        for attempt in (1, 2, 3):  # the page may not listen yet at the first
+            page.fill("input[name=query]", "")
+            page.fill("input[name=query]", words)
+            with contextlib.suppress(Exception if attempt < 3 else ()):
+                wait = f"() => /match/.test(document.querySelector('{RESULT}__meta').innerText)"
+                page.wait_for_function(wait, timeout=15_000)
+                break
         found = page.get_attribute(f"{RESULT}__item a", "href", timeout=5_000)
     except Exception as error:
         yield f"the search does not find {words}: {str(error).splitlines()[0]}"

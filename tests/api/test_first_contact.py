@@ -64,6 +64,30 @@ def test_no_compiler_is_one_sentence():
     assert done.stderr.startswith("dlx needs a C compiler, and no-such-compiler is not installed: install gcc or clang")
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            "sys.version_info = (3, 10, 4)",
+            "dlx needs CPython 3.11 or later, and this is cpython 3.10: run a later CPython.",
+        ),
+        ("sys.implementation.name = 'pypy'", "dlx needs CPython 3.11 or later, and this is pypy"),
+        (
+            "sys.platform = 'freebsd14'",
+            "dlx supports 64-bit Linux, macOS and Windows, and this is freebsd14 with 64 bits",
+        ),
+        ("sys.maxsize = 2**31 - 1", "dlx supports 64-bit Linux, macOS and Windows, and this is linux with 32 bits"),
+    ],
+)
+def test_other_systems_and_pythons_are_refused_in_one_line(change, text):
+    """setup.py stops before setuptools and cffi, whose errors have forty lines."""
+    code = f"import runpy, sys\n{change}\nsys.argv = ['setup.py', '--name']\nrunpy.run_path('setup.py')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1 and done.stderr.startswith(text) and len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def other_project(folder, *, overwrites):
     """Install PyPI's dlx next to this one: its metadata, and its package if it was installed last."""
     folder.mkdir()

@@ -211,12 +211,10 @@ HOLDERS = {  # and a word of the fix
     "flax module": (_nnx, "nnx.state"),
     "a state of a user's": (lambda _: HasState(), ".state_dict()"),
     "tensorclass": (_tensorclass, ".to_dict()"),
-    "openvino": (lambda _: lib("openvino").Tensor(np.ones(2, "f4")), ".data"),
     "scipy dia": (lambda _: lib("scipy.sparse").dia_array(np.eye(2)), ".toarray()"),
     "scipy lil": (lambda _: lib("scipy.sparse").lil_array(np.eye(2)), ".toarray()"),
     "scipy dok": (lambda _: lib("scipy.sparse").dok_array(np.eye(2)), ".toarray()"),
     "astropy time": (lambda _: lib("astropy.time").Time([1.0], format="jd"), ".jd1"),
-    "awkward": (lambda _: lib("awkward").Array([[1.0], []]), ".to_numpy()"),
     "zarr group": (lambda _: lib("zarr").group(), ".arrays()"),
     "PyTables array": (lambda folder: _tables(folder).root.x, ".read()"),
     "PyTables file": (lambda folder: _tables(folder), ".walk_nodes("),
@@ -458,7 +456,6 @@ FIXES = {  # name of an object -> function that applies its fix
     "torch storage": lambda obj: lib("torch").empty(0, dtype=lib("torch").uint8).set_(obj),
     "flax module": lambda obj: lib("flax.nnx").to_pure_dict(lib("flax.nnx").state(obj)),
     "tensorclass": lambda obj: obj.to_dict(),
-    "openvino": lambda obj: obj.data,
     "scipy dia": lambda obj: obj.toarray(),
     "scipy lil": lambda obj: obj.toarray(),
     "scipy dok": lambda obj: obj.toarray(),
@@ -578,7 +575,7 @@ def test_a_mapping_that_fails_is_refused(tmp_path):
     assert "cannot be flattened" in error.reason and error.__cause__ is not None
 
 
-@pytest.mark.parametrize("name", ["torch module", "polars LazyFrame", "openvino"])
+@pytest.mark.parametrize("name", ["torch module", "polars LazyFrame"])
 def test_what_holds_arrays_and_gives_none_is_refused_by_name(name, tmp_path):
     """The error has dlx's fix, not the library's failure to iterate."""
     make, word = HOLDERS[name]

@@ -53,7 +53,7 @@ def test_npy_as_numpy_writes_it(tmp_path, np):
         assert (found["dtype"], tuple(found["shape"])) == (made.dtype.newbyteorder("=").name, made.shape)
         assert found["nbytes"] == made.nbytes
         assert found["byte_order_swapped"] == (not made.dtype.isnative)
-    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4")])):
+    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "S4")])):
         np.save(tmp_path / "x.npy", made)
         found = array(tmp_path / "x.npy")
         assert found["dtype"] is None and found["refused"]

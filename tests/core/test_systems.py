@@ -10,8 +10,8 @@ import pluggy, rich.console, rich.progress, rich.text
 name = {name!r}
 LACKS = {{
     "darwin": ["memfd_create", "sched_getaffinity", "pidfd_open"],
-    "win32": ["memfd_create", "sched_getaffinity", "pidfd_open", "register_at_fork", "fork", "pread", "pwrite",
-              "fchmod", "geteuid", "getuid", "O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY"],
+    "win32": ["memfd_create", "sched_getaffinity", "pidfd_open", "register_at_fork", "fork", "pread", "preadv"]
+    + ["pwrite", "fchmod", "geteuid", "getuid", "O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY"],
 }}[name]
 for each in LACKS:
     if hasattr(os, each):

@@ -106,7 +106,7 @@ def test_a_pool_that_cannot_be_made(cuda):
 
 
 @pytest.mark.parametrize(
-    ("to", "calls", "entered", "modes"), [("mine", 30, 6, 6), ("dlx", 51, 9, 18)], ids=["consumer's", "dlx's"]
+    ("to", "calls", "entered", "modes"), [("mine", 30, 6, 6), ("dlx", 60, 12, 18)], ids=["consumer's", "dlx's"]
 )
 def test_calls_of_three_moves(cuda, np, monkeypatch, to, calls, entered, modes):
     """Three copies and three waits, into memory of the consumer or of dlx, without a record."""

@@ -424,5 +424,5 @@ def test_a_cuda_array_interface_without_a_driver():
 @pytest.mark.parametrize(("version", "ndim"), [("13.6.0", 32), ("14.0.1", 64)])
 def test_as_many_dimensions_as_the_version_takes(cupy, monkeypatch, version, ndim):
     """The limit is CUPY_MAXDIMS in cupy's sources."""
-    monkeypatch.setattr(cupy, "__version__", version)
+    monkeypatch.setattr(sys.modules["cupy"], "__version__", version)
     assert cupy.adapter.capabilities().ndims == (0, ndim)

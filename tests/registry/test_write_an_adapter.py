@@ -31,7 +31,7 @@ def test_the_page_runs(tmp_path, np):
             assert BLOCKS[n + 1][0] == "text", "a block shows its output"
             runs.append((code, BLOCKS[n + 1][1]))
     assert set(files) == {"pyproject.toml", "mylib.py", "dlx_mylib.py", "dlx_labelled.py"}
-    assert len(runs) == 5
+    assert len(runs) == 6
     files["labelled.py"] = "import numpy\nclass Labelled(numpy.ndarray):\n    pass\n"
     for name, code in files.items():
         (tmp_path / name).write_text(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import builtins
 import gc
 import inspect
@@ -14,12 +15,14 @@ from typing import Any
 
 from dlx._api import convert as api
 from dlx._api.describe import describe
+from dlx._api.parts import parts as split_parts
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType
 from dlx._protocols.pointer import from_pointer
+from dlx._registry.compound import Parts, compounds_of
 from dlx._registry.registry import registry
 from dlx._support.reflect import safe_repr, type_name
 from dlx.adapter.base import Adapter, Description, classes_of, look_up, version_of
@@ -367,6 +370,38 @@ def adapter_containers(lib: Subject) -> None:
         before, after = ([leaf.path for leaf in each.leaves] for each in (plan, again))
         must(before == after, f"{name}: paths {before} became {after}")
         must(type(result) is type(tree), f"{name} became {type_name(type(result))}")
+
+
+_COMPRESSED = {"data": ("f", (3,), [1, 2, 3]), "indices": ("i", (3,), [0, 2, 1]), "indptr": ("i", (3,), [0, 2, 3])}
+_PARTS: dict[str, dict[str, Any]] = {  # of the usual kinds: (type code, shape, numbers), or a plain value
+    "csr": {**_COMPRESSED, "shape": (2, 3)},
+    "csc": {**_COMPRESSED, "shape": (3, 2)},
+    "coo": {"data": ("f", (2,), [1, 2]), "coords": ("q", (2, 2), [0, 1, 2, 0]), "shape": (2, 3)},
+    "ragged": {"values": ("f", (3,), [1, 2, 3]), "offsets": ("q", (4,), [0, 2, 2, 3])},
+}
+
+
+@check("adapter", "contract", "wrong")
+def adapter_compounds(lib: Subject) -> None:
+    """Sparse and ragged arrays are joined from parts, split into the same parts, and unchanged in their framework."""
+    kinds = [each.kind for each in compounds_of(get_adapter(lib)) if each.join is not None and each.kind in _PARTS]
+    lib.needs(kinds, "it joins no sparse or ragged arrays of a usual kind")
+    for kind in kinds:
+        whole = Parts(kind)
+        for name, part in _PARTS[kind].items():
+            whole[name] = _numbers(*part) if isinstance(part[0], str) else part
+        joined, error = attempt(api.convert, whole, to=lib.adapter)
+        must(error is None and type(joined) is not dict, f"{kind}: cannot join its parts: {error_line(error)}")
+        must(api.convert(joined, to=lib.adapter) is joined, f"{kind}: it changes inside its framework")
+        for name, part in split_parts(joined, to="dlx").items():
+            expected = whole[name] if isinstance(part, tuple) else memoryview(whole[name]).tolist()
+            found = part if isinstance(part, tuple) else memoryview(part).tolist()
+            must(found == expected, f"{kind}: the part {name!r} is {found} instead of {expected}")
+
+
+def _numbers(code: str, shape: tuple[int, ...], values: list[int]) -> Tensor:
+    memory = memoryview(array.array(code, values).tobytes())
+    return api.convert(memory.cast("B").cast(code, shape), to="dlx")  # type: ignore[no-any-return, call-overload]
 
 
 @check("adapter", "contract", "friction", alone=True)

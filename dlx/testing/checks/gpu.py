@@ -20,8 +20,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-import dlx
 from dlx._core import cuda, native
+from dlx._support.late import Late
 from dlx._support.reflect import message_of
 from dlx.errors import DeviceError, StreamError
 from dlx.testing.check import CHECKS, Check
@@ -29,6 +29,7 @@ from dlx.testing.checks.gpu_frameworks import FRAMEWORKS, HOLD, HOST, Framework,
 from dlx.testing.runner import environment
 from dlx.testing.subject import NotApplicable, Subject, attempt, error_line, must
 
+dlx = Late("dlx")
 GPU: dict[str, Check] = {}
 """The checks by name."""
 
@@ -191,6 +192,16 @@ def pinned(framework: Any) -> None:
     must(framework.read(dlx.convert(x, to="torch", device="cuda")) == VALUES, "the values changed")
 
 
+@_check("torch", "cupy")
+def cuda_host(framework: Any) -> None:
+    """A result of {name} with device="cuda_host" is in pinned memory."""
+    for source in (HOST, framework.make(), memoryview(HOST)[::-1]):
+        result = dlx.convert(source, to=framework.name, device="cuda_host")
+        must(str(cuda.where(framework.address(result))).startswith("cuda_host"), "it is not pinned")
+        wanted = VALUES[::-1] if isinstance(source, memoryview) else VALUES
+        must(framework.read(result) == wanted, "the values changed")
+
+
 @_check("cupy")
 def managed(framework: Any) -> None:
     """Managed memory is shared with the host."""
@@ -345,6 +356,28 @@ def unrelated(framework: Any) -> None:
     must(is_busy, "dlx waited for the other stream")
 
 
+@_check("torch")
+def no_wait(framework: Any) -> str:
+    """The host does not wait for a move with wait=False, whose source is kept alive until it is done."""
+    stream, moved = framework.stream(), 0
+    for source, device in ((framework.module.tensor(VALUES).pin_memory(), "cuda"), (framework.make(), "cuda_host")):
+        framework.synchronize()
+        with framework.on(stream):
+            dlx.convert(source, to="torch", device=device, wait=False)  # loads code
+            framework.hold()
+            result = dlx.convert(source, to="torch", device=device, wait=False)
+            is_busy = framework.is_busy(stream)
+            del source
+            moved += is_busy
+            must(dlx.release_pending() or not framework.is_busy(stream), "the source was released early")
+        framework.synchronize()
+        must(framework.read(result) == VALUES, f"to {device}: the values changed")
+        must(dlx.release_pending() == 0, "the source was never released")
+    if not moved:
+        raise NotApplicable(_AT_ONCE)
+    return f"{moved} of 2 moves"
+
+
 @_check("torch", "cupy")
 def lifetime(framework: Any) -> None:
     """Memory of {name} that a stream still reads is not reused after it was dropped."""
@@ -378,10 +411,11 @@ def using(framework: Any) -> None:
         raise NotApplicable("cupy has no CUDA device, or is not installed")
     torch, seen = framework.module, []
 
-    @dlx.using("torch")
-    def same(x: Any) -> Any:
+    def record(x: Any) -> Any:
         seen.append(torch.cuda.current_stream().cuda_stream)
         return x
+
+    same: Any = dlx.using("torch")(record)
 
     before, stream = torch.cuda.current_stream(), cupy.stream()
     with cupy.on(stream):
@@ -487,11 +521,11 @@ def capture_pinned(framework: Any) -> str:
 def capture_release(framework: Any) -> None:
     """Memory that was dropped before a capture is released in it without breaking it."""
     source = next((each for each in others(framework.name) if each.name == "cupy"), framework)
-    other, x, y = framework.stream(), source.make_unpooled(), framework.make()
+    other, x, y, seen = framework.stream(), source.make_unpooled(), framework.make(), framework.make()
     with framework.on(other):
         result = dlx.convert(dlx.convert(x, to="dlx"), to=framework.name)
         framework.hold()
-        framework.write(framework.make(), result)
+        framework.write(seen, result)
     del x, result
     waiting = dlx.release_pending()
 

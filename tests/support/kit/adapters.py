@@ -15,7 +15,7 @@ from dataclasses import replace
 import dlx
 from dlx._core.native import tensor_view
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Description, DTypes, Layout
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Compound, Description, DTypes, Layout
 from dlx.testing import Subject
 
 __version__ = "1.0"
@@ -29,6 +29,13 @@ class Grid:
 
     def __init__(self, tensor):
         self.tensor = tensor
+
+
+class Rows:
+    """A ragged array of the imaginary framework."""
+
+    def __init__(self, values, offsets):
+        self.values, self.offsets = values, offsets
 
 
 class Names(DTypes):
@@ -58,6 +65,13 @@ class Good(Adapter):
         self.kind = type(f"Grid_{fault}".replace("-", "_"), (Grid,), {"__module__": __name__})
         setattr(sys.modules[__name__], self.kind.__name__, self.kind)
         self.types = (f"{__name__}.{self.kind.__name__}",)
+        rows = type(f"Rows_{self.name}", (Rows,), {"__module__": __name__})
+        setattr(sys.modules[__name__], rows.__name__, rows)
+        types, indices = (f"{__name__}.{rows.__name__}",), {"offsets": ("int64",)}
+        join = lambda parts: rows(parts[self.joined], parts["offsets"])  # noqa: E731
+        self.containers = (Compound("ragged", types, lambda obj: vars(obj).copy(), join, indices=indices),)
+
+    joined = "values"
 
     def capabilities(self):
         return Capabilities(dtypes=frozenset(NAMES), layouts=self.layouts, min_alignment=1, keeps_readonly=True)
@@ -79,6 +93,12 @@ class Contract(Good):
     """An adapter whose dtypes do not translate back."""
 
     dtypes = Misnames(__name__, {name: name for name in NAMES})
+
+
+class Compounds(Good):
+    """An adapter that joins a wrong part."""
+
+    joined = "offsets"
 
 
 class RoundTrips(Good):
@@ -180,6 +200,7 @@ FAULTS = {
     "good": Good,
     "adapter-contract": Contract,
     "adapter-round-trips": RoundTrips,
+    "adapter-compounds": Compounds,
     "adapter-narrowing": Narrowing,
     "adapter-layouts": Layouts,
     "adapter-capabilities": Copies,

@@ -37,6 +37,7 @@ FRAMEWORKS = (
     "optax",
     "dask",
     "ray",
+    "scipy",
 )
 
 

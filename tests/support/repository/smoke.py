@@ -63,5 +63,8 @@ with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run([command, *arguments], cwd=empty, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout
+    report = [sys.executable, "-m", "dlx.testing", "--gpu", "dlx", "--only", "dlx-moves"]
+    done = subprocess.run(report, cwd=empty, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and ("no CUDA device here" in done.stdout or "1 passed" in done.stdout), done.stdout
 
 print(f"dlx {dlx.__version__} works as installed, on Python {sys.version.partition(' ')[0]}")

@@ -6,10 +6,11 @@ A PATTERN is a glob of names such as ``cp313-macosx_11_0_arm64``; this script ne
 The headers of a Python for a target are, in this order:
 
 1. `TARGET_PYTHONS`/NAME, a folder with the ``Python.h`` and ``pyconfig.h`` of that Python: the target's own;
-2. CPython's source in `CPYTHON_SOURCES`/3.13: its ``Include``; for Windows its own ``PC/pyconfig.h``, for Linux the
+2. those of a Python of this machine, for manylinux on this machine's processor: the target's own;
+3. CPython's source in `CPYTHON_SOURCES`/3.13: its ``Include``; for Windows its own ``PC/pyconfig.h``, for Linux the
    ``pyconfig.h`` that CPython's ``configure`` writes with zig as the compiler;
-3. those of a Python of this machine: the target's own for manylinux on this machine's processor, otherwise a *check*,
-   which compiles and links as the target does, and is not a wheel to publish.
+4. those of a Python of this machine: a *check*, which compiles and links as the target does, and is not a wheel to
+   publish.
 
 Each wheel is inspected: its tag, its names, the format and processor of its extensions, the libraries that they need,
 and every symbol that they import.
@@ -122,21 +123,21 @@ class Build:
         needed = f"Python.h and pyconfig.h of {self.name} in {GIVEN or '$TARGET_PYTHONS'}/{self.name}"
         if GIVEN and Path(GIVEN, self.name, "Python.h").exists():
             return Headers(Path(GIVEN, self.name), "own")
+        here = include_of(self.python)
+        is_own = self.target.tag.startswith("manylinux") and self.target.processor == platform.machine()
+        if here and is_own and platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
+            return Headers(here, "own")
         source = SOURCES / self.python
         if (source / "Include" / "Python.h").exists():
             if self.target.system == "win32":
                 return self._assemble(source / "Include", self._windows_config(source), "own")
             if self.target.host:
                 return self._assemble(source / "Include", self._configure(source), "configured")
-        here = include_of(self.python)
         if here is None:
             if not (source / "Include" / "Python.h").exists():
                 raise Failed(f"{self.name}: there are no headers of Python {self.python} here. Provide {needed}.")
             config = self._find_any_config(source)
             return self._assemble(source / "Include", config, "check", needed)
-        is_own = self.target.tag.startswith("manylinux") and self.target.processor == platform.machine()
-        if is_own and platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
-            return Headers(here, "own")
         return self._assemble(here, (here / "pyconfig.h").read_text(encoding="utf-8"), "check", needed)
 
     def _assemble(self, include: Path, config: str, origin: str, missing: str = "") -> Headers:
@@ -168,7 +169,9 @@ class Build:
             build = run(
                 sys.executable, "-c", "import sysconfig; print(sysconfig.get_config_var('BUILD_GNU_TYPE'))"
             ).strip()
-            python = shutil.which(f"python{self.python}") or sys.executable
+            python = ask_python(self.python, "sys.executable")
+            if not python:
+                raise Failed(f"{self.name}: to configure it, a Python {self.python} of this machine must run")
             # The results of one version hold for the others: they are about the C library and the compiler.
             environment = {
                 **os.environ, "CC": f"{sys.executable} -m ziglang cc -target {self.target.zig}",
@@ -186,16 +189,20 @@ class Build:
         return made.read_text(encoding="utf-8")
 
 
-def include_of(version: str) -> Path | None:
-    """Return the folder of the headers of this machine's Python with a version."""
-    for name in (f"python{version}", *Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}")):
+def ask_python(version: str, code: str) -> str:
+    """Return what an expression of this machine's Python with a version prints, or "": pyenv's shims may fail."""
+    for name in (f"python{version}", *sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))):
         try:
-            found = Path(run(name, "-c", "import sysconfig; print(sysconfig.get_path('include'))").strip())
+            return run(name, "-c", f"import sys, sysconfig; print({code})").strip()
         except (OSError, Failed):
             continue
-        if (found / "Python.h").exists() and (found / "pyconfig.h").exists():
-            return found
-    return None
+    return ""
+
+
+def include_of(version: str) -> Path | None:
+    """Return the folder of the headers of this machine's Python with a version."""
+    found = Path(ask_python(version, "sysconfig.get_path('include')") or "none")
+    return found if (found / "Python.h").exists() and (found / "pyconfig.h").exists() else None
 
 
 # ---- extensions ------------------------------------------------------------------------------------------------------
@@ -436,7 +443,7 @@ def main(arguments: list[str]) -> int:
         before = Path.cwd()
         os.chdir(ROOT)
         recipe = runpy.run_path(str(ROOT / "build_ffi.py"), run_name="recipe")
-        generated = folder / "_ffi.c"
+        generated = (folder / "_ffi").with_suffix(".c")
         recipe["ffibuilder"].emit_c_code(str(generated))
         os.chdir(before)
         pure = build_pure(folder / "pure")

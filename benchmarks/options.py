@@ -1,0 +1,87 @@
+"""`out=`, `dtype=` and frames, against the best way by hand: the ratio of the minimums."""
+
+import dlx
+from benchmarks.measure import compare, peer, race, ratio, verdict
+
+
+def options(np, *, quick=False):
+    """Measure each case; print it and say whether its goal is met."""
+    torch = peer("torch")
+    if torch is None:
+        return {}
+    torch.set_num_threads(1)  # otherwise torch's idle threads take time from the next case
+    found = {}
+    print("\nOptions: dlx against the best way by hand")
+    for name, goal, ours, theirs, number in (*_outputs(np, torch, quick), *_casts(np, torch), *_frames(np, torch)):
+        figure = compare(*race(ours, theirs, number=number, rounds=7 if quick else 25))
+        found[name] = figure
+        met = verdict(figure["ratio"] <= goal)
+        print(f"{name:<48}{figure['ours'] * 1e6:10.1f} µs  {ratio(figure):<26}<= {goal:<4}{met}")
+    return found
+
+
+def _outputs(np, torch, quick):
+    for megabytes in (1, 16) if quick else (1, 16, 128):
+        source, there = np.ones(megabytes * 250_000, "f4"), np.zeros(megabytes * 250_000, "f4")
+        tensor, target = torch.from_numpy(source), torch.zeros(megabytes * 250_000)
+        number = max(1, 100 // megabytes)
+        yield (
+            *(f"out=, numpy -> torch, {megabytes} MB, copy_", 1.1),
+            *(lambda s=source, t=target: dlx.convert(s, out=t), lambda s=tensor, t=target: t.copy_(s), number),
+        )
+        yield (
+            *(f"out=, numpy -> numpy, {megabytes} MB, np.copyto", 1.1),
+            *(lambda s=source, t=there: dlx.convert(s, out=t), lambda s=source, t=there: np.copyto(t, s), number),
+        )
+    for shape in ((3, 8, 8), (3, 32, 32)):
+        rows, batch = [np.ones(shape, "f4") for _ in range(64)], torch.zeros(64, *shape)
+        array = batch.numpy()
+        yield (
+            *(f"stack(out=), 64 rows of {shape}, np.stack", 1.5),
+            *(lambda r=rows, b=batch: dlx.stack(r, out=b), lambda r=rows, a=array: np.stack(r, out=a), 20),
+        )
+
+
+def _casts(np, torch):
+    for count in (1_000, 1_000_000):
+        wide = np.ones(count)
+        kept = np.broadcast_to(1.0, count).copy()
+        kept.flags.writeable = False
+        number = max(1, 100_000 // count)
+        yield (
+            *(f"dtype=, numpy -> torch, {count:,}, astype", 1.5 if count > 1_000 else 10),
+            *(lambda x=wide: dlx.convert(x, "torch", dtype="float32"), lambda x=wide: torch.from_numpy(x.astype("f4"))),
+            number,
+        )
+        yield (
+            *(f"dtype=, read-only -> torch, {count:,}, tensor", 1.5 if count > 1_000 else 10),
+            *(
+                lambda x=kept: dlx.convert(x, "torch", dtype="float32"),
+                lambda x=kept: torch.tensor(x, dtype=torch.float32),
+            ),
+            number,
+        )
+
+
+def _frames(np, torch):
+    columns = {f"c{i}": np.random.default_rng(i).standard_normal(100_000) for i in range(20)}
+    polars, pandas = peer("polars"), peer("pandas")
+    for dtype in (None, "float32"):
+        if polars is not None:
+            frame, native = polars.DataFrame(columns), polars.Float32 if dtype else polars.Float64
+            yield (
+                *(f"stack(frame, axis=1), {dtype}, polars' to_torch", 1.2),
+                *(
+                    lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
+                    lambda f=frame, d=native: f.to_torch(dtype=d),
+                ),
+                1,
+            )
+        if pandas is not None:
+            frame = pandas.DataFrame(columns)
+            yield (
+                *(f"stack(frame, axis=1), {dtype}, pandas' to_numpy", 1.2),
+                lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
+                lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
+                1,
+            )

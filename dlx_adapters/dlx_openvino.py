@@ -1,0 +1,76 @@
+"""The OpenVINO adapter: openvino.Tensor in host memory.
+
+Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, float8_e8m0fnu.
+Shared: row-major memory, in both directions; tensors are always writable. Refused: text and elements below a byte.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import dlx
+from dlx import adapter as api
+from dlx.errors import DTypeError
+
+_STORED = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8"}
+_NAMES = {
+    **{f"{sign}int{bits}": f"{(sign or 'i')[0]}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "bool": "boolean",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+    "float8_e8m0fnu": "f8e8m0",
+}
+
+
+class _DTypes(api.DTypes):
+    def native(self, attribute: str) -> Any:
+        return getattr(sys.modules["openvino"].Type, attribute, None)
+
+    def from_native(self, native_dtype: Any) -> api.DType | None:
+        name = native_dtype.get_type_name()
+        return next((api.DType(own) for own, other in self.names.items() if other == name), None)
+
+    @property
+    def _to_native(self) -> dict[api.DType, Any]:  # openvino's types have no hash
+        pairs = ((api.DType(name), self.native(attribute)) for name, attribute in self.names.items())
+        return {dtype: native for dtype, native in pairs if native is not None}
+
+    def viewed(self, array: Any, dtype: api.DType) -> Any:
+        return sys.modules["openvino"].Tensor(array.data, array.shape, self.to_native(dtype))
+
+
+class OpenVINOAdapter(api.Adapter):
+    """openvino.Tensor."""
+
+    name = package = "openvino"
+    types = ("openvino.Tensor",)
+    dtypes = _DTypes("openvino", _NAMES, storage=_STORED)
+
+    def describe(self, obj: Any) -> api.Description:
+        dtype = self.dtypes.from_native(obj.element_type)
+        if dtype is None:
+            name, kind = obj.element_type.get_type_name(), api.type_name(type(obj))
+            info = api.ArrayInfo(self.name, kind, None, name, tuple(obj.shape), device=api.Device("cpu"))
+            why = f"its elements are {name}, which have no numbers of whole bytes"
+            return api.Description(info, (api.Blocker(why, "Convert its .data, the stored bytes.", DTypeError),))
+        tensor = self.export(obj)
+        return api.Description(lambda: api.tensor_info("buffer")(self.name, obj, tensor), (), tensor)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
+        dtype, data = self.dtypes.from_native(obj.element_type), obj.data
+        assert dtype is not None
+        steps = [step // (dtype.bits // 8) for step in data.strides]
+        address = data.ctypes.data if data.size else 0
+        return api.over_memory(address, data.shape, steps, dtype, api.Device("cpu"), owner=data)
+
+    def capabilities(self) -> api.Capabilities:
+        return api.Capabilities(dtypes=self.dtypes.known(), empty_extents="addressed")
+
+    def load(self, tensor: api.Tensor) -> Any:
+        return sys.modules["openvino"].Tensor(dlx.convert(tensor, to="numpy"), shared_memory=True)
+
+
+dlx_adapters = api.offer(OpenVINOAdapter())

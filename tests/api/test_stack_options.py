@@ -1,0 +1,188 @@
+"""The options of `dlx.stack`: axis, dtype and pad; numbers, lists of numbers, and data frames."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+
+def as_numpy(x):
+    """Return any array as numpy's."""
+    return dlx.convert(x, "numpy")
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "dlx"])
+def test_any_axis_like_numpy(np, torch, target):
+    """Positive and negative axes, any layout and framework of the rows."""
+    pytest.importorskip(target)
+    x = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    rows = [x, torch.from_numpy(x + 1), (x + 2)[:, ::-1][:, ::-1], np.asfortranarray(x), dlx.convert(x, "dlx")]
+    for axis in range(-4, 4):
+        found = as_numpy(dlx.stack(rows, target, axis=axis))
+        assert (found == np.stack([as_numpy(row) for row in rows], axis)).all()
+    for axis in (4, -5):
+        with pytest.raises(ValueError, match=f"axis must be from -4 to 3 for these arrays, found {axis}"):
+            dlx.stack(rows, target, axis=axis)
+    assert as_numpy(dlx.stack([np.float32(1), np.float32(2)], target, axis=-1)).tolist() == [1, 2]
+
+
+def test_one_dtype_for_all(np, torch):
+    """Integers, bools and other floats are cast; a mapping changes only what it names."""
+    rows = [np.arange(3), np.ones(3, "f2"), torch.tensor([True, False, True]), np.arange(3, dtype=">i2")]
+    for dtype in (
+        "float32",
+        "int16",
+        "float64",
+        "bfloat16" if dlx.plan(rows[0], "numpy", dtype={"int64": "bfloat16"}) else "int8",
+    ):
+        found = dlx.stack(rows, "numpy", dtype=dtype)
+        assert str(dlx.DType(found.dtype)) == dtype
+        assert found.astype("f4").tolist() == [[0, 1, 2], [1, 1, 1], [1, 0, 1], [0, 1, 2]]
+    assert dlx.stack(rows[:2], "numpy", dtype={"int64": "float16"}).dtype == np.float16
+    with pytest.raises(
+        errors.DTypeError, match=r"at arrays\[1\]: its dtype is float16, .* has int64. Pass dtype='float16'"
+    ):
+        dlx.stack(rows[:2], "numpy")
+    with pytest.raises(errors.DTypeError, match=r"at arrays\[1\]"):
+        dlx.stack(rows[:2], "numpy", dtype={"int64": "int8"})
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    small = [np.ones(2, ml_dtypes.float8_e5m2), np.zeros(2)]
+    assert dlx.stack(small, "numpy", dtype="float32").tolist() == [[1, 1], [0, 0]]
+
+
+def test_padding_in_every_dimension(np):
+    """Each row is at the start of its place; the number of dimensions must be the same."""
+    rng = random.Random(1)
+    for ndim, dtype in itertools.product((1, 2, 3), (None, "float32", "int8")):
+        rows = [
+            np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape)
+            for shape in ([rng.randrange(4) for _ in range(ndim)] for _ in range(5))
+        ]
+        shape = np.max([row.shape for row in rows], 0)
+        expected = np.full((5, *shape), -1, dtype or "i8")
+        for place, row in zip(expected, rows, strict=True):
+            place[tuple(map(slice, row.shape))] = row
+        for axis in range(ndim + 1):
+            found = dlx.stack(rows, "numpy", pad=-1, dtype=dtype, axis=axis)
+            assert np.array_equal(found, np.moveaxis(expected, 0, axis)) and found.dtype == expected.dtype
+    with pytest.raises(errors.LayoutError, match=r"at arrays\[1\]: its shape is \(2,\), .* has \(3,\). Pass pad=0."):
+        dlx.stack([[1, 2, 3], [4, 5]], "numpy")
+    with pytest.raises(errors.LayoutError, match="Pass arrays of one shape"):
+        dlx.stack([np.ones(3), np.ones((3, 3))], "numpy", pad=0)
+    assert np.isnan(dlx.stack([np.ones(1), np.ones(2)], "numpy", pad=float("nan"))[0, 1])
+
+
+def test_numbers(np, torch):
+    """Python's numbers have numpy's dtypes, and lists of them are rows."""
+    for numbers in ([1, 2], [1.5, 2], [True, False], [True, 2], [1, 2j, True]):
+        for target in ("numpy", "torch", "dlx"):
+            found = as_numpy(dlx.stack(numbers, target))
+            assert found.tolist() == numbers and found.dtype == np.array(numbers).dtype
+    assert dlx.stack([1.0, 2], "torch", dtype="float32").dtype == torch.float32
+    assert dlx.stack([[1, 2], [3, 4]], "numpy").tolist() == [[1, 2], [3, 4]]
+    assert dlx.stack([[[1], [2]], ((3,), (4,))], "numpy", axis=1).shape == (2, 2, 1)
+    assert dlx.stack([np.ones(2), [1.0, 2.0]], "numpy").tolist() == [[1, 1], [1, 2]]
+    assert dlx.stack([np.float64(1), 2.0], "numpy").tolist() == [1, 2]
+    assert dlx.stack(range(3), "numpy").tolist() == [0, 1, 2]
+    out = torch.zeros(2)
+    assert dlx.stack([1.5, 2], out=out, dtype="float32") is out and out.tolist() == [1.5, 2]
+    for odd in ([1, "2"], [[1], [object()]], [1, None], [[1, [2]], [3]]):
+        with pytest.raises(errors.DlxError, match=r"at arrays\["):
+            dlx.stack(odd, "numpy")
+    with pytest.raises(errors.DTypeError, match="do not fit int64"):
+        dlx.stack([1 << 63], "numpy")
+    pytest.importorskip("jax")
+    with pytest.raises(errors.DTypeError, match="x64 is off"):
+        dlx.stack([1.5], "jax")
+    assert dlx.stack([1.5], "jax", dtype="float32").dtype == np.float32
+
+
+def test_frames_become_matrices(np):
+    """Columns of several dtypes in one cast; text names its column."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"i": [1, 2], "x": [1.5, 2.5], "b": [True, False]})
+    libraries = [lambda f: f]
+    for name, make in (("polars", "from_pandas"), ("pyarrow", "table")):
+        module = pytest.importorskip(name)
+        libraries.append(module.Table.from_pandas if make == "table" else getattr(module, make))
+    for make in libraries:
+        found = dlx.stack(make(frame), "torch", axis=1, dtype="float32")
+        assert found.tolist() == [[1, 1.5, 1], [2, 2.5, 0]]
+        with pytest.raises(errors.DTypeError, match=r"at arrays\['x'\]: .*Pass dtype='float64'"):
+            dlx.stack(make(frame), "torch", axis=1)
+        with pytest.raises(errors.DTypeError, match=r"at arrays\['t'\]"):
+            dlx.stack(make(frame.assign(t=["a", "b"])), "torch", axis=1, dtype="float32")
+
+
+def test_a_mapping_of_columns(np):
+    """A dict of arrays is a frame; a matrix goes into memory that is there."""
+    columns = {"a": np.arange(3), "b": np.ones(3, "f4")}
+    assert dlx.stack(columns, "numpy", axis=1, dtype="float32").tolist() == [[0, 1], [1, 1], [2, 1]]
+    for out in (np.zeros((3, 2), "f4"), np.zeros((2, 3), "f4").T, np.zeros((3, 4), "f4")[:, ::2]):
+        assert dlx.stack(columns, out=out, axis=1, dtype="float32") is out
+        assert out.tolist() == [[0, 1], [1, 1], [2, 1]]
+    many = [np.arange(2000.0) + i for i in range(50)]
+    assert (dlx.stack(many, out=np.zeros((2000, 50), "f4"), axis=1, dtype="float32") == np.stack(many, 1)).all()
+
+
+def test_list_columns(np):
+    """Lists of one length are one array over the column's values; others are rows, padded if the call says so."""
+    pa = pytest.importorskip("pyarrow")
+    for kind in (pa.list_, pa.large_list):
+        column = pa.array([[1, 2], [3, 4], [5, 6]], kind(pa.int64()))
+        found = dlx.stack(column, "numpy")
+        assert found.tolist() == column.to_pylist() and dlx.shares_memory(found, column.values)
+        assert not found.flags.writeable and dlx.stack(column, "torch").tolist() == column.to_pylist()
+        assert dlx.stack(column[1:], "numpy", axis=1).tolist() == [[3, 5], [4, 6]]
+        assert dlx.stack(column, "torch", dtype="float32").tolist() == column.to_pylist()
+        assert dlx.stack(column, out=np.zeros((3, 2), "i8"))[2].tolist() == [5, 6]
+        nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], kind(kind(pa.int64())))
+        assert dlx.stack(nested, "numpy").tolist() == nested.to_pylist()
+        ragged = pa.array([[1, 2], [], [3]], kind(pa.int64()))
+        assert dlx.stack(ragged, "numpy", pad=-1).tolist() == [[1, 2], [-1, -1], [3, -1]]
+        with pytest.raises(errors.LayoutError, match=r"at arrays\[1\]: .*Pass pad=0"):
+            dlx.stack(ragged, "numpy")
+        with pytest.raises(errors.LayoutError, match="nested and differ"):
+            dlx.stack(pa.array([[[1]], [[1, 2]]], kind(kind(pa.int64()))), "numpy")
+        with pytest.raises(errors.LayoutError, match="null"):
+            dlx.stack(pa.array([[1, 2], None], kind(pa.int64())), "numpy")
+        with pytest.raises(ValueError, match="at least one"):
+            dlx.stack(column[:0], "numpy")
+        empty = pa.array([[], []], kind(pa.float64()))
+        assert dlx.stack(empty, "numpy").shape == (2, 0)
+    many = pa.chunked_array([[[1.0, 2.0]], [[3.0, 4.0]]])
+    assert dlx.stack(many, "numpy").tolist() == [[1, 2], [3, 4]]
+
+
+def test_objects_that_are_arrays(np):
+    """An object array of equal arrays is a list of them."""
+    objects = np.empty(3, object)
+    objects[:] = [np.arange(4.0) + i for i in range(3)]
+    assert (dlx.stack(objects, "numpy") == np.stack(list(objects))).all()
+
+
+def test_device_memory_is_refused_with_these_options():
+    """Only `stack` along the first axis copies on a device."""
+    rows = [dlx.from_pointer(4096, (2,), "float32", device="cuda:0")] * 2
+    for options in ({"axis": 1}, {"pad": 0}, {"dtype": "float64"}):
+        with pytest.raises(errors.DeviceError, match="cuda:0"):
+            dlx.stack(rows, "dlx", **options)
+
+
+def test_nothing_leaks(np):
+    """Neither results nor errors keep memory."""
+    gc.collect()
+    live = native.live()
+    for options in ({"axis": 1}, {"pad": 0}, {"dtype": "int8"}):
+        dlx.stack([np.ones(3), np.ones(3)], "numpy", **options)
+        with pytest.raises(errors.DlxError):
+            dlx.stack([np.ones(3), "text"], "numpy", **options)
+    gc.collect()
+    assert native.live() == live
