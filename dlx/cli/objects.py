@@ -63,7 +63,7 @@ def read_mapped(file: File, readonly: Readonly) -> Source:
 
 def map_entries(path: Path, readonly: Readonly) -> list[Entry]:
     """Return entries with the arrays of `dlx.open`, for planning."""
-    return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]))[0]
+    return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]) if keys else "")[0]
 
 
 def _why_no_array(column: Any) -> str:
