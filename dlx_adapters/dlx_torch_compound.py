@@ -36,7 +36,8 @@ def _join_compressed(kind: str, parts: dict[str, Any]) -> Any:
 def _split_coo(obj: Any) -> dict[str, Any]:
     if obj.dense_dim():
         raise LayoutError("it has dense dimensions", fix="Call .to_dense() first.")
-    return {"data": obj._values(), "coords": obj._indices(), "shape": tuple(obj.shape)}
+    values = obj._values().detach().requires_grad_(obj.requires_grad)  # `values()` needs unique indices
+    return {"data": values, "coords": obj._indices(), "shape": tuple(obj.shape)}
 
 
 def _join_coo(parts: dict[str, Any]) -> Any:

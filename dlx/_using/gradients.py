@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, cast
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._core import native
 from dlx._core.types import HOST, DType
+from dlx._engine.compound import Compounds, name_of
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
@@ -45,10 +47,24 @@ Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
 
 
+class _Refusing(Compounds):
+    """Refuses sparse and ragged arrays: gradients of their values would not reach them."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def split(self, obj: Any, handler: CompoundHandler, nested: bool) -> Any:
+        kind = handler.kind_of(obj)
+        fix = "Pass its dense arrays, such as .values(), and build the array in the function."
+        reason = f"gradients do not pass through {kind} arrays"
+        raise ConversionError(reason, source=name_of(obj), target=self._target, fix=fix)
+
+
 def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function as an operation that the caller's framework records; NotImplemented if it does not record."""
     request = spec.request()
-    tree = Tree((args[spec.skipped :], options), TUPLE, Failures(request.target.name, locate=spec.locate))
+    failures = Failures(request.target.name, locate=spec.locate)
+    tree = Tree((args[spec.skipped :], options), TUPLE, failures, compounds=_Refusing(request.target.name))
     caller = _find_caller(tree, request.target)
     if caller is None:
         return NotImplemented
@@ -198,7 +214,8 @@ class _Result:
                 f"the function returned a {what}; gradients are supported for functions that return once",
                 fix="Decorate the coroutine or generator function itself, without grad=True.",
             )
-        tree = Tree((value,), TUPLE, Failures(target, locate=lambda path: ("result", path[1:])))
+        failures = Failures(target, locate=lambda path: ("result", path[1:]))
+        tree = Tree((value,), TUPLE, failures, compounds=_Refusing(target))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:
@@ -411,6 +428,8 @@ class CompiledCalls:
             kind = type(leaf)
             _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
             if isinstance(what, Adapter):
+                if what.containers and lookup.kind_of(leaf).verdict == "container":
+                    return NotImplemented
                 leaves[i] = None
                 if is_tracked(what, leaf):
                     if what is target.source or what is not (caller or what):
