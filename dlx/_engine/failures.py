@@ -58,7 +58,10 @@ class Failures:
             forget_frames(error)
             self.passed.append((path, error.complete(path=path, target=self.target)))
             return True
-        self.add(error, path)
+        try:
+            self.add(error, path)
+        finally:
+            del error  # break the cycle with this frame
         return False
 
     def add(self, error: DlxError, path: tuple[Any, ...]) -> None:

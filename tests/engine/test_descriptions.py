@@ -38,7 +38,7 @@ def of_torch(np, torch):
     complex_one = torch.ones(2, dtype=torch.complex64)
     blocked = {"grad": torch.ones(2, requires_grad=True), "conj": complex_one.conj(), "neg": complex_one.conj().imag}
     parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
-    return plain | views | empty | blocked | {"parameter": parameter, "sparse": torch.eye(3).to_sparse()}
+    return plain | views | empty | blocked | {"parameter": parameter}
 
 
 def of_jax(np, torch):
@@ -186,8 +186,8 @@ def declared(np, monkeypatch):
         flatten=lambda obj: (["a"], [np.asarray(obj)]),
         unflatten=lambda obj, keys, children, new_empty: dict(zip(keys, children, strict=True)),
     )
-    known = registry.declared_handler
-    monkeypatch.setattr(registry, "declared_handler", lambda kind: container if kind is Declared else known(kind))
+    known = registry.declared_handlers
+    monkeypatch.setattr(registry, "declared_handlers", lambda kind: [container] if kind is Declared else known(kind))
     return np.arange(3.0).view(Declared)
 
 
