@@ -82,7 +82,15 @@ class _OverNumpy(api.Adapter):
         return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
 
     def capabilities(self) -> api.Capabilities:
-        return api.Capabilities(None, layouts=api.Layout.ANY, min_alignment=1, ndims=(0, 64), keeps_readonly=True)
+        return api.Capabilities(
+            None,
+            layouts=api.Layout.ANY,
+            min_alignment=1,
+            ndims=(0, 64),
+            keeps_readonly=True,
+            subbyte="padded",
+            empty_extents="bytes",
+        )
 
     def load(self, tensor: api.Tensor) -> Any:
         return dlx.convert(tensor, to="numpy")

@@ -140,6 +140,8 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
             return "", keys_of(path) + inside
 
         strict, errors, to = options.strict, options.errors, options.to
+        if what.kind == "compound" and errors == "collect":
+            errors = "raise"  # one array has one error
         return convert_tree(obj, what, request, strict=strict, errors=errors, to=to, locate=locate)
     except REFUSALS as error:
         name_action(error, "convert")  # a container may have called another function

@@ -69,9 +69,9 @@ def test_no_import_goes_in_a_circle():
 
 
 def test_chains_of_imports_are_short():
-    """No chain of imports has more than 15 files, without the compiled extension."""
+    """No chain of imports has more than 16 files, without the compiled extension."""
     chain = structure.find_longest_chain(structure.build_graph())
-    assert len(chain) <= 16, " -> ".join(chain)
+    assert len(chain) <= 17, " -> ".join(chain)
 
 
 @pytest.mark.parametrize("package", ["cli", "testing"])
