@@ -367,6 +367,8 @@ def test_containers_are_refused_where_one_array_is_needed(name, verb, tmp_path):
     obj = CONTAINERS[name](tmp_path)
     if verb in TREES:
         TREES[verb](obj)
+    elif (name, verb) == ("list", "stack"):  # which reads lists of numbers as arrays
+        assert dlx.stack([[1, 2], [3, 4]], to="dlx").shape == (2, 2)
     else:
         error = refused(ONE[verb], obj)
         assert "not one array" in error.reason and "no array" not in str(error)
@@ -426,8 +428,9 @@ def test_plain_data_passes_through(name, place, tmp_path):
     put, get, _ = PLACES[place]
     obj = PLAIN[name](tmp_path)
     assert "it is not an array" in refused(lambda: dlx.convert(obj, to="dlx")).reason
-    for call in ONE.values():
-        assert "it is not an array" in refused(call, obj).reason
+    for verb, call in ONE.items():
+        if (name, verb) != ("number", "stack"):  # which makes an array of numbers
+            assert "it is not an array" in refused(call, obj).reason
     tree = [put(obj), dlx.empty(1, "int8")]
     assert get(dlx.convert(tree, to="dlx")[0]) is obj
     assert get(dlx.convert(tree, to="dlx", lazy=True)[0]) is obj
