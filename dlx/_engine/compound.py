@@ -372,10 +372,10 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
 def fold(
     path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
 ) -> Plan:
-    """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
+    """Return the plan of a compound array from the plans of its parts, and the errors of its tree in their order."""
     own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
     refused = next(own, None)
-    error = next((leaf.error for leaf in leaves if leaf.error is not None), refused)
+    error = refused or next((leaf.error for leaf in leaves if leaf.error is not None), None)
     try:
         info = describe_compound(obj, handler)
     except DlxError:

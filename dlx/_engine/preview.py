@@ -113,18 +113,18 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         if tree.is_one_array():
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
+    late.sort(key=lambda each: each[0])  # in the order of the stages
+    found = [*failures.errors, *(error for _, error in late)]
     compounds, inside = tree.compounds()
     ordered = [(i, leaf) for i, leaf in enumerate(leaves) if i not in inside]
     for place, obj, compound, numbers in compounds:
-        whole = fold(place, obj, compound, [leaves[i] for i in numbers], failures.errors, target)
+        whole = fold(place, obj, compound, [leaves[i] for i in numbers], found, target)
         if place == "obj" and not (errors == "collect" and whole.error):  # the root is a compound array
             return whole._replace(path="")
         ordered.append((min(numbers, default=len(leaves)), whole))
     leaves = [leaf for _, leaf in sorted(ordered, key=operator.itemgetter(0))]
-    late.sort(key=lambda each: each[0])  # in the order of the stages
     for path, reason in failures.passed:
         leaves.append(Plan(path_text(path), None, target, None, "passed", error=reason))
-    found = [*failures.errors, *(error for _, error in late)]
     error = (group_errors(found) if errors == "collect" else found[0]) if found else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
