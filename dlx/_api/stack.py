@@ -35,7 +35,7 @@ from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.generic import BUFFER, INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx._support.reflect import foreign_errors, type_name
+from dlx._support.reflect import foreign_errors, is_key, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -381,10 +381,14 @@ _NUMBERS: dict[type, tuple[str, str]] = {
 }  # fmt: skip
 
 
+def _is_number(kind: type) -> bool:
+    return is_key(kind) and kind in _NUMBERS
+
+
 def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
     """Return Python's numbers as a tensor of one dimension; None if something else is in the list."""
-    kinds = set(map(type, objs))
-    if not kinds or not kinds <= _NUMBERS.keys():
+    kinds = {id(kind): kind for kind in map(type, objs)}.values()  # not a set: a class may have no hash
+    if not kinds or not all(map(_is_number, kinds)):
         return None
     code, name = _NUMBERS[next(kind for kind in (complex, float, int, bool) if kind in kinds)]
     try:
@@ -398,10 +402,10 @@ def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
 
 def _read_lists(obj: Any, key: Any, target: str) -> Any:
     """Return a list of numbers, or of such lists, as a tensor; other objects unchanged."""
-    if type(obj) in _NUMBERS:
+    if _is_number(type(obj)):
         packed: Any = _pack_numbers([obj])
         return native.tensor_new(packed.data_ptr, (), (), packed.dtype, HOST, 0, packed)
-    if type(obj) not in (list, tuple) or not obj:
+    if not (type(obj) is list or type(obj) is tuple) or not obj:
         return obj
     try:
         return _pack_numbers(obj) or stack(obj, "dlx")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import weakref
 from typing import Protocol
-
-from dlx._support.system import watch_forks
 
 __all__ = ["Holder", "lock_of", "remove_property_locks"]
 
@@ -59,4 +58,5 @@ def _free(lock: threading.RLock) -> threading.RLock:
     return lock
 
 
-watch_forks(_renew)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_renew)

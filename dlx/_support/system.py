@@ -6,14 +6,12 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable
 
+from dlx._support.locks import lock_of
 from dlx.errors import DeviceError
 
-__all__ = ["NAME", "check_sharing", "find_missing", "map_memory", "map_privately", "read_at", "read_into",
-           "watch_forks"]  # fmt: skip
+__all__ = ["NAME", "check_sharing", "find_missing", "map_memory", "map_privately", "read_at", "read_into"]
 
-_seeking = threading.Lock()
 NAME = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
 
 
@@ -34,11 +32,20 @@ def check_sharing(what: str) -> None:
         raise DeviceError(reason, source=what, fix="Save the arrays to a file, and call dlx.open in the other process.")
 
 
+class _Position:
+    """Holder of the lock for the positions of files."""
+
+    _lock: threading.RLock | None = None
+
+
+_POSITION = _Position()
+
+
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
     """Read from a file without changing its position."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
-    with _seeking:  # Windows
+    with lock_of(_POSITION):  # Windows
         before = os.lseek(descriptor, 0, os.SEEK_CUR)
         try:
             os.lseek(descriptor, offset, os.SEEK_SET)
@@ -71,9 +78,3 @@ def map_memory(size: int) -> mmap.mmap:
     # Linux's MAP_NORESERVE: memory is reserved when a page is first used.
     unreserved = 0x4000 if sys.platform == "linux" else 0
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
-
-
-def watch_forks(function: Callable[[], object]) -> None:
-    """Call a function in each forked child; Windows has no forks."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=function)

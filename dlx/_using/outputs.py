@@ -45,9 +45,11 @@ class Caller(NamedTuple):
             return cls(registry.target(spec.returns), None, True)
         others = {id(source): source for source, array, _ in seen if not is_inside(array, source, inside)}
         found = sorted(others.values(), key=lambda source: not any(compounds_of(source)))
-        if not found or (len(found) > 1 and len({source.dtypes.package for source in found}) > 1):
+        if not found:
             return None
-        adapter = found[0]
+        adapter, *rest = found
+        if rest and not any(compounds_of(adapter)) or any(each.package != adapter.dtypes.package for each in rest):
+            return None
         target = registry.ready(adapter)
         if target is None:
             return None

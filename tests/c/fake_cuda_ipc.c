@@ -64,6 +64,7 @@ static void file_free(void* bytes) {
 #define cuMemAllocAsync base_alloc_async
 #define cuMemAllocFromPoolAsync base_alloc_from_pool
 #define cuMemFree_v2 base_free
+#define fake_free base_fake_free
 #define fake_reset base_reset
 #include "fake_cuda.c"
 #undef aligned_alloc
@@ -75,6 +76,7 @@ static void file_free(void* bytes) {
 #undef cuMemAllocAsync
 #undef cuMemAllocFromPoolAsync
 #undef cuMemFree_v2
+#undef fake_free
 #undef fake_reset
 
 /* ---- known blocks ---------------------------------------------------------------------------- */
@@ -227,13 +229,23 @@ static int is_open_abroad(int fd) {
   return found;
 }
 
-int cuMemFree_v2(uint64_t address) {
+static void check_free(uint64_t address) {
   int fd = -1;
   if (base_of(address, NULL, &fd) == address && is_open_abroad(fd)) {
     misuses++;
     complain("memory was freed that another process has open; ");
   }
+}
+
+int cuMemFree_v2(uint64_t address) {
+  check_free(address);
   return base_free(address);
+}
+
+/* A framework frees memory that it has allocated without a pool. */
+void fake_free(uint64_t address) {
+  check_free(address);
+  base_fake_free(address);
 }
 
 int cuEventCreate(event** made, unsigned flags) {

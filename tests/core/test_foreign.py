@@ -336,6 +336,7 @@ def test_at_the_root_it_is_no_array(case, np):
         lambda: dlx.from_dlpack(obj),
         lambda: dlx.to_capsule(obj),
         lambda: dlx.stack([dlx.empty((2,), "int8"), obj], "dlx"),
+        lambda: dlx.stack([obj, [1, 2]], "dlx", dtype="int8"),
         lambda: dlx.shares_memory(dlx.empty((2,), "int8"), obj),
     ):
         with pytest.raises(AdapterNotFoundError) as caught:

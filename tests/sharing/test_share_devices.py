@@ -57,18 +57,34 @@ def other(cuda):
 
 
 def filled(cuda, data, device="cuda:0"):
-    """Return a tensor on a device with these bytes."""
+    """Return a tensor in dlx's pool on a device, with these bytes."""
     tensor = dlx.empty(len(data), "uint8", device)
     cuda.poke(tensor.data_ptr, data)
     return tensor
 
 
+class Block:
+    """Memory that a framework allocates without a pool: it has a handle."""
+
+    def __init__(self, cuda, nbytes, device):
+        self.cuda, self.address = cuda, cuda.alloc(nbytes, device)
+
+    def __del__(self):
+        self.cuda.free(self.address)
+
+
+def unpooled(cuda, data, device=0):
+    """Return a tensor in memory outside dlx's pools, with these bytes."""
+    block = Block(cuda, len(data), device)
+    cuda.poke(block.address, data)
+    return dlx.from_pointer(block.address, len(data), "uint8", device=f"cuda:{device}", owner=block)
+
+
 def test_memory_is_opened_once_and_nothing_is_copied(cuda, other):
     """A tree has two tensors in one allocation, one on another device, and host arrays."""
-    cuda.set_pools(False)
-    whole = filled(cuda, bytes(range(64)))
+    whole = unpooled(cuda, bytes(range(64)))
     part = dlx.from_pointer(whole.data_ptr + 16, (2, 3), "uint16", device="cuda:0", owner=whole, strides=(4, 1))
-    second = filled(cuda, b"abc", "cuda:1")
+    second = unpooled(cuda, b"abc", 1)
     empty = dlx.empty((0, 3), "float32", "cuda:0")
     cuda.forget()
     tree = {"whole": whole, "part": [part, whole], "second": second, "none": None, "empty": empty}
@@ -101,8 +117,7 @@ print(cuda.count("cuIpcCloseMemHandle"), cuda.opened, cuda.misuses, cuda.report)
 
 def test_readers_wait_for_the_work_that_was_shared(cuda, other):
     """A driver event orders readers: an unordered stream races, a stream ordered by an export does not."""
-    cuda.set_pools(False)
-    with dlx.share(filled(cuda, b"abcd")) as handle:
+    with dlx.share(unpooled(cuda, b"abcd")) as handle:
         out = other(
             """
 found = dlx.attach(handle)
@@ -176,8 +191,7 @@ with dlx.share([found]) as passed:
 
 def test_what_was_attached_is_passed_on_by_its_handle(cuda, other):
     """A third process opens the first one's memory while the second one keeps it alive."""
-    cuda.set_pools(False)
-    with dlx.share(filled(cuda, b"abc")) as handle:
+    with dlx.share(unpooled(cuda, b"abc")) as handle:
         second = other(
             """
 found = dlx.attach(handle)
@@ -197,8 +211,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("end", ["end", "kill"])
 def test_memory_stays_while_another_process_has_it_open(cuda, other, end):
     """It is freed once that process releases it or is killed; the driver forbids freeing it earlier."""
-    cuda.set_pools(False)
-    tensor = filled(cuda, b"abc")
+    tensor = unpooled(cuda, b"abc")
     address = tensor.data_ptr
     handle = dlx.share(tensor)
     process = other("found = dlx.attach(handle)\nprint(1, flush=True)\nsys.stdin.read()", handle, wait=False)
@@ -217,8 +230,7 @@ def test_memory_stays_while_another_process_has_it_open(cuda, other, end):
 
 def test_the_process_that_shared_attaches_without_opening(cuda):
     """The driver cannot open a handle in the process that created it."""
-    cuda.set_pools(False)
-    tensor = filled(cuda, b"abc")
+    tensor = unpooled(cuda, b"abc")
     with dlx.share(tensor) as handle:
         found = dlx.attach(dict(handle))
         assert found.data_ptr == tensor.data_ptr and found.readonly and cuda.count("cuIpcOpenMemHandle") == 0
@@ -226,13 +238,12 @@ def test_the_process_that_shared_attaches_without_opening(cuda):
     del tensor, handle
     assert cuda.is_alive(address)
     del found
-    assert dlx.release_pending() == 0 and not cuda.is_alive(address)  # a device without pools frees it
+    assert dlx.release_pending() == 0 and not cuda.is_alive(address)
 
 
 def test_pages_of_ones_own_are_no_property_of_devices(cuda):
     """`readonly="share"` promises that no other process sees writes."""
-    cuda.set_pools(False)
-    with dlx.share(filled(cuda, b"abc")) as handle, pytest.raises(errors.DeviceError, match="private"):
+    with dlx.share(unpooled(cuda, b"abc")) as handle, pytest.raises(errors.DeviceError, match="private"):
         dlx.attach(handle, readonly="share")
 
 
@@ -288,8 +299,7 @@ print(values(dlx.attach(handle)))
 
 def test_forged_descriptions(cuda, other):
     """Invented sizes, keys and devices in a description are refused."""
-    cuda.set_pools(False)
-    with dlx.share([filled(cuda, b"abcd"), b"x"]) as handle:
+    with dlx.share([unpooled(cuda, b"abcd"), b"x"]) as handle:
         out = other(
             """
 from dlx._sharing import sharing
@@ -345,8 +355,7 @@ def test_shared_memory_is_made_on_a_device(cuda, other):
 
 def test_a_forked_child_takes_nothing_from_its_parent(cuda, other):
     """A child that drops inherited memory and exits does not affect it; other processes can still attach."""
-    cuda.set_pools(False)
-    with dlx.share(filled(cuda, b"abc")) as handle:
+    with dlx.share(unpooled(cuda, b"abc")) as handle:
         sharing = """
 import gc
 tensor = dlx.empty(3, "uint8", "cuda:0", shared=True)
@@ -372,8 +381,7 @@ cycle.append(cycle)
 
 def test_a_process_that_keeps_handles_of_devices_ends_quietly(cuda, other):
     """Its own handles and attached memory may outlive all modules."""
-    cuda.set_pools(False)
-    with dlx.share(filled(cuda, b"abcd")) as handle:
+    with dlx.share(unpooled(cuda, b"abcd")) as handle:
         out = other(
             """
 found = dlx.attach(handle)

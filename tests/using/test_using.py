@@ -54,6 +54,15 @@ def test_mixed_callers_are_resolved_without_looking_at_the_order(np, torch, doub
     assert type(double(a, d)) is type(double(d, a)) is type(double(t, a, d)) is torch.Tensor
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_sparse_arrays_and_their_dense_framework_count_as_one(np, torch, double):
+    """In any order; a sparse array and an array of another framework are two."""
+    sp = pytest.importorskip("scipy.sparse")
+    a, m, d = np.ones(2), sp.csr_array(np.eye(2)), dlx.convert(np.ones(2), to="dlx")
+    assert type(double(a, m)) is np.ndarray and type(double(m, a)) is sp.csr_array
+    assert type(double(m, d)) is type(double(d, m)) is torch.Tensor
+
+
 def test_returns_names_the_framework(np, torch):
     """A name, module or type overrides the rule, even without arrays."""
     for name, kind in (("numpy", np.ndarray), (torch, torch.Tensor), (dlx.Tensor, dlx.Tensor)):
