@@ -52,7 +52,7 @@ def _read(dtype: Any) -> Casts:
     wanted = DType(dtype)
     if wanted.name not in _FLOATING:
         reason = f"dtype={wanted.name!r} is not a floating dtype, and only a mapping changes others"
-        raise DTypeError(reason, fix=f"Pass the change itself, such as dtype={{'float64': {wanted.name!r}}}.")
+        raise DTypeError(reason, option=(("dtype", {"float64": wanted.name}),))
     return Casts({name: wanted for name in _FLOATING if name != wanted.name}, wanted)
 
 

@@ -30,7 +30,7 @@ from dlx._registry.handlers import Keys
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
-from dlx.errors import DeviceError, DlxError, LayoutError
+from dlx.errors import DeviceError, DlxError, LayoutError, path_text
 
 _WIDTHS = ("int32", "int64")
 
@@ -369,12 +369,22 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     )
 
 
+def find_error(place: tuple[Any, ...], errors: list[DlxError]) -> DlxError | None:
+    """Return the first error of a tree about the compound array at a path, or inside it; or None."""
+    path, depth = path_text(place), len(place)
+    return next((each for each in errors if path_text(each.path[:depth]) == path), None)
+
+
 def fold(
-    path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
+    place: tuple[Any, ...],
+    obj: Any,
+    handler: CompoundHandler,
+    leaves: list[Plan],
+    errors: list[DlxError],
+    target: str,
 ) -> Plan:
     """Return the plan of a compound array from the plans of its parts, and the errors of its tree in their order."""
-    own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
-    refused = next(own, None)
+    refused = find_error(place, errors)
     error = refused or next((leaf.error for leaf in leaves if leaf.error is not None), None)
     try:
         info = describe_compound(obj, handler)
@@ -389,4 +399,4 @@ def fold(
     )
     device = next((leaf.device for leaf in leaves), None if info is None else info.device)
     nbytes = sum(leaf.nbytes for leaf in leaves)
-    return Plan(path, info, target, None if error else device, outcome, steps, nbytes, error)  # type: ignore[arg-type]
+    return Plan(path_text(place), info, target, None if error else device, outcome, steps, nbytes, error)  # type: ignore[arg-type]

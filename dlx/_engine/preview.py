@@ -119,7 +119,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     ordered = [(i, leaf) for i, leaf in enumerate(leaves) if i not in inside]
     for place, obj, compound, numbers in compounds:
         whole = fold(place, obj, compound, [leaves[i] for i in numbers], found, target)
-        if place == "obj" and not (errors == "collect" and whole.error):  # the root is a compound array
+        if not place and not (errors == "collect" and whole.error):  # the root is a compound array
             return whole._replace(path="")
         ordered.append((min(numbers, default=len(leaves)), whole))
     leaves = [leaf for _, leaf in sorted(ordered, key=operator.itemgetter(0))]

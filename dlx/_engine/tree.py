@@ -285,15 +285,15 @@ class Tree:
         """Return (container, keys, a copy of the children, result) of all nodes."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
 
-    def compounds(self) -> tuple[list[tuple[str, Any, CompoundHandler, list[int]]], set[int]]:
+    def compounds(self) -> tuple[list[tuple[tuple[Any, ...], Any, CompoundHandler, list[int]]], set[int]]:
         """Return (path, object, handler, numbers of its arrays) of each outermost compound array, and all inside."""
-        found: dict[int, tuple[str, Any, CompoundHandler, list[int]]] = {}
+        found: dict[int, tuple[tuple[Any, ...], Any, CompoundHandler, list[int]]] = {}
         tops: dict[int, int] = {}  # node -> its outermost compound array, or -1
         for number, node in enumerate(self._nodes):
             top = tops.get(node.parent, -1)
             if top < 0 and isinstance(node.handler, CompoundHandler) and not node.is_kept:
-                top, path = number, self._path_text(node.parent, node.at)
-                found[number] = path, node.obj, node.handler, []
+                top = number
+                found[number] = self.path_in(number), node.obj, node.handler, []
             tops[number] = top
             if top >= 0:
                 found[top][3].extend(~link for _, link in node.links if link < 0)

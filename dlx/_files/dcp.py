@@ -38,12 +38,12 @@ class _Record:
     """An object of a pickle; its class has the name of the object's class, and no code."""
 
     name = ""
-    args: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
     state: Any = {}  # noqa: RUF012 - never written to
 
     def __new__(cls, *args: Any) -> Any:
         record = super().__new__(cls)
-        record.args = args
+        record.arguments = args
         return record
 
     def __setstate__(self, state: Any) -> None:
@@ -123,7 +123,7 @@ class _Member:
 
 def _extents(size: Any) -> tuple[int, ...]:
     """Return the extents of a pickled ``torch.Size``."""
-    return extents_of(tuple(size.args[0])) if size.args else ()
+    return extents_of(tuple(size.arguments[0])) if size.arguments else ()
 
 
 class _Members(Named[Any]):
@@ -137,7 +137,11 @@ class _Members(Named[Any]):
     def __getitem__(self, name: str) -> Any:
         member = self._names[name]
         if member.shape is None or member.dtype is None:
-            return self._read_item(member.places.get(None))
+            try:
+                return self._read_item(member.places.get(None))
+            except FileError as error:  # the other members can be read
+                info = ArrayInfo("file", self._file, None, "object", None, device=HOST, nbytes=0)
+                return Deferred(info, Blocker(error.reason, error.fix, FileError))
         nbytes = prod(member.shape) * member.dtype.bits // 8
         info = ArrayInfo("file", self._file, member.dtype, member.dtype.name, member.shape, device=HOST, nbytes=nbytes)
         return Deferred(info, Blocker("it is in chunks", resolution=lambda _: self._join(name), needs="copy"))

@@ -42,7 +42,8 @@ def _match(names: Collection[str], which: Names, option: str) -> set[str] | None
         if not found:
             few = f"List its names with list(dlx.open(path)); it has {len(names):,}."
             fix = did_you_mean(each, names) if len(names) < 10_000 else ""
-            raise FileError(f"it has no member {one_line(each, 80)!r}, which {option}= names", fix=fix or few)
+            reason, named = f"it has no member {one_line(each, 80)!r}", f", which {option}= names"
+            raise FileError(reason, details=((option, named),), fix=fix or few)
         matched |= found
     return matched
 

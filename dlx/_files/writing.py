@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
 from dlx._core.native import Tensor, tensor_copy
-from dlx._core.types import DType, contiguous
+from dlx._core.types import HOST, DType, contiguous
+from dlx._engine.casting import can_cast
 from dlx._files.header import import_reader
 from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
@@ -74,9 +75,11 @@ def _check_dtypes(items: Sequence[Item], known: Callable[[DType], Any], kind: st
     for item in items:
         if known(item.dtype) is None:
             others = [name for name, has in _DTYPES.items() if name != kind and has(item.dtype) is not None]
-            into = f"Write {' or '.join(others)}, or change" if others else "Change"
             reason = f"{kind} cannot store {item.dtype} ({_item_text(item)}); dlx does not change dtypes"
-            raise DTypeError(reason, fix=f"{into} the dtype in the array's framework first.")
+            casts = can_cast(item.dtype, DType("float32"), HOST)
+            option = (("dtype", {item.dtype.name: "float32"}),) if casts else ()
+            fix = f"{'Or write' if casts else 'Write'} {' or '.join(others)}." if others else ""
+            raise DTypeError(reason, option=option, via="to dlx.convert(obj, to='dlx')", fix=fix)
 
 
 def _check_names(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:

@@ -12,7 +12,7 @@ from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx.errors import Attribute, ConversionError, LayoutError, Member
+from dlx.errors import Attribute, DlxError, LayoutError, Member
 
 __all__ = [
     "ALIGNMENTS", "OWNER_BOUNDS", "Arrays", "Blocker", "Capabilities", "Compound", "Container", "FastPath", "Guard",
@@ -138,7 +138,7 @@ class Blocker:
 
     because: str
     fix: str = ""
-    error: type[ConversionError] = LayoutError
+    error: type[DlxError] = LayoutError
     resolution: Callable[[Any], Any] | str | None = None
     needs: Literal["copy", "detach"] | None = None
     also_blocks: tuple[str, ...] = ()

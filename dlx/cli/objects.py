@@ -7,6 +7,7 @@ import ctypes
 import difflib
 import importlib
 import importlib.util
+import operator
 import re
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from dlx._api.describe import describe
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, contiguous
+from dlx._engine.compound import Compounds, find_error
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._files.arrow_torch import load_checkpoint
@@ -31,6 +33,7 @@ from dlx._files.reading import detect_kind
 from dlx._files.selection import dotted_path
 from dlx._protocols import dlpack
 from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
 from dlx._support.reflect import exception_text, type_name
 from dlx._support.text import one_line
 from dlx._views.base import View
@@ -63,7 +66,12 @@ def read_mapped(file: File, readonly: Readonly) -> Source:
 
 def map_entries(path: Path, readonly: Readonly) -> list[Entry]:
     """Return entries with the arrays of `dlx.open`, for planning."""
-    return entries_of(map_file(path, private=readonly == "share"), lambda keys: str(keys[0]) if keys else "")[0]
+    return entries_of(map_file(path, private=readonly == "share"), _member_name)[0]
+
+
+def _member_name(path: tuple[Any, ...]) -> str:
+    """Return the name of a member of a file, or of a field of a record: ``"member.field"``."""
+    return ".".join(map(str, path)).removeprefix("." * (len(path) > 1))
 
 
 def _why_no_array(column: Any) -> str:
@@ -153,23 +161,32 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
 
     ``named(path)`` returns the name of an entry. For a lazy view, the entries come from its source.
     """
-    handler = lookup.kind(type(root)).handler
-    if handler is None:
+    handler = lookup.kind_of(root).handler
+    if handler is None or isinstance(handler, CompoundHandler):
         entry = _describe("", root)
         return ([], 1) if entry is None else ([entry], 0)
     failures = Failures("", collect=True)
-    tree = Tree(root, handler, failures)
-    parts = tree.containers()
-    known = {id(each) for each in tree.arrays} | {id(part[0]) for part in parts}
-    children = [id(child) for _, _, held, _ in parts for child in held]
+    tree = Tree(root, handler, failures, compounds=Compounds(None))
+    compounds, inside = tree.compounds()
+    errors = failures.errors
+    arrays = [(i, tree.path(i), array, False) for i, array in enumerate(tree.arrays) if i not in inside]
+    arrays += [(min(numbers, default=len(tree.arrays)), path, whole, True) for path, whole, _, numbers in compounds]
+    parts = [each for each in tree.nodes() if not isinstance(each[1], CompoundHandler)]
+    known = {id(each) for each in tree.arrays} | {id(each[0]) for each in tree.nodes()}
+    children = [id(child) for _, _, _, held, _ in parts for child in held]
     places = Counter(children)
     entries = []
-    for i, array in enumerate(tree.arrays):
-        entry = _describe(named(tree.path(i)), array)
+    for _, path, array, is_compound in sorted(arrays, key=operator.itemgetter(0)):
+        failed = find_error(path, errors) if is_compound else None
+        if failed is not None:  # about it or its parts
+            errors = [each for each in errors if find_error(path, [each]) is None]
+            entry = _refused_entry(named(path), type_name(type(array)), failed)._replace(obj=array, error=None)
+        else:
+            entry = _describe(named(path), array)
         if entry is not None:
             again = (f"in {places[id(array)]} places",) if places[id(array)] > 1 else ()
             entries.append(entry._replace(notes=(*entry.notes, *again)))
-    entries += [_refused_entry(named(error.path), error.source, error) for error in failures.errors]
+    entries += [_refused_entry(named(error.path), error.source, error) for error in errors]
     return entries, sum(each not in known for each in children)
 
 

@@ -70,7 +70,7 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
     try:
         names = {*select_names([each.path for each in source.entries], only, skip)}
     except FileError as error:
-        reason = re.sub(r"\b(only|skip)=", r"--\1", error.reason)
+        reason = error.brief + "".join(f", which --{option} names" for option, _ in error.details)
         fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
         raise BadInput(f"{one_line(source.name, 120)}: {sentences(reason, fix)}") from error
     return source._replace(entries=tuple(each for each in source.entries if each.path in names))

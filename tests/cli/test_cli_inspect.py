@@ -329,8 +329,8 @@ def test_folders_and_globs(shelf):
         ("s3://bucket/a.npy", "Download the file first"),
         ("empty", "none of the 1 files in this folder"),
         ("model.onnx", "an ONNX model, a program with its weights. Read its weights: onnx.numpy_helper.to_array"),
-        ("two.zarr", "a Zarr store.* Read it with zarr: dlx.convert"),
-        ("three.zarr", "a Zarr store"),
+        ("two.zarr", "(needs|by) zarr|zarr cannot read it"),
+        ("three.zarr", "(needs|by) zarr|zarr cannot read it"),
     ],
 )
 def test_what_dlx_does_not_read_is_named(shelf, capsys, word, said):

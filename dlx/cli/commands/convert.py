@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
 from dlx.cli.model import BadInput, plural
 from dlx.cli.sources import stdin_file
+from dlx.cli.targets import command_option
 from dlx.errors import DlxError, sentences
 
 NAMED = 8  # values that are left out and named
@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 write_items(items, target, metadata, force=arguments.force, sync=True, advance=done)
         except DlxError as error:
             where = source if error.source != str(target) else error.source
-            fix = re.sub(r"\bdtype=\{'(\w+)': '(\w+)'\}", r"--dtype \1=\2", error.fix)  # as on the command line
-            fix = fix.replace("change the dtype in the array's framework first", "pass --dtype float32")
+            error.via = ""  # the command has the options
+            fix = error.advice(command_option)
             reason = f"{dotted_path(error.path)!r}: {error.reason}" if error.path else error.reason
             raise BadInput(f"{one_line(where, 120)}: {sentences(reason, fix)}") from error.__cause__
     size, lost = target.stat().st_size, len(archive.metadata) - len(metadata)
