@@ -60,8 +60,9 @@ def read_torch(file: File, readonly: Readonly) -> Source:
 
 def read_mapped(file: File, readonly: Readonly) -> Source:
     """List the columns of an Arrow IPC file or stream, or the tensors of a folder."""
-    entries = tuple(each._replace(refused=_why_no_array(each.obj)) for each in map_entries(file.path, readonly))
-    return Source(str(file.path), detect_kind(file), entries, file.size)
+    found = map_entries(file.path, readonly)
+    entries = (each if each.obj is None else each._replace(refused=_why_no_array(each.obj)) for each in found)
+    return Source(str(file.path), detect_kind(file), tuple(entries), file.size)
 
 
 def map_entries(path: Path, readonly: Readonly) -> list[Entry]:

@@ -37,6 +37,28 @@ def one(*words):
     return found
 
 
+def test_a_compound_array_is_one_array(module, np):
+    """It has one entry with its outcomes, in a dict, twice in one, alone, or with damaged indices."""
+    pytest.importorskip("scipy.sparse")
+    module(
+        """
+        import numpy as np
+        import scipy.sparse as sparse
+        alone = sparse.eye(3, format="csr")
+        tree = {"x": sparse.eye(3, format="coo"), "z": np.ones(3), "bad": sparse.eye(3, format="csr"), "text": "y"}
+        tree["bad"].indices[0] = 7
+        tree["again"] = tree["x"]
+        """
+    )
+    assert one("made_here:alone", "--to", "none")["shape"] == [3, 3]
+    (source,) = document("inspect", "made_here:tree", "--to", "numpy,scipy")["sources"]
+    arrays = {each["path"]: each for each in source["arrays"]}
+    assert [*arrays] == ["['x']", "['z']", "['bad']"] and "1 value of other types" in source["notes"]
+    assert arrays["['x']"]["notes"] == ["coo: data, coords, shape", "in 2 places"]
+    outcomes = {name: [each["outcome"] for each in found["targets"]] for name, found in arrays.items()}
+    assert outcomes["['x']"] == ["refused", "same"] and outcomes["['bad']"][0] == "refused"
+
+
 def test_an_array_of_numpy(module, np):
     """The output has all facts of `describe`, the capsule, and the plan for each target."""
     module("import numpy; x = numpy.zeros((4, 6), 'f8')[::-1, ::2]; x.flags.writeable = False")

@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 from support.files.writers import safetensors, shards
-from support.processes.command import here
+from support.processes.command import document, here
 
 import dlx
 from dlx.errors import FileError
@@ -172,6 +172,9 @@ def test_the_command_reads_a_distributed_checkpoint(saved, tmp_path):
     folder, _ = saved
     status, out = here("inspect", folder)
     assert status == 0 and "model.w" in out
+    (source,) = document("inspect", folder)["sources"]
+    (code,) = [each for each in source["arrays"] if each["refused"]]
+    assert code["path"] == "code" and "it needs code (argparse.Namespace)" in code["refused"]
     assert here("convert", folder, tmp_path / "x.safetensors", "--only", "model.[wtbf]")[0] == 0
     assert {*dlx.open(tmp_path / "x.safetensors")} == {f"model.{name}" for name in "wtbf"}
 
