@@ -78,7 +78,7 @@ def _check_dtypes(items: Sequence[Item], known: Callable[[DType], Any], kind: st
             reason = f"{kind} cannot store {item.dtype} ({_item_text(item)}); dlx does not change dtypes"
             casts = can_cast(item.dtype, DType("float32"), HOST)
             option = (("dtype", {item.dtype.name: "float32"}),) if casts else ()
-            fix = f"{'Or write' if casts else 'Write'} {' or '.join(others)}." if others else ""
+            fix = f"Write {' or '.join(others)} instead." if others else ""
             raise DTypeError(reason, option=option, via="to dlx.convert(obj, to='dlx')", fix=fix)
 
 

@@ -128,7 +128,7 @@ def test_no_dtype_is_changed(tmp_path, capsys, kind):
     path = safetensors(tmp_path / "x.safetensors", {"w": ("BF16", (4,)), "v": ("F32", (2,))}, metadata={"k": "text"})
     assert here("convert", path, tmp_path / f"y{kind}") == (2, "")
     said = capsys.readouterr().err
-    assert re.search(rf"\{kind} cannot store bfloat16 \('w'\).*Or write \.safetensors", said)
+    assert re.search(rf"\{kind} cannot store bfloat16 \('w'\).*Write \.safetensors", said)
     assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
     assert here("convert", path, tmp_path / "y.safetensors")[0] == 0
     with library.open(tmp_path / "y.safetensors") as found:
@@ -513,7 +513,7 @@ def test_dtype_casts_while_it_writes(tmp_path, np):
         ("int8", "Pass --dtype float64=int8."),
         ("nonsense", "unknown dtype 'nonsense'"),
         ("float64=int8,", "is no list of changes such as float64=float32,int64=int32"),
-        ("bfloat16", "Pass --dtype bfloat16=float32. Or write .safetensors."),
+        ("bfloat16", "Pass --dtype bfloat16=float32. Write .safetensors instead."),
     ],
 )
 def test_a_dtype_that_is_not_possible_is_refused(tmp_path, np, dtype, said):

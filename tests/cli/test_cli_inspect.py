@@ -360,7 +360,7 @@ def test_what_dlx_does_not_read_is_named(shelf, capsys, word, said):
     (shelf / "model.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
     for folder, name in (("empty", "x.txt"), ("two.zarr", ".zgroup"), ("three.zarr", "zarr.json")):
         (shelf / folder).mkdir()
-        (shelf / folder / name).write_text("{}")
+        (shelf / folder / name).write_text("{")
     assert here("inspect", word) == (2, "")
     assert re.search(said, capsys.readouterr().err)
 
