@@ -48,7 +48,7 @@ class Caller(NamedTuple):
         if not found:
             return None
         adapter, *rest = found
-        if rest and not any(compounds_of(adapter)) or any(each.package != adapter.dtypes.package for each in rest):
+        if (rest and not any(compounds_of(adapter))) or any(each.package != adapter.dtypes.package for each in rest):
             return None
         target = registry.ready(adapter)
         if target is None:
