@@ -30,7 +30,7 @@ from dlx._registry.handlers import Keys
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
-from dlx.errors import DeviceError, DlxError, LayoutError
+from dlx.errors import DeviceError, DlxError, LayoutError, path_text
 
 _WIDTHS = ("int32", "int64")
 
@@ -369,12 +369,16 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     )
 
 
+def _list_places(error: DlxError) -> list[str]:
+    """Return the place of an error, and the places that contain it."""
+    return [path_text(error.path[:n], error.root or "obj") for n in range(len(error.path) + 1)]
+
+
 def fold(
     path: str, obj: Any, handler: CompoundHandler, leaves: list[Plan], errors: list[DlxError], target: str
 ) -> Plan:
     """Return the plan of a compound array from the plans of its parts, and the errors of its tree."""
-    own = (each for each in errors if (each.where or "obj") == path or each.where.startswith(f"{path}."))
-    refused = next(own, None)
+    refused = next((each for each in errors if path in _list_places(each)), None)
     error = next((leaf.error for leaf in leaves if leaf.error is not None), refused)
     try:
         info = describe_compound(obj, handler)

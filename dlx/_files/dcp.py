@@ -123,7 +123,8 @@ class _Member:
 
 def _extents(size: Any) -> tuple[int, ...]:
     """Return the extents of a pickled ``torch.Size``."""
-    return extents_of(tuple(size.args[0])) if size.args else ()
+    extents, *_ = size.args or ((),)
+    return extents_of(tuple(extents))
 
 
 class _Members(Named[Any]):
