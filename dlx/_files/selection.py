@@ -24,13 +24,15 @@ def dotted_path(path: tuple[Any, ...], write: Callable[[str], str] = one_line) -
     return "".join(steps).removeprefix(".")
 
 
-def select_names(names: Collection[str], only: Names, skip: Names, option: str = "only") -> list[str]:
-    """Return the names that `only` matches and `skip` does not, in order."""
-    wanted, dropped = _match(names, only, option), _match(names, skip, "skip")
+def select_names(
+    names: Collection[str], only: Names, skip: Names, option: str = "only", written: str = "{}="
+) -> list[str]:
+    """Return the names that `only` matches and `skip` does not, in order; errors have the options as `written`."""
+    wanted, dropped = _match(names, only, option, written), _match(names, skip, "skip", written)
     return [name for name in names if (wanted is None or name in wanted) and (dropped is None or name not in dropped)]
 
 
-def _match(names: Collection[str], which: Names, option: str) -> set[str] | None:
+def _match(names: Collection[str], which: Names, option: str, written: str = "{}=") -> set[str] | None:
     """Return the names that an option matches; raise `FileError` for a name or a pattern that matches none."""
     if which is None or callable(which):
         return None if which is None else {name for name in names if which(name)}
@@ -42,7 +44,8 @@ def _match(names: Collection[str], which: Names, option: str) -> set[str] | None
         if not found:
             few = f"List its names with list(dlx.open(path)); it has {len(names):,}."
             fix = did_you_mean(each, names) if len(names) < 10_000 else ""
-            raise FileError(f"it has no member {one_line(each, 80)!r}, which {option}= names", fix=fix or few)
+            reason = f"it has no member {one_line(each, 80)!r}, which {written.format(option)} names"
+            raise FileError(reason, fix=fix or few)
         matched |= found
     return matched
 

@@ -68,11 +68,10 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
     if only is None and skip is None:
         return source
     try:
-        names = {*select_names([each.path for each in source.entries], only, skip)}
+        names = {*select_names([each.path for each in source.entries], only, skip, written="--{}")}
     except FileError as error:
-        reason = re.sub(r"\b(only|skip)=", r"--\1", error.reason)
         fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
-        raise BadInput(f"{one_line(source.name, 120)}: {sentences(reason, fix)}") from error
+        raise BadInput(f"{one_line(source.name, 120)}: {sentences(error.reason, fix)}") from error
     return source._replace(entries=tuple(each for each in source.entries if each.path in names))
 
 
