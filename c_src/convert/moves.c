@@ -3,6 +3,7 @@
 
 #include "pairs.h"
 #include "streams.h"
+#include "core/copy.h"
 
 /* Take an array of any framework in place, for a copy during the call. Owns: the caller owns the
  * result. Errors: NULL = fallback; *source as py_pair.source, to release on success. */

@@ -90,16 +90,16 @@ int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t
 
 /* ---- casts ----------------------------------------------------------------------------------- */
 
-#define CAST(from_type, to_type)                           \
-  {                                                        \
-    const from_type* f = first(from);                      \
-    to_type* t = (to_type*)first(to);                      \
-    for (int64_t i = 0; i < count; i++) {                  \
-      int64_t value = (int64_t)f[i] - minus;               \
-      t[i] = (to_type)value;                               \
-      lost |= value ^ (int64_t)t[i]; /* 0 if it fits */    \
-      lost |= (from_type) - 1 < 0 ? 0 : (int64_t)f[i] < 0; \
-    }                                                      \
+#define CAST(from_type, to_type)                        \
+  {                                                     \
+    const from_type* f = first(from);                   \
+    to_type* t = (to_type*)first(to);                   \
+    for (int64_t i = 0; i < count; i++) {               \
+      int64_t value = (int64_t)f[i] - minus;            \
+      t[i] = (to_type)value;                            \
+      lost |= value ^ (int64_t)t[i]; /* 0 if it fits */ \
+      lost |= (from_type) - 1 > 0 && (int64_t)f[i] < 0; \
+    }                                                   \
   }
 #define CAST_FROM(from_type)   \
   {                            \
