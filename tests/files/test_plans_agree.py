@@ -169,7 +169,7 @@ def opened(path, view, planned, to, copy, options):
             else:
                 assert facts[0] in ("same", "shared", "copied")
                 info = dlx.describe(result)
-                if info.nbytes and not is_compressed(view._source[name], path):
+                if info.nbytes and info.address and not is_compressed(view._source[name], path):
                     assert is_mapped(path, result) == (facts[0] != "copied"), facts
         source = view._source[name]
         for each in (source, view[name]) if type(source) is dlx.Tensor else (source,):
@@ -180,6 +180,8 @@ def opened(path, view, planned, to, copy, options):
 def is_compressed(source, path):
     """Return whether a column is compressed, so that its memory is not the file's."""
     chunk = source.chunks[0] if hasattr(source, "chunks") else source
+    while hasattr(chunk, "offsets"):  # a list array has no memory of its own
+        chunk = chunk.values
     return type(source).__module__.startswith("pyarrow") and not is_mapped(path, chunk)
 
 

@@ -454,7 +454,7 @@ def is_mistake(error, told):
     return isinstance(error, SURPRISES) and is_from(error, DLX, ADAPTERS)
 
 
-DLX, ADAPTERS = str(ROOT / "dlx") + os.sep + os.sep
+DLX, ADAPTERS = str(ROOT / "dlx") + os.sep, str(ROOT / "dlx_adapters") + os.sep
 
 
 def is_from(error, *parts):

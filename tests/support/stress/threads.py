@@ -12,6 +12,7 @@ loads, clears caches and collects garbage. At the end no object may be alive. Th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -82,8 +83,14 @@ def verbs(plain, folder):
         with dlx.borrow(array) as found:
             return found.ndim
 
+    def split():
+        with contextlib.suppress(dlx.errors.LayoutError):  # it is a dense array
+            dlx.parts(array)
+
     calls = {
         "convert": moved,
+        "parts": split,
+        "save": lambda: dlx.save(array, Path(folder) / f"{threading.get_ident()}.npy"),
         "plan": lambda: str(dlx.plan(tree, to="dlx")),
         "describe": lambda: dlx.describe(array),
         "stack": lambda: dlx.stack([array, tensor], "dlx"),
