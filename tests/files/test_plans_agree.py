@@ -136,7 +136,8 @@ def agree(path, kind, to, copy, readonly, detach, device):
     if isinstance(said, str):
         assert "it contains no tensor" in said and not planned
         return
-    assert said == {named(key, kind): facts for key, facts in planned.items()}
+    # With errors="collect", further parts of a ragged array may have errors of their own.
+    assert said == {named(key, kind): facts for key, facts in planned.items() if "']." not in key}
     converted(path, view, plan, to, copy, options)
     if kind != ".pt":
         opened(path, view, planned, to, copy, options)
