@@ -405,26 +405,45 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* ---- lists of varying length ----------------------------------------------------------------- */
 
-static int64_t offset_at(const void* offsets, int bits, int64_t i) {
-  return bits == 64 ? ((const int64_t*)offsets)[i] : ((const int32_t*)offsets)[i];
+static int64_t offset_at(const char* offsets, int bits, int64_t i) {
+  int32_t narrow;
+  int64_t wide;
+  if (bits == 64)
+    memcpy(&wide, offsets + 8 * i, sizeof wide);
+  else
+    memcpy(&narrow, offsets + 4 * i, sizeof narrow);
+  return bits == 64 ? wide : narrow;
 }
 
-/* Find the rows of a batch; *offsets is NULL without rows. */
+/* Set *null to the first null of a range, and forget the count, unless a parent has set it. */
+static void find_null(span* at, int64_t* null) {
+  const uint8_t* valid = at->array->buffers[0];
+  for (int64_t k = 0; at->n_nulls && *null < 0 && k < at->count; k++) {
+    int64_t bit = at->start + k;
+    if (!(valid[bit / 8] >> bit % 8 & 1)) *null = k;
+  }
+  at->n_nulls = 0;
+}
+
+/* Find the rows of a batch; *offsets is NULL without rows, *null is -1 or a row that is null. */
 static int find_rows(const dlx_arrow* data, int64_t i, int64_t column, int bits, span* at,
-                     const char** offsets, dlx_arrow_fault* fault) {
+                     const char** offsets, int64_t* null, dlx_arrow_fault* fault) {
   const struct ArrowSchema* schema = &data->schema;
   const struct ArrowArray* array = &data->batches[i].array;
   int64_t from = 0, count = array->length;
   at->n_nulls = 0;
+  *null = -1;
   if (column != DLX_ARROW_WHOLE) {
     int status = enter(at, schema, array, 0, count, 1, 1, fault);
     if (status != DLX_OK) return status;
+    find_null(at, null);
     schema = schema->children[column];
     array = array->children[column];
     from = at->start;
   }
   int status = enter(at, schema, array, from, count, 2, 1, fault);
   if (status != DLX_OK) return status;
+  find_null(at, null);
   if (at->count && at->array->buffers[1] == NULL)
     return fail(fault, "it has rows but no offsets, rows", at->count);
   *offsets = at->count ? (const char*)at->array->buffers[1] + at->start * (bits / 8) : NULL;
@@ -473,17 +492,14 @@ int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_a
   for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
     span at;
     const char* offsets = NULL;
+    int64_t null;
     if (!dlx_host_readable(data->batches[i].device_type)) {
       status = DLX_E_DEVICE;
       break;
     }
-    status = find_rows(data, i, column, out->bits, &at, &offsets, fault);
+    status = find_rows(data, i, column, out->bits, &at, &offsets, &null, fault);
     if (status != DLX_OK || offsets == NULL) continue;
-    const uint8_t* valid = at.array->buffers[0];
-    for (int64_t k = 0; at.n_nulls && out->null_row < 0; k++) {
-      int64_t bit = at.start + k;
-      if (!(valid[bit / 8] >> bit % 8 & 1)) out->null_row = out->rows + k;
-    }
+    if (null >= 0 && out->null_row < 0) out->null_row = out->rows + null;
     if (out->n_chunks++ == 0) out->offsets = offsets;
     out->rows += at.count;
     status = add_values(data, i, &at, offsets, out, fault);
@@ -501,8 +517,9 @@ void dlx_arrow_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_li
   for (int64_t i = 0; i < data->n_batches; i++) {
     span at;
     const char* offsets = NULL;
+    int64_t null;
     dlx_arrow_fault fault;
-    if (find_rows(data, i, column, lists->bits, &at, &offsets, &fault) != DLX_OK || !offsets)
+    if (find_rows(data, i, column, lists->bits, &at, &offsets, &null, &fault) != DLX_OK || !offsets)
       continue;
     int64_t first = offset_at(offsets, lists->bits, 0);
     for (int64_t k = 1; k <= at.count; k++)

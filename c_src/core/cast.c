@@ -1,5 +1,6 @@
 /* Strided casts between numbers on the host. Every element is read as the widest number of its kind
- * (int64_t, uint64_t or double), which is exact, and rounded once when it is written. */
+ * (int64_t, uint64_t or double), which is exact, and rounded when it is written: once, but for
+ * integers above 2^53 and elements of 16 bits. */
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* vectors, which clang uses anyway */

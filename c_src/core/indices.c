@@ -1,5 +1,5 @@
 /* Checks and casts of the index arrays of sparse and ragged arrays: contiguous integers of 32 or 64
- * bits in host memory. */
+ * bits in host memory, at any address. */
 
 #include <string.h>
 
@@ -9,7 +9,13 @@
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int64_t read_at(const void* data, int bits, int64_t i) {
-  return bits == 64 ? ((const int64_t*)data)[i] : ((const int32_t*)data)[i];
+  int32_t narrow;
+  int64_t wide;
+  if (bits == 64)
+    memcpy(&wide, (const char*)data + 8 * i, sizeof wide);
+  else
+    memcpy(&narrow, (const char*)data + 4 * i, sizeof narrow);
+  return bits == 64 ? wide : narrow;
 }
 
 static const void* first(const DLTensor* t) {
@@ -92,13 +98,15 @@ int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t
 
 #define CAST(from_type, to_type)                        \
   {                                                     \
-    const from_type* f = first(from);                   \
+    const char* f = first(from);                        \
     to_type* t = (to_type*)first(to);                   \
     for (int64_t i = 0; i < count; i++) {               \
-      int64_t value = (int64_t)f[i] - minus;            \
+      from_type x;                                      \
+      memcpy(&x, f + i * (int64_t)sizeof x, sizeof x);  \
+      int64_t value = (int64_t)x - minus;               \
       t[i] = (to_type)value;                            \
       lost |= value ^ (int64_t)t[i]; /* 0 if it fits */ \
-      lost |= (from_type) - 1 > 0 && (int64_t)f[i] < 0; \
+      lost |= (from_type) - 1 > 0 && (int64_t)x < 0;    \
     }                                                   \
   }
 #define CAST_FROM(from_type)   \

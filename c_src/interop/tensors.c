@@ -262,6 +262,14 @@ static DLTensor without_axis(const DLTensor* whole, int axis, int64_t* shape, in
   return row;
 }
 
+/* Return 1 if elements below a byte are packed alike, and rows of `whole` begin with a byte. */
+static int is_packed_alike(const DLManagedTensorVersioned* row,
+                           const DLManagedTensorVersioned* whole, long axis) {
+  DLDataType dtype = whole->dl_tensor.dtype;
+  int64_t item = dlx_itemsize(dtype, whole->flags);
+  return item == dlx_itemsize(dtype, row->flags) && (item || axis < 0);
+}
+
 /* Return 1 if `row` can be copied to the first elements of `to`. */
 static int fits(const DLTensor* row, const DLTensor* to) {
   if (row->ndim != to->ndim) return 0;
@@ -342,12 +350,13 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
   if (rows == NULL) return PyErr_NoMemory();
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
   DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
-  int answer = exact && dlx_layout(&whole->dl_tensor) ? -2 : 0; /* as documented */
+  int answer = exact && dlx_layout(&whole->dl_tensor) ? -2 : 0, is_alike = 1;
   for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
     rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
     if (rows[i] == NULL) break;
     const DLTensor* row = &rows[i]->dl_tensor;
-    if (!fits(row, &to) || (exact && !dlx_has_same_elements(row, &to)))
+    is_alike &= is_packed_alike(rows[i], whole, axis);
+    if (!fits(row, &to) || (exact && !(is_alike && dlx_has_same_elements(row, &to))))
       answer = -2;
     else if (may_meet(rows[i], whole))
       answer = -1;
@@ -357,10 +366,10 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
     PyMem_Free(rows);
     return PyErr_Occurred() ? NULL : PyLong_FromLong(answer);
   }
-  int status;
+  int status = DLX_E_PACKED;
   int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
   dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
-  PY_WITHOUT_GIL(status = fill_rows(rows, n, &to, step, row_bytes));
+  if (is_alike) PY_WITHOUT_GIL(status = fill_rows(rows, n, &to, step, row_bytes));
   py_managed_release(whole);
   PyMem_Free(rows);
   if (status == DLX_OK) Py_RETURN_NONE;

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dlx._api.shares_memory import collision, find_extent
 from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import DType, host_readable
+from dlx._core.types import SUBBYTE_PADDED, DType, host_readable
 from dlx._engine.batch import Batch
 from dlx._engine.casting import Casts, can_cast, read_casts
 from dlx._engine.executor import mark_written
@@ -100,8 +100,15 @@ def check_fits(out: Array, shape: tuple[int, ...], dtype: DType) -> None:
         raise error.complete(root="out", path=out.path)
 
 
+def match_packing(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor whose elements of less than a byte are packed, or padded to bytes, as those of another."""
+    is_alike = tensor.dtype != like.dtype or tensor.dtype.bits >= 8 or not (tensor.flags ^ like.flags) & SUBBYTE_PADDED
+    return tensor if is_alike else native.tensor_repack(tensor)
+
+
 def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
     """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory."""
+    rows = [match_packing(row, whole) for row in rows]
     if native.tensor_fill(whole, rows, axis):
         native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
 
@@ -217,7 +224,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
         tensor = _convert(source, registry.target("dlx"), copy=True, detach=detach, casts=casts)
     elif is_shared:
         tensor = native.tensor_copy(tensor, True)
-    return functools.partial(fill, whole, [tensor], -1)
+    return functools.partial(fill, whole, [match_packing(tensor, whole)], -1)
 
 
 def _convert(array: Array, target: Target | None, **options: Any) -> Any:

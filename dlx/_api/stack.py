@@ -158,6 +158,10 @@ def _stack_alike(
     """Stack tensors of one shape and dtype along the first axis."""
     shape = (len(tensors), *tensors[0].shape)
     _check_target(request, tensors[0], shape, tensors[0].dtype)
+    bits = math.prod(tensors[0].shape) * tensors[0].dtype.bits * tensors[0].dtype.lanes
+    if bits % 8 and not tensors[0].flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
+        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
     if cuda.is_cuda(tensors[0].device):
         whole: Tensor | int | None = _stack_on_device(tensors, sources, shape, request)
     else:
@@ -187,6 +191,8 @@ def _stack_unlike(
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
         whole = empty((len(tensors), *row) if keeps_order(request.target) else shape, wanted)
+        if wanted.bits < 8:  # a row may begin inside a byte
+            whole = native.tensor_repack(whole)
         if keeps_order(request.target):  # faster: the values of each array stay adjacent
             whole = _move_axis(whole, at)
     else:
@@ -194,8 +200,15 @@ def _stack_unlike(
         if not output.is_on_host() or output.tensor is None:
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
+        if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
+            reason = "its elements are packed below one byte, and a row may begin inside a byte"
+            raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
     if any(tensor.shape != row for tensor in tensors):
-        number = native.tensor_copy(_read_lists(pad, 0, ""), False, 0, wanted)
+        number = _read_lists(pad, 0, "")
+        if not can_cast(number.dtype, wanted, HOST):
+            reason = f"dlx cannot make {wanted} of pad={pad}"
+            raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
+        number = native.tensor_copy(number, False, 0, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
@@ -301,8 +314,6 @@ def _stack_on_device(
         if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
             return i
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
-    if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
-        raise LayoutError("its elements are packed below one byte, and its size is not a whole number of bytes")
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
     is_last = request.device is None or physical(request.device) == device
     sync = StreamSync(request.target, request.stream, request.device)

@@ -186,3 +186,39 @@ def test_nothing_leaks(np):
             dlx.stack([np.ones(3), "text"], "numpy", **options)
     gc.collect()
     assert native.live() == live
+
+
+def test_elements_below_a_byte(python):
+    """Packed and padded rows, along each axis and into outputs of both kinds, in a process of its own."""
+    code = """
+import itertools, ml_dtypes, numpy as np, dlx
+from dlx.errors import DlxError
+def as_numpy(x):
+    return np.asarray(dlx.convert(x, to="numpy")).astype("f4")
+for name, shape in itertools.product(("int4", "uint2", "float4_e2m1fn"), ((3, 4), (300, 501), (5, 3))):
+    values = (np.arange(shape[0] * shape[1]).reshape(shape) % 2).astype(getattr(ml_dtypes, name))
+    wanted = values.astype("f4")
+    padded = dlx.convert(values, to="dlx")
+    packed = dlx.empty(shape, name)
+    dlx.convert(values, out=packed)  # padded to packed
+    assert (as_numpy(packed) == wanted).all()
+    again = np.zeros_like(values)
+    assert (dlx.convert(packed, out=again).astype("f4") == wanted).all()
+    for rows in ([padded] * 3, [packed] * 3, [values, packed, padded]):
+        for axis in range(-3, 3):
+            for to in ("dlx", "numpy"):
+                if axis == 0 and (rows[0] is values or (rows[0] is packed and shape == (5, 3))):
+                    continue  # refused: mixed rows, and rows that end inside a byte
+                assert (as_numpy(dlx.stack(rows, to=to, axis=axis)) == np.stack([wanted] * 3, axis)).all(), (name, axis)
+        whole = np.zeros((3, *shape), values.dtype)
+        assert (dlx.stack(rows, out=whole).astype("f4") == wanted).all()
+        try:
+            dlx.stack(rows, out=dlx.empty((3, *shape), name))
+        except DlxError as error:
+            assert "packed" in error.reason, error
+    try:
+        dlx.stack([padded, dlx.convert(values[:2], to="dlx")], to="dlx", pad=0)
+    except DlxError as error:
+        assert "pad=0" in error.reason, error
+"""
+    assert python(code) == ""

@@ -220,3 +220,49 @@ def test_values_outlive_their_source():
     found = dlx.parts(pa.chunked_array([], pa.list_(pa.int64())), "dlx")
     more = dlx.parts(arrow(), "dlx")
     assert found["values"].shape == (0,) and list(memoryview(more["values"])) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_null_of_the_struct_is_a_null_of_its_lists(python):
+    """The lists of a struct may have no bitmap; the row is named, and the first one if both have nulls."""
+    code = """
+import dlx, pyarrow as pa
+from dlx.errors import LayoutError
+class Struct:
+    def __init__(self, array):
+        self.array = array
+    def __arrow_c_array__(self, requested_schema=None):
+        return self.array.__arrow_c_array__(requested_schema)
+for lists in ([[1, 2], [3], [], [4, 5]], [[1, 2], [3], None, [4]], [None, [3], [], [4]]):
+    for kind in (pa.list_(pa.int64()), pa.large_list(pa.int32())):
+        rows = pa.array(lists, kind)
+        for masked in ([1], [3], [1, 2], []):
+            mask = pa.array([i in masked for i in range(4)])
+            whole = pa.StructArray.from_arrays([rows], ["l"], mask=mask)
+            for skip in (0, 1):
+                nulls = [i - skip for i in range(skip, 4) if lists[i] is None]
+                first = ([i - skip for i in masked if i >= skip] or nulls or [None])[0]  # the struct's first
+                try:
+                    found = dlx.convert(Struct(whole[skip:]), to="pyarrow")["l"]
+                except LayoutError as error:
+                    assert f"row {first} is null" in str(error), error
+                else:
+                    assert first is None and found.to_pylist() == lists[skip:], found
+"""
+    assert python(code) == ""
+
+
+def test_index_arrays_at_any_address(python):
+    """Offsets and indices need no alignment."""
+    code = """
+import dlx, numpy as np, pyarrow as pa
+for number, kind, make in ((np.int32, pa.list_, pa.ListArray), (np.int64, pa.large_list, pa.LargeListArray)):
+    memory = bytearray(1 + 1001 * np.dtype(number).itemsize)
+    offsets = np.frombuffer(memory, number, offset=1)
+    offsets[:] = np.arange(1001) * 3
+    buffers = [None, pa.py_buffer(memory)[1:]]
+    array = make.from_buffers(kind(pa.int64()), 1000, buffers, children=[pa.array(range(3000))])
+    for source in (array, array[1:], pa.chunked_array([array, array[3:]])):
+        found = dlx.parts(source, "numpy")
+        assert (np.diff(found["offsets"]) == 3).all() and found["values"][:3].tolist() == source[0].as_py()
+"""
+    assert python(code) == ""
