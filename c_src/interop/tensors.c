@@ -350,13 +350,15 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
   if (rows == NULL) return PyErr_NoMemory();
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
   DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
-  int answer = exact && dlx_layout(&whole->dl_tensor) ? -2 : 0, is_alike = 1;
+  int on_host = dlx_host_readable(whole->dl_tensor.device.device_type), is_alike = 1;
+  int answer = exact && (dlx_layout(&whole->dl_tensor) || !on_host) ? -2 : 0;
   for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
     rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
     if (rows[i] == NULL) break;
     const DLTensor* row = &rows[i]->dl_tensor;
     is_alike &= is_packed_alike(rows[i], whole, axis);
-    if (!fits(row, &to) || (exact && !(is_alike && dlx_has_same_elements(row, &to))))
+    on_host = dlx_host_readable(row->device.device_type);
+    if (!fits(row, &to) || (exact && !(on_host && is_alike && dlx_has_same_elements(row, &to))))
       answer = -2;
     else if (may_meet(rows[i], whole))
       answer = -1;

@@ -223,3 +223,16 @@ def test_nothing_leaks(np, torch):
             dlx.convert({"a": np.ones(3), "b": np.ones(2)}, out=out)
     gc.collect()
     assert native.live() == live
+
+
+def test_memory_of_a_device(cuda, np):
+    """It is read by a move; dlx.Tensors on a device are not written, and the error names out."""
+    values = np.arange(6, dtype="f4").reshape(2, 3)
+    there, out = dlx.convert(values, to="dlx", device="cuda"), np.zeros((2, 3), "f4")
+    assert dlx.convert(there, out=out) is out and (out == values).all()
+    for call in (
+        lambda: dlx.convert(values, out=dlx.empty((2, 3), "float32", device="cuda")),
+        lambda: dlx.stack([values], out=dlx.empty((1, 2, 3), "float32", device="cuda")),
+    ):
+        with pytest.raises(errors.LayoutError, match="at out"):
+            call()
