@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from dlx.adapter.base import Adapter
@@ -23,12 +22,11 @@ class Parts(dict[str, Any]):
 _OF_PARTS = Compound("", (), dict)
 
 
-@dataclass(frozen=True, eq=False)
 class CompoundHandler(Container):
     """The container handler of a `Compound`; the engine splits and joins its objects."""
 
-    compound: Compound = _OF_PARTS
-    adapter: Adapter | None = None  # that declares it
+    compound: Compound
+    adapter: Adapter | None  # that declares it
 
     def kind_of(self, obj: Any) -> str:
         """Return the kind of an object."""
@@ -48,7 +46,9 @@ def _flatten(compound: Compound, obj: Any) -> tuple[list[Any], list[Any]]:
 def handler_of(compound: Compound, adapter: Adapter | None = None) -> CompoundHandler:
     """Return the handler of an adapter's declaration."""
     flatten = functools.partial(_flatten, compound)
-    return CompoundHandler(compound.types, "compound", flatten, mutable=False, compound=compound, adapter=adapter)
+    handler = CompoundHandler(compound.types, "compound", flatten, mutable=False)
+    vars(handler).update(compound=compound, adapter=adapter)  # another dataclass would take 1 ms at import
+    return handler
 
 
 PARTS = handler_of(_OF_PARTS)
