@@ -96,18 +96,18 @@ int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t
 
 /* ---- casts ----------------------------------------------------------------------------------- */
 
-#define CAST(from_type, to_type)                        \
-  {                                                     \
-    const char* f = first(from);                        \
-    to_type* t = (to_type*)first(to);                   \
-    for (int64_t i = 0; i < count; i++) {               \
-      from_type x;                                      \
-      memcpy(&x, f + i * (int64_t)sizeof x, sizeof x);  \
-      int64_t value = (int64_t)x - minus;               \
-      t[i] = (to_type)value;                            \
-      lost |= value ^ (int64_t)t[i]; /* 0 if it fits */ \
-      lost |= (from_type) - 1 > 0 && (int64_t)x < 0;    \
-    }                                                   \
+#define CAST(from_type, to_type)                         \
+  {                                                      \
+    const char* f = first(from);                         \
+    to_type* t = (to_type*)first(to);                    \
+    for (int64_t i = 0; i < count; i++) {                \
+      from_type x;                                       \
+      memcpy(&x, f + i * (int64_t)sizeof x, sizeof x);   \
+      int64_t whole = (int64_t)x, value = whole - minus; \
+      t[i] = (to_type)value;                             \
+      lost |= value ^ (int64_t)t[i]; /* 0 if it fits */  \
+      lost |= is_unsigned & (whole < 0);                 \
+    }                                                    \
   }
 #define CAST_FROM(from_type)   \
   {                            \
@@ -118,7 +118,7 @@ int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t
   }
 
 int dlx_cast_indices(const DLTensor* from, const DLTensor* to, int64_t minus) {
-  int64_t count = dlx_size(from), lost = 0;
+  int64_t count = dlx_size(from), lost = 0, is_unsigned = from->dtype.code == kDLUInt;
   switch (from->dtype.code << 8 | from->dtype.bits) {
     case kDLInt << 8 | 8:
       CAST_FROM(int8_t) break;
