@@ -126,7 +126,13 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
     if handler is None:
         leaves[stem] = tree, ()
     else:
-        for path, child, is_array in Tree(tree, handler, Failures("")).leaves():
+        found = Tree(tree, handler, Failures(""))
+        for path, obj, compound, _ in found.compounds()[0]:
+            if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
+                reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
+                dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
+                raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape'{dense}.")
+        for path, child, is_array in found.leaves():
             name = dotted_path(path, str) or stem
             if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
                 others.append((name, child))

@@ -23,6 +23,7 @@ from dlx._files.header import (
     Stored,
     check_names,
     check_order,
+    is_sibling,
     read_next,
 )
 from dlx._support.text import amount, one_line
@@ -92,7 +93,7 @@ class _Packed(Named[Stored]):
         try:
             begin, end = found["data_offsets"]
             key = found["dtype"], str(found["shape"])  # as text, [1], [1.0] and [true] differ
-            number = self._numbers.get(key)
+            number = self._numbers.get(key) if type(found["shape"]) is list else None
             if number is None:
                 kind = _build_entry("", found, self._start)
                 number = len(self._kinds)
@@ -156,7 +157,7 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _build_entry(name: str, stated: Any, start: int) -> Stored:
     try:
         word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
-        if not isinstance(word, str) or len(shape) > MAX_NDIM:
+        if not isinstance(word, str) or type(stated["shape"]) is not list or len(shape) > MAX_NDIM:
             raise ValueError
         for number in (*shape, begin, end):
             if type(number) is not int or not 0 <= number < MAX_BYTES:
@@ -219,7 +220,7 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
         shards.setdefault(place, []).append(name)
     for place in shards:
         suffix = ".bin" if file.path.name.endswith(BIN_INDEX) else ".safetensors"
-        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(suffix):
+        if not is_sibling(place) or not place.endswith(suffix):
             raise FileError(f"it lists {one_line(place, 80)!r}, which is not a {suffix} file in its folder")
     texts = {key: str(value) for key, value in metadata.items()} if isinstance(metadata, Mapping) else {}
     return Contents(INDEX, {}, texts, (f"in {len(shards)} files",)), shards
