@@ -122,7 +122,7 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
 
     leaves: dict[str, tuple[Any, tuple[Any, ...]]] = {}
     others: list[tuple[str, Any]] = []
-    handler = lookup.kind(type(tree)).handler
+    handler = lookup.kind_of(tree).handler
     if handler is None:
         leaves[stem] = tree, ()
     else:

@@ -15,6 +15,7 @@ from support.files.writers import safetensors, shards
 from support.processes.command import document, here
 
 import dlx
+from dlx._files.header import is_sibling
 from dlx.errors import FileError
 
 NAME = "model-{:05}-of-{:05}.safetensors"
@@ -52,6 +53,29 @@ def test_incomplete_duplicate_and_foreign_shards(tmp_path):
     safetensors(tmp_path / "other.safetensors", {"x": ("F32", (4,))})
     with pytest.raises(FileError, match="4 candidates"):
         dlx.open(tmp_path)
+
+
+def test_contents_in_memory_have_no_folder(tmp_path, monkeypatch):
+    """A file object whose name is that of an index opens no file of the working folder."""
+    numbered(tmp_path, 2)
+    index = json.dumps({"weight_map": {"t1": NAME.format(1, 2)}}).encode()
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.safetensors.index.json", "x.bin.index.json", "zarr.json", ".zgroup", ".metadata"):
+        source = io.BytesIO(index)
+        source.name = name
+        with pytest.raises(FileError, match=r"contents in memory have none\. Pass a path\."):
+            dlx.open(source)
+    assert [*dlx.open(io.BytesIO((tmp_path / NAME.format(1, 2)).read_bytes()))] == ["t1"]
+
+
+@pytest.mark.parametrize("module", ["posixpath", "ntpath"])
+def test_names_that_leave_the_folder(module, monkeypatch):
+    """On Windows, a backslash and a drive do, too."""
+    monkeypatch.setattr(os, "path", importlib.import_module(module))
+    assert all(is_sibling(name) for name in ("a.bin", "...", "a..b", "ä", "-", "a b", " "))
+    assert not any(is_sibling(name) for name in ("", ".", "..", "/", "a/", "/a", "a/b", "../a", "a/..", "a\0"))
+    for name in ("a\\b", "..\\a", "c:a", "\\\\host\\share\\a"):
+        assert is_sibling(name) == (module == "posixpath")
 
 
 @pytest.fixture
