@@ -76,7 +76,7 @@ def _cast(item: Item, dtype: Any) -> Item:
         return item
     nbytes = -(-math.prod(item.shape) * new.bits * new.lanes // 8)
     change = {item.dtype.name: new}
-    return Item(item.name, new, item.shape, nbytes, lambda: convert(item.read(), to="dlx", dtype=change))
+    return Item(item.name, new, item.shape, nbytes, None, lambda: convert(item.read(), to="dlx", dtype=change))
 
 
 @contextlib.contextmanager
