@@ -110,6 +110,6 @@ def test_workers_that_keep_handles_end_quietly(tmp_path, way, method):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     errors = done.stderr
     if way == "DataLoader":
-        # torch does not wait for the threads of its queues. One can stop while it removes a lock: Python's tracker warns.
+        # torch does not wait for the threads of its queues: one may stop while it removes a lock, and Python warns.
         errors = re.sub(r"(?m)^.*resource_tracker.*\n(  warnings\.warn.*\n)?", "", errors)
     assert (done.returncode, done.stdout, errors) == (0, "done\n", "")
