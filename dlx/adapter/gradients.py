@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dlx._core.types import DType
+from dlx._support.frozen import Frozen
 from dlx._support.locks import lock_of
 from dlx.errors import ConversionError
 
@@ -82,8 +83,8 @@ class CompiledFunction(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class GradSupport:
+@dataclass(eq=False, repr=False)
+class GradSupport(Frozen):
     """How a framework differentiates functions under `dlx.using` with ``grad=True``.
 
     Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, the gradient
