@@ -51,21 +51,22 @@ class Failures:
         self.locate = locate
         self.errors: list[DlxError] = []
         self.passed: list[tuple[tuple[Any, ...], DlxError]] = []  # (path, reason)
+        self.wholes: dict[int, DlxError] = {}  # the first error of each compound array, by its number in the tree
 
-    def keep(self, error: DlxError, path: tuple[Any, ...]) -> bool:
+    def keep(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> bool:
         """Return whether the object at a path stays as it is; if not, `add` the error."""
         if self.passes and path and concerns_object(error):
             forget_frames(error)
             self.passed.append((path, error.complete(path=path, target=self.target)))
             return True
         try:
-            self.add(error, path)
+            self.add(error, path, whole)
         finally:
             del error  # break the cycle with this frame
         return False
 
-    def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
-        """Collect an error, or raise it unless `collect`."""
+    def add(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> None:
+        """Collect an error, or raise it unless `collect`. Of the parts of a compound array, only one error is kept."""
         root, path = ("", path) if self.locate is None else self.locate(path)
         error.complete(path=path, root=root, target=self.target)
         if not self.collect:
@@ -73,7 +74,8 @@ class Failures:
                 raise error
             finally:
                 del error  # break the cycle with this frame
-        self.errors.append(error)
+        if whole < 0 or self.wholes.setdefault(whole, error) is error:
+            self.errors.append(error)
 
     def check(self) -> None:
         """Raise the collected errors, if any."""
