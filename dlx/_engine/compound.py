@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,16 @@ from dlx.errors import DeviceError, DlxError, LayoutError, path_text
 _WIDTHS = ("int32", "int64")
 
 
-def split(obj: Any, handler: CompoundHandler, request: Request | None, nested: bool = False) -> dict[str, Any]:
-    """Return the parts of a compound array, as the target of a request needs them; {}: the object stays unchanged."""
+def split(
+    obj: Any, handler: CompoundHandler, request: Request | None, nested: bool = False, *, joins: bool = True
+) -> dict[str, Any]:
+    """Return the parts of a compound array, as the target of a request needs them; {}: the object stays unchanged.
+
+    Without `joins`, the parts are the result.
+    """
     source, kind = handler.compound, handler.kind_of(obj)
     wanted, inside = None, False
-    if request is not None:
+    if request is not None and joins:
         is_own = any(each is source for each in compounds_of(request.target.source))
         inside = is_own and request.device is None and not (request.copy or request.detach)
         if inside and request.casts is None:
@@ -57,9 +62,10 @@ def split(obj: Any, handler: CompoundHandler, request: Request | None, nested: b
     dtype = None
     if wanted is not None and request is not None:
         _check(kind, parts, "swapped" in source.limits, "unique" in wanted.limits, request.target.name)
+    if request is not None:
         dtype = _choose_dtype(parts, wanted, request.target.dtypes())
     first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
-    indices = () if wanted is None else wanted.indices
+    indices = _indices_of(wanted)
     made: dict[str, Any] = {}
     for name, part in parts.items():
         minus = first if name == "offsets" else 0
@@ -132,13 +138,19 @@ def _rows(part: Any) -> list[Any]:
     return list(part) if isinstance(part, list | tuple) else [part]
 
 
-def _choose_dtype(parts: dict[str, Any], wanted: Compound, known: Iterable[str]) -> DType | None:
-    """Return the dtype that all indices must have; None if they have it."""
-    used = {name: accepted for name, accepted in wanted.indices.items() if name in parts}
+def _indices_of(wanted: Compound | None) -> Mapping[str, tuple[str, ...]]:
+    """Return the dtypes of a joiner's indices, by part."""
+    names = ("indices", "indptr", "coords", "offsets")
+    return dict.fromkeys(names, _WIDTHS) if wanted is None else wanted.indices
+
+
+def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collection[str]) -> DType | None:
+    """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
+    used = {name: accepted for name, accepted in _indices_of(wanted).items() if name in parts}
     found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
     names = {dtype.name for dtype in found if dtype is not None}
-    if not common or (len(names) == 1 and names <= {*common}):
+    if not common or (names <= {*known} if wanted is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 

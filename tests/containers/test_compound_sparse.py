@@ -359,3 +359,26 @@ def test_one_error_for_each_array():
         assert [*map(str, plan.error.exceptions)] == [*map(str, failed.value.exceptions)]
         assert len(plan.leaves) == len(plan.error.exceptions) == 4
         assert all(leaf.error in plan.error.exceptions for leaf in plan.leaves)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_parts_have_indices_that_the_target_has(kind, x64):
+    """Jax without x64 gets int32 indices from int64 ones, as parts, in shared trees and as an array."""
+    jax, pa = pytest.importorskip("jax"), pytest.importorskip("pyarrow")
+    m = matrix("csr")
+    expected = m.toarray()
+    m.indices, m.indptr = m.indices.astype(kind), m.indptr.astype(kind)
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 2, 3]), pa.array([1, 2, 3], pa.int32()))
+    with jax.enable_x64(x64):
+        found = dlx.parts(m, to="jax")
+        narrows = not x64 and kind.endswith("64")
+        assert found["indices"].dtype.name == found["indptr"].dtype.name == ("int32" if narrows else kind)
+        assert np.array_equal(found["indices"], m.indices) and np.array_equal(found["indptr"], m.indptr)
+        with pytest.raises(LayoutError, match=r"dlx\.parts\(x, to='jax'\)"):
+            dlx.convert(lists, "jax")
+        assert dlx.parts(lists, to="jax")["offsets"].tolist() == [0, 2, 3]
+        with dlx.share({"l": lists, "m": m}) as handle:
+            made = dlx.attach(handle, "jax")
+            assert made["l"]["offsets"].tolist() == [0, 2, 3] and np.array_equal(dense(made["m"]), expected)
+        assert np.array_equal(dense(dlx.convert(m, "jax")), expected)
