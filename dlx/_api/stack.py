@@ -103,6 +103,7 @@ def stack(
     Notes
     -----
     dlx allocates the memory (aligned to 256 bytes) and passes it to the target; the copies run without the GIL.
+    There is no ``errors="pass"``: one array cannot hold text next to numbers. Leave such columns out.
 
     Examples
     --------

@@ -250,6 +250,7 @@ class Batch:
             else:
                 self._borrowed.append((i, borrowed))
         self._each(self.describe)
+        self.failures.can_pass = False  # from here on, the target refuses an array
         if len(self._transfers) > 1 or self.failures.collect:
             self._each(self._preview)
         self._each(self.export)
@@ -498,16 +499,17 @@ def convert_tree(
 ) -> Any:
     """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
     collect, passes = errors == "collect", errors == "pass"
-    failures = Failures(request.target.name, collect=collect, passes=passes, locate=locate)
-    compounds = Compounds(request if locate is not None else request.for_root())
+    is_call = locate is None  # not an element of a view
+    failures = Failures(request.target.name, collect=collect, passes=passes, can_pass=is_call, locate=locate)
+    compounds = Compounds(request.for_root() if is_call else request)
     tree = Tree(root, handler, failures, strict=strict, compounds=compounds)
-    if locate is None and tree.is_one_array():  # not an element of a view
+    if is_call and tree.is_one_array():
         request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
     batch.tree = tree
     new: Any = None
     try:
-        if locate is None:  # not an element of a view
+        if is_call:
             tree.check_found()
         new = tree.rebuild(batch.run(), request.target.name)
         failures.check()

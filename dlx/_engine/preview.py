@@ -91,7 +91,7 @@ def _decide(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool
 def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, errors: str, probe: bool) -> Plan:
     """Return the plan of `batch.convert_tree`, with the error that it would raise."""
     target = request.target.name
-    failures = Failures(target, collect=True, passes=errors == "pass")
+    failures = Failures(target, collect=True, passes=errors == "pass", can_pass=True)
     tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request.for_root()))
     tree.check_found()
     for each in failures.errors:
@@ -116,7 +116,8 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
     late.sort(key=operator.itemgetter(0))  # in the order of the stages
-    for _, i, refused in late:
+    for stage, i, refused in late:
+        failures.can_pass = stage == 0  # as `convert`
         failures.add(refused, tree.path(i), tree.whole(i))
     found = failures.errors
     ordered = [(i, leaf) for i, leaf in enumerate(leaves) if tree.whole(i) < 0]
