@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from dlx._api import convert as convert  # the Python function of FAST_PATH
 from dlx._core.public import public
@@ -41,6 +41,7 @@ def using(
     stream: Any = None,
     grad: bool = False,
     result_like: Any = None,
+    errors: Literal["raise", "pass"] = "raise",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to compute in one framework and return arrays of its caller's framework.
 
@@ -73,6 +74,10 @@ def using(
         With `grad`, if the caller compiles (``jax.jit``) or the function cannot be tried without data: a tree with the
         shapes and dtypes of the results (arrays or ``jax.ShapeDtypeStruct``), or a function of the arguments that
         returns one.
+    errors
+        ``"pass"``: arguments, and objects and columns in containers there, that cannot be converted (text, dates,
+        objects) are passed unchanged, and such results returned unchanged, as in `convert`. ``"raise"``: they raise an
+        error.
 
     Returns
     -------
@@ -85,7 +90,7 @@ def using(
     TypeError
         If `writes` names a missing parameter, `to` is not a framework (for example, because the decorator is used
         without parentheses), or `grad` is combined with `lazy`, `returns`, `writes`, `device`, `stream`,
-        ``detach=True``, a coroutine or a generator.
+        ``detach=True``, ``errors="pass"``, a coroutine or a generator.
     ConversionError
         By the function, if its framework or its caller's does not support gradients for other frameworks.
     ReadOnlyError
@@ -138,6 +143,8 @@ def using(
         checked = request_of(to, None, device, None, readonly, detach is not False, stream)
         return checked._replace(later=False)  # a function needs its data immediately
 
+    if errors not in ("raise", "pass"):
+        raise ValueError(f"errors must be 'raise' or 'pass', found {safe_repr(errors)}")
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
     if result_like is not None and not grad:
         raise TypeError("using: result_like= is for grad=True")
@@ -149,6 +156,7 @@ def using(
             "detach": detach,
             "device": device is not None,
             "stream": stream is not None,
+            "errors": errors == "pass",
         }
         if used := [name for name, value in excluded.items() if value]:
             raise TypeError(f"using: grad=True cannot be combined with {used[0]}=")
@@ -156,7 +164,8 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, detach=detach, result_like=result_like)
+        more = {"detach": detach, "result_like": result_like, "passes": errors == "pass"}
+        spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, **more)
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
         if grad or getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")

@@ -53,7 +53,7 @@ class _Refusing(Compounds):
     def __init__(self, target: str) -> None:
         self._target = target
 
-    def split(self, obj: Any, handler: CompoundHandler, nested: bool) -> Any:
+    def split(self, obj: Any, handler: CompoundHandler, nested: bool, is_root: bool) -> Any:
         kind = handler.kind_of(obj)
         fix = "Pass its dense arrays, such as .values(), and build the array in the function."
         reason = f"gradients do not pass through {kind} arrays"
