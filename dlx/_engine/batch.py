@@ -293,7 +293,7 @@ class Batch:
                 obj
             )
             maps = self._may_defer and source.arrays.map_chunks is not None
-            later = defer_chunks(obj, source, self.request) if maps else None
+            later = defer_chunks(obj, source, transfer.info, self.request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
             elif blockers or source is self.request.target.source or self.request.casts is not None:

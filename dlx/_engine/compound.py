@@ -41,7 +41,7 @@ def split(obj: Any, handler: CompoundHandler, request: Request | None, nested: b
     wanted = None
     if request is not None:
         inside = any(each is source for each in compounds_of(request.target.source))
-        if inside and request.device is None and not (request.copy or request.detach):
+        if inside and not (request.device or request.casts or request.copy or request.detach):
             return {}
         wanted = find_joiner(request.target.adapter, kind)
         if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
