@@ -75,8 +75,8 @@ def stack(
     dtype
         The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
     pad
-        The number that fills the result where an array is shorter than the longest one; a value of its dtype. None: arrays of several shapes
-        are refused.
+        The number, of the result's dtype, that fills the result where an array is shorter than the longest one. None:
+        arrays of several shapes are refused.
     out
         Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
