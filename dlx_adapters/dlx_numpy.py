@@ -97,7 +97,7 @@ class _DTypes(api.DTypes):
         if out is not None:
             sys.modules[self.package].copyto(out, array, casting="unsafe")
             return out
-        return array.astype(self.to_native(dtype), order="K")
+        return sys.modules[self.package].asanyarray(array).astype(self.to_native(dtype), order="K")  # of a scalar, too
 
     def refusals(self) -> dict[str, tuple[str, str]]:
         """Return (reason, fix) for the missing dtypes of ml_dtypes."""
