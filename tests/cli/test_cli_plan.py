@@ -69,6 +69,7 @@ def unimported(name, monkeypatch):
         return registry.find_unimported(name)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("options", [{}, {"copy": False}, {"copy": True}, {"dtype": "float32"}, {"readonly": "share"}])
 @pytest.mark.parametrize("name", installed_targets())
 def test_plans_without_the_framework_are_the_same(name, options, file, np, monkeypatch):
