@@ -99,6 +99,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("way", "method"), WAYS)
 def test_workers_that_keep_handles_end_quietly(tmp_path, way, method):
     """It holds for every way to start workers and to keep a handle."""
