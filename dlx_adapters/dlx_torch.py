@@ -176,7 +176,7 @@ class _Devices(api.Devices):
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, **options)
 
-    def stack(self, arrays: list[Any], out: Any) -> Any:
+    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
         return sys.modules["torch"].stack(arrays, out=out)
 
     def available(self) -> Iterable[Any]:

@@ -270,11 +270,11 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
 
 PyDoc_STRVAR(fast_path_stack_doc,
              "_stack(arrays, to, /)\n--\n\n"
-             "Stack a list of arrays of one CUDA device; None if Python must.");
+             "Stack a tuple of arrays of one CUDA device; None if Python must.");
 
 static PyObject* fast_path_stack(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2 || !PyList_CheckExact(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "_stack takes a list and a target");
+  if (nargs != 2 || !PyTuple_CheckExact(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "_stack takes a tuple and a target");
     return NULL;
   }
   py_call call = {.function = (FastPathObject*)self, .to = args[1]};

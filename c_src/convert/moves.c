@@ -130,7 +130,7 @@ PyObject* py_move(const py_call* call, PyObject* obj) {
 
 /* The arrays of a stack, on one device, of one dtype and shape. */
 typedef struct {
-  PyObject* objs; /* a list; borrowed */
+  PyObject* objs; /* a tuple; borrowed */
   Py_ssize_t n;   /* of rows that are taken */
   struct {
     DLManagedTensorVersioned* made;
@@ -141,8 +141,8 @@ typedef struct {
 
 /* Take all arrays, and make the target's stream wait for them. Errors: 0 = fallback. */
 static int take_arrays(const py_call* call, py_target* t, arrays* a) {
-  for (; a->n < PyList_GET_SIZE(a->objs); a->n++) {
-    PyObject* obj = PyList_GET_ITEM(a->objs, a->n);
+  for (; a->n < PyTuple_GET_SIZE(a->objs); a->n++) {
+    PyObject* obj = PyTuple_GET_ITEM(a->objs, a->n);
     py_pair* pair = &a->rows[a->n].pair;
     DLManagedTensorVersioned* made = take_in_place(call, obj, pair);
     if (made == NULL) return 0;
@@ -163,7 +163,7 @@ static int take_arrays(const py_call* call, py_target* t, arrays* a) {
 static int copy_rows(const py_call* call, const py_target* t, const arrays* a, PyObject* array) {
   int is_own = t->stack != NULL, status = DLX_OK;
   for (Py_ssize_t i = 0; i < a->n && is_own; i++)
-    is_own = Py_IS_TYPE(PyList_GET_ITEM(a->objs, i), t->kind.type) &&
+    is_own = Py_IS_TYPE(PyTuple_GET_ITEM(a->objs, i), t->kind.type) &&
              dlx_layout(&a->rows[i].made->dl_tensor) == 0;
   if (is_own) {
     PyObject* done = PyObject_CallFunctionObjArgs(t->stack, a->objs, array, NULL);
@@ -232,13 +232,13 @@ PyObject* py_stack(const py_call* call, PyObject* objs) {
   py_pair pair;
   PyObject* result = NULL;
   arrays a = {.objs = objs, .streams.n = 0};
-  if (!dlx_cuda_loaded() || PyList_GET_SIZE(objs) == 0 ||
-      !py_pair_learn(call->function, Py_TYPE(PyList_GET_ITEM(objs, 0)), call->to, &pair))
+  if (!dlx_cuda_loaded() || PyTuple_GET_SIZE(objs) == 0 ||
+      !py_pair_learn(call->function, Py_TYPE(PyTuple_GET_ITEM(objs, 0)), call->to, &pair))
     return NULL;
   py_target* t = pair.target;
   a.streams.n_waited = 0;
   if (t->allocate && t->place == NULL && py_target_holds(t, 0))
-    a.rows = PyMem_Calloc((size_t)PyList_GET_SIZE(objs), sizeof *a.rows);
+    a.rows = PyMem_Calloc((size_t)PyTuple_GET_SIZE(objs), sizeof *a.rows);
   if (a.rows) result = stack(call, t, &a);
   if (result == NULL && PyErr_Occurred()) py_error_forget();
   py_pending pending = py_pending_save();

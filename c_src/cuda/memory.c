@@ -247,6 +247,12 @@ static int start_copy(const transfer* t) {
   return status;
 }
 
+/* Wait for a copy, also if one of its calls failed: the memory may be freed next. */
+static int finish_copy(const transfer* t, int status) {
+  int code = cu.StreamSynchronize(t->stream);
+  return status == DLX_OK ? cuda_check("cuStreamSynchronize", code) : status;
+}
+
 static int send_packed(transfer t) {
   DLTensor like = *t.to; /* keep its layout: one run if the target is compact */
   DLManagedTensorVersioned* packed;
@@ -255,8 +261,7 @@ static int send_packed(transfer t) {
   if (status != DLX_OK) return status;
   status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
   t.from = &packed->dl_tensor;
-  if (status == DLX_OK) status = start_copy(&t);
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t.stream);
+  if (status == DLX_OK) status = finish_copy(&t, start_copy(&t));
   dlx_managed_release(packed);
   return status;
 }
@@ -276,8 +281,7 @@ static int fetch_whole(const transfer* t) {
   char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
   const char* first = (const char*)here.data + here.byte_offset + low;
-  int status = copy_run(t, bytes, first, (size_t)(high - low));
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->stream);
+  int status = finish_copy(t, copy_run(t, bytes, first, (size_t)(high - low)));
   here.data = bytes - low;
   here.byte_offset = 0;
   here.device = (DLDevice){kDLCPU, 0};
@@ -300,13 +304,13 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   transfer t = {from_device, to_device, packs, cuda_stream(stream), from, to, flags};
   int before, status = cuda_enter(up ? to_device : from_device, &before);
   if (status != DLX_OK) return status;
-  if (wait) status = cuda_can_wait(stream);
-  if (status == DLX_OK) status = start_copy(&t);
+  if (wait && (status = cuda_can_wait(stream)) != DLX_OK) return cuda_leave(before), status;
+  status = start_copy(&t);
   if (status == DLX_E_SCATTERED && (up || down)) {
     status = wait ? DLX_OK : cuda_can_wait(stream); /* the host takes part in this one */
     if (status == DLX_OK) status = up ? send_packed(t) : fetch_whole(&t);
-  } else if (status == DLX_OK && wait) {
-    status = CUDA(StreamSynchronize, t.stream);
+  } else if (wait) {
+    status = finish_copy(&t, status);
   }
   cuda_leave(before);
   return status;

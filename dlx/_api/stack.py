@@ -119,7 +119,7 @@ def stack(
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
-        stacked = FAST_PATH._stack(objs, to)
+        stacked = FAST_PATH._stack(tuple(objs), to)
         if stacked is not None:
             return stacked
     is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs

@@ -247,7 +247,7 @@ class Devices:
         """
         return None
 
-    def stack(self, arrays: list[Any], out: Any) -> Any:
+    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
         """Copy arrays of the framework along a new first axis into `out`, an array of `new_array`, on its stream.
 
         They are contiguous and have one shape, dtype and device. Override this if the framework does it with one

@@ -216,3 +216,26 @@ def test_a_capture_stays_whole(cuda, lib_a, lib_b, capturing):
             assert cuda.blocks == blocks
         assert cuda.end_capture(one) == 0
         assert (cuda.nodes > 0) is (capturing == "both") and cuda.replay() == 0
+
+
+@pytest.mark.parametrize("to", ["dlx", "libb"])
+def test_a_copy_that_fails_midway_is_waited_for(cuda, monkeypatch, lib_a, lib_b, to):
+    """The second copy still runs on another stream when the memory of the result is freed."""
+    lib_c = gpulib.install(monkeypatch, "libc", cuda, gpulib.QuickAdapter)
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()), lib_c.on(cuda.stream()) as q:
+        arrays = [lib_a.made(), lib_c.made(), lib_c.made()]
+        for _ in range(5):
+            dlx.stack(arrays, to)
+        driver.release_pending()
+        cuda.stall(q.ptr)
+        cuda.fail("cuMemcpyAsync", 1, after=2)
+        if to == "dlx":
+            with pytest.raises(DlxError, match="cuMemcpyAsync failed"):
+                dlx.stack(arrays, to)
+        else:  # the Python path repeats it
+            assert dlx.stack(arrays, to).shape == (3, N)
+        cuda.mend()
+        for _ in range(3):
+            dlx.stack(arrays[:1], to)
+        cuda.resume_all()
+    assert lib_a.reused_too_early == lib_b.reused_too_early == cuda.races == cuda.misuses == 0, cuda.report
