@@ -28,7 +28,7 @@ from dlx._engine.plan import Step
 from dlx._engine.planner import keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
-from dlx._engine.seam import borrow_all
+from dlx._engine.seam import FAST_PATH, borrow_all
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._protocols.pointer import empty
@@ -121,6 +121,9 @@ def stack(
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
+        stacked = FAST_PATH._stack(tuple(objs), to)
+        if stacked is not None:
+            return stacked
     is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
     if is_at_once and not trace.observers and fill_plain(objs, out, axis):
         return out
