@@ -52,6 +52,26 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     return results, pullback
 
 
+def _jvp(function: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return the results, and the tangents of the differentiable results, by differentiating the gradients twice."""
+    torch = sys.modules["torch"]
+    results, pullback = _vjp(function, tensors)
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        seeds = [torch.zeros_like(each).requires_grad_() if _is_differentiable(each) else None for each in results]
+        some, moved = [each for each in seeds if each is not None], []
+        for gradient, tangent in zip(pullback(seeds), tangents, strict=True):
+            if gradient.requires_grad:
+                moved.append((gradient, tangent))
+        is_outer = any(each.requires_grad for each in (*tensors, *tangents))
+        if not moved:
+            return results, [torch.zeros_like(each) for each in some]
+        gradients, given = zip(*moved, strict=True)
+        found = torch.autograd.grad(
+            gradients, some, given, create_graph=is_outer, allow_unused=True, materialize_grads=True
+        )
+    return results, list(found)
+
+
 @functools.cache
 def _node() -> Any:
     """Return the class of graph nodes for functions of other frameworks."""
@@ -163,7 +183,13 @@ def _at_random_state(state: Any) -> Iterator[None]:
 
 
 _GRADIENTS = GradSupport(
-    _is_tracked, _is_differentiable, _vjp, _record, random_state=_random_state, at_random_state=_at_random_state
+    _is_tracked,
+    _is_differentiable,
+    _vjp,
+    _record,
+    jvp=_jvp,
+    random_state=_random_state,
+    at_random_state=_at_random_state,
 )
 
 

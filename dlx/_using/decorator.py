@@ -19,9 +19,10 @@ from dlx._using.function_spec import FunctionSpec
 from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
 
 if TYPE_CHECKING:
-    from dlx._using import gradients
+    from dlx._using import compiled, gradients
     from dlx.typing import DeviceLike, Readonly, Target
 else:
+    compiled = Late("dlx._using.compiled")
     gradients = Late("dlx._using.gradients")
 
 P = ParamSpec("P")
@@ -172,10 +173,10 @@ def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_one(function) for is_one in several):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
-    wrapped, compiled = _wrapper(function, spec), gradients.CompiledCalls(spec, function)
+    wrapped, calls = _wrapper(function, spec), compiled.CompiledCalls(spec, function)
 
     def calling(*args: Any, **options: Any) -> Any:
-        result = compiled(args, options)
+        result = calls(args, options)
         if result is NotImplemented:
             result = gradients.call_recorded(spec, function, args, options)
         return wrapped(*args, **options) if result is NotImplemented else result
