@@ -11,9 +11,17 @@ import dlx
 from dlx.adapter import Device, DType, DTypes, GradSupport, Tensor, over_memory
 from dlx_adapters.dlx_jax_primitives import as_arrays, call_once, conjugate, is_inexact, is_tracer, record
 
-__all__ = ["support"]
+__all__ = ["is_tracing", "support"]
 
 HOST = Device("cpu")
+
+
+def is_tracing() -> bool:
+    """Return whether jax traces what this thread computes."""
+    try:
+        return not sys.modules["jax"]._src.core.trace_state_clean()
+    except AttributeError:  # unknown: traced arrays have a separate type
+        return True
 
 
 def _split_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bool], Any]:

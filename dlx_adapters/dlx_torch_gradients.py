@@ -13,12 +13,13 @@ from weakref import ref
 
 from dlx.adapter import DTypes, GradSupport, Operation
 from dlx.errors import ConversionError
+from dlx_adapters.dlx_torch_operators import call_once, is_traced, is_tracing, record
 
 __all__ = ["support"]
 
 
 def _is_tracked(tensor: Any) -> bool:
-    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled()) or is_traced(tensor)
 
 
 def _is_differentiable(tensor: Any) -> bool:
@@ -94,7 +95,7 @@ def _node() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            _refuse_transforms(each for each in gradients if each is not None)
+            _refuse_batches(each for each in gradients if each is not None)
             holder, *saved = ctx.saved_tensors
             tensors = saved[: ctx.count]
             if all(each is None for each in gradients):
@@ -114,18 +115,18 @@ def _node() -> Any:
     return Using
 
 
-def _refuse_transforms(tensors: Iterable[Any]) -> None:
-    """Refuse tensors of `torch.func` and of vectorized Jacobians, which have no memory."""
-    inner = sys.modules["torch"]._C
-    if inner._are_functorch_transforms_active() or any(map(inner._functorch.is_legacy_batchedtensor, tensors)):
+def _refuse_batches(tensors: Iterable[Any]) -> None:
+    """Refuse tensors of vectorized Jacobians, which have no memory."""
+    if any(map(sys.modules["torch"]._C._functorch.is_legacy_batchedtensor, tensors)):
         raise ConversionError(
-            "torch.func cannot differentiate functions of other frameworks",
-            fix="Call torch.autograd.grad or .backward() outside of torch.func, without vectorize=True.",
+            "torch.autograd.functional cannot vectorize functions of other frameworks",
+            fix="Use torch.func.jacrev or torch.func.jacfwd, or leave out vectorize=True.",
         )
 
 
 def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
-    _refuse_transforms(())
+    if is_tracing() or any(map(is_traced, tensors)):
+        return record(operation, tensors)
     return _node().apply(operation, *tensors)
 
 
@@ -188,6 +189,7 @@ _GRADIENTS = GradSupport(
     _vjp,
     _record,
     jvp=_jvp,
+    call=call_once,
     random_state=_random_state,
     at_random_state=_at_random_state,
 )

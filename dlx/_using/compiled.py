@@ -7,6 +7,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
+from dlx._engine.executor import is_tracing
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.tree import Tree
@@ -68,6 +69,8 @@ class CompiledCalls:
             else:
                 return NotImplemented
         if caller is None or caller.gradients is None or caller.gradients.record is None:
+            return NotImplemented
+        if is_tracing(caller):
             return NotImplemented
         operands = [i for i, (what, _) in enumerate(arrays) if what is caller]
         is_differentiable = caller.gradients.is_differentiable

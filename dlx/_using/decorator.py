@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from dlx._api import convert as convert  # the Python function of FAST_PATH
 from dlx._core.public import public
 from dlx._engine.request import Request, check_flags, request_of
-from dlx._engine.traced import leave_out
+from dlx._engine.traced import leave_out, make_opaque
 from dlx._registry.plugin import TRACING
 from dlx._support.late import Late
 from dlx._support.reflect import safe_repr
@@ -71,9 +71,9 @@ def using(
         Whether the caller's framework differentiates the function, with derivatives that the function's framework
         computes. If an argument is recorded, results are new arrays, even a returned argument.
     result_like
-        With `grad`, if the caller compiles (``jax.jit``) or the function cannot be tried without data: a tree with the
-        shapes and dtypes of the results (arrays or ``jax.ShapeDtypeStruct``), or a function of the arguments that
-        returns one.
+        For callers that compile or transform (``jax.jit``, ``torch.compile``), if the function cannot be tried without
+        data, as functions of numpy: a tree with the shapes and dtypes of the results (arrays or
+        ``jax.ShapeDtypeStruct``), or a function of the arguments that returns one.
 
     Returns
     -------
@@ -140,8 +140,6 @@ def using(
         return checked._replace(later=False)  # a function needs its data immediately
 
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
-    if result_like is not None and not grad:
-        raise TypeError("using: result_like= is for grad=True")
     if grad:
         excluded = {
             "lazy": lazy,
@@ -159,7 +157,9 @@ def using(
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
         spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, detach=detach, result_like=result_like)
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
-        if grad or getattr(to, "__name__", to) not in TRACING:
+        if grad or (result_like is not None and not _returns_often(function)):
+            make_opaque(wrapper, "what dlx.using returns")
+        elif getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")
         else:
             wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # the shared one is skipped
@@ -170,8 +170,7 @@ def using(
 
 def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     """Wrap a function so that the caller's framework can differentiate it."""
-    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(is_one(function) for is_one in several):
+    if _returns_often(function):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
     wrapped, calls = _wrapper(function, spec), compiled.CompiledCalls(spec, function)
 
@@ -182,6 +181,12 @@ def _differentiable(function: Any, spec: FunctionSpec) -> Any:
         return wrapped(*args, **options) if result is NotImplemented else result
 
     return calling
+
+
+def _returns_often(function: Any) -> bool:
+    """Return whether a function is a coroutine function or a generator."""
+    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_one(function) for is_one in several)
 
 
 def _wrapper(function: Any, spec: FunctionSpec) -> Any:

@@ -18,6 +18,7 @@ from dlx._api.shares_memory import collision, shares_memory
 from dlx._core import native
 from dlx._core.types import HOST, DType
 from dlx._engine.compound import Compounds, name_of
+from dlx._engine.executor import is_tracing
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
@@ -25,6 +26,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import TUPLE
+from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
 from dlx._using.function_spec import FunctionSpec, Place, is_tracked
@@ -71,6 +73,38 @@ def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opti
             like.forget()
 
 
+def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function in a program that its caller's framework traces, without derivatives; else NotImplemented."""
+    tracing = [each for each in registry.adapters() if each.gradients and each.gradients.call and is_tracing(each)]
+    if not tracing:
+        return NotImplemented
+    request = spec.request()
+    failures = Failures(request.target.name, locate=spec.locate)
+    tree = Tree((args[spec.skipped :], options), TUPLE, failures, strict=None, compounds=_Refusing(request.target.name))
+    pairs = zip(tree.sources, tree.arrays, strict=True)
+    callers = {source.name: source for source, array in pairs if source in tracing and is_tracked(source, array)}
+    callers.pop(request.target.source.name, None)
+    inner = request.target.adapter.gradients
+    if len(callers) != 1 or (spec.result_like is None and (inner is None or inner.eval_shape is None)):
+        return NotImplemented  # it has data, or the conversion raises an error
+    ((name, caller),) = callers.items()
+    used = {"lazy": spec.lazy, "returns": spec.returns, "writes": spec.writes, "device": request.device}
+    if names := [name for name, value in used.items() if value]:
+        reason = f"{name} traces the program, and {names[0]}= needs data"
+        raise ConversionError(reason, target=request.target.name, fix=f"Leave out {names[0]}=, or call it outside.")
+    call = RecordedCall(spec, function, request, tree, caller, args[: spec.skipped])
+    like = None if spec.result_like is None else _DeclaredSpecs(spec, caller, call.result, args, options)
+    operation = DifferentiableFunction(call, request, inner, caller, call.places, like)
+    outer = caller.gradients
+    assert outer is not None and outer.call is not None
+    arrays = [tree.arrays[i] for i in call.operands]
+    try:
+        return call.result.rebuild(outer.call(operation, arrays, bool(spec.detach)))
+    finally:
+        if like is not None:
+            like.forget()
+
+
 def _find_caller(tree: Tree, target: Framework) -> Adapter | None:
     """Return the framework, other than the function's, that records arguments, if any; raise if several do."""
     pairs = zip(tree.sources, tree.arrays, strict=True)
@@ -106,11 +140,13 @@ class RecordedCall:
         self._failures, self.result, arrays = tree.failures, _Result(caller.name), tree.arrays
         outside = [i for i, array in enumerate(arrays) if not is_inside(array, tree.sources[i], request.target)]
         self.operands = [i for i in outside if tree.sources[i] is caller]
-        self._places = [spec.locate(tree.path(i)) for i in self.operands]
+        self.places = [spec.locate(tree.path(i)) for i in self.operands]
         self._constants = [i for i in outside if tree.sources[i] is not caller]
         self._parts = fill(arrays, self.operands, [None] * len(self.operands))
         for i in self._constants:  # copy, since they may change before the call is repeated
             self._parts[i] = convert_one(arrays[i], request, spec.locate(tree.path(i)), copy=True)
+        what = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type_name(type(function)))}"
+        self.needs = f"dlx, {request.target.name} and {what}"
         self._values = _without_arrays(tree, next(tree.nodes())[0], request.target.name)
 
     def __call__(self, *arrays: Any) -> list[Any]:
@@ -126,7 +162,7 @@ class RecordedCall:
         """Let the caller's framework record the call with operands; return the result for the caller."""
         inner, outer = self._request.target.adapter.gradients, self._caller.gradients
         assert inner is not None and outer is not None and outer.record is not None
-        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._places, like)
+        operation = DifferentiableFunction(self, self._request, inner, self._caller, self.places, like)
         return self.result.rebuild(outer.record(operation, arrays))
 
 
@@ -245,6 +281,7 @@ class DifferentiableFunction:
         like: Like | None = None,
     ) -> None:
         self._function, self._request, self._inner, self._caller = function, request, inner, caller
+        self.needs: str = getattr(function, "needs", "")
         self._places, self._like, self._readonly = places, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
@@ -345,7 +382,10 @@ class DifferentiableFunction:
 
     def _derive(self, flat: Callable[..., list[Any]], places: list[Place], like: Like) -> DifferentiableFunction:
         """Return another operation of the same frameworks, with more operands."""
-        return DifferentiableFunction(flat, self._request, self._inner, self._caller, [*self._places, *places], like)
+        places = [*self._places, *places]
+        made = DifferentiableFunction(flat, self._request, self._inner, self._caller, places, like)
+        made.needs = self.needs
+        return made
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
         """Return an operation whose last results are the random states before and after it, and their number."""

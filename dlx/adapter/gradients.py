@@ -18,8 +18,11 @@ __all__ = ["CompiledFunction", "GradSupport", "Operation", "alone"]
 class Operation(Protocol):
     """A function of another framework, passed to `GradSupport.record`; arguments and results are arrays.
 
-    All arrays belong to the recording framework. Gradients follow the convention of `GradSupport`.
+    All arrays belong to the recording framework. Gradients follow the convention of `GradSupport`. `needs` names the
+    packages and the function that it calls, for programs that are printed or saved.
     """
+
+    needs: str
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, as arrays of the framework `to` if it is given."""
