@@ -238,6 +238,7 @@ def test_tensors_in_chunks_of_two_processes(tmp_path):
         assert {name: file[name].tolist() for name in file} == dict.fromkeys(["rows", "columns", "whole"], expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mutated_distributed_checkpoint(saved, tmp_path, seed):
     """Any byte of the metadata or of the items may be wrong: an error of dlx, or values of the right size."""

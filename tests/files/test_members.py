@@ -78,6 +78,7 @@ LITERALS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(400), deadline=None, database=None)
 @given(LITERALS)
 def test_literals_of_headers(value):
@@ -611,6 +612,7 @@ def test_several_arrow_streams_in_one_file(tmp_path, np):
             call()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_the_best_that_compression_does(tmp_path, np, method):
     """bzip2 compresses 64 MiB of zeros to 181 bytes, within dlx's limit on claimed sizes."""
@@ -762,6 +764,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "gguf", "pt", "arrow", "h5"])
 @pytest.mark.unsanitized("the sanitizer needs its own memory")
 def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):
