@@ -44,9 +44,10 @@ def open(
     ----------
     path
         A file: .safetensors, .npy, .npz, .gguf, and, if the library is installed, .pt (torch), Arrow IPC (pyarrow) and
-        HDF5 (h5py). Or the folder, or the index, of a checkpoint in several .safetensors files. Or the contents of a
-        file: bytes, or another object with a buffer, or a binary file object, which is read to its end. ``bytes``
-        without the signature of a format are a path.
+        HDF5 (h5py). Or the folder or the index of a checkpoint in several .safetensors or torch files, the folder of a
+        torch.distributed checkpoint, or a Zarr store (zarr). Or the contents of a file: bytes, or another object with a
+        buffer, or a binary file object, which is read to its end. ``bytes`` without the signature of a format are a
+        path.
     to
         Target, as in `convert`.
     only, skip
@@ -55,11 +56,12 @@ def open(
         selects all in it. Members that are left out are neither read nor listed.
     mmap
         False: read the members into memory now, with large reads in several threads, for network and fused file
-        systems. The arrays are writable, share one block of memory for each file, and do not depend on the file.
+        systems. The arrays do not depend on the file, and are writable, except for columns of Arrow files. Arrays that
+        the file stores unchanged share one block of memory.
     raw
         The dtype of members that their file stores as raw bytes or as integers, such as bfloat16 in .npz and HDF5:
-        ``"bfloat16"`` for all void members, or a mapping from names or patterns to dtypes of the same size. Values are
-        not converted.
+        ``"bfloat16"`` for all void members, or a mapping from names or patterns to dtypes of the same size. Fields of
+        records are named with dots, ``"table.field"``. Values are not converted.
     device
         Device of the arrays, as in `convert`.
     readonly

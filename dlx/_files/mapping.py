@@ -194,7 +194,18 @@ def map_file(
         metadata = parts[0][1].metadata  # HDF5 reads it when it is used
         if len(parts) > 1:
             metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
-        return Archive(path, _Members(path.name, members, places, raw), metadata, closing)
+        items: Mapping[str, Any] = _Members(path.name, members, places, raw)
+        if kind == "zarr" and not mapped:
+            items = _read_now(items)
+        return Archive(path, items, metadata, closing)
+
+
+def _read_now(member: Any) -> Any:
+    """Return a member, or the members of a mapping, with the arrays that would be copied when they are used."""
+    if isinstance(member, Mapping):
+        return {name: _read_now(member[name]) for name in member}
+    resolution: Any = member.blocker.resolution if type(member) is Deferred else None
+    return member if resolution is None else resolution(None)
 
 
 def _load(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dlx._core.native import Tensor
 from dlx._files.descr import entry_from_dtype
 from dlx._files.hdf5 import read_array
-from dlx._files.header import Contents, File, Stored, by_name, import_reader, reader_error
+from dlx._files.header import Contents, File, Stored, import_reader, reader_error
+from dlx._files.safetensors import ZARR
 from dlx._support.text import one_line
+from dlx.errors import FileError
 
 __all__ = ["read_zarr"]
 
@@ -22,15 +26,28 @@ _CODECS = {
 
 
 def read_zarr(file: File) -> Contents:
-    """List the arrays of the store in a file's folder; the names are paths in it."""
+    """List the arrays of the store in a file's folder; the names are paths in it. A damaged array is refused alone."""
     zarr = import_reader("zarr", "zarr")
-    try:
-        root = zarr.open(str(file.path.parent), mode="r")
-        members = [("", root)] if isinstance(root, zarr.Array) else sorted(root.members(max_depth=None))
-        entries = by_name(_describe(name, each) for name, each in members if isinstance(each, zarr.Array))
-        return Contents("zarr", entries, dict(root.attrs))
-    except Exception as error:  # a damaged store can cause any exception
-        raise reader_error("zarr", error) from error
+    store = file.path.parent
+    found: dict[str, Stored] = {}
+    metadata: dict[str, Any] = {}
+    for folder, folders, names in os.walk(store):
+        name = Path(folder).relative_to(store).as_posix().removeprefix(".")
+        if not any(each in names for each in ZARR):
+            continue
+        try:
+            node = zarr.open(folder, mode="r")
+            if not name:
+                metadata = dict(node.attrs)
+            if isinstance(node, zarr.Array):
+                found[name] = _describe(name, node)
+                folders.clear()  # of chunks
+        except Exception as error:  # a damaged store can cause any exception
+            failure = reader_error("zarr", error)
+            if not name or not isinstance(failure, FileError):
+                raise failure from error
+            found[name] = Stored(name, None, "?", None, None, refused=failure.reason)
+    return Contents("zarr", dict(sorted(found.items())), metadata)
 
 
 def _describe(name: str, array: Any) -> Stored:
