@@ -128,7 +128,7 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
         arrays.append(tree)
     else:
         found = Tree(tree, handler, Failures(""))
-        for path, obj, compound, _ in found.compounds()[0]:
+        for path, obj, compound, *_ in found.compounds():
             if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
                 reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
