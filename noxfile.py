@@ -364,6 +364,12 @@ def fuzz_producers(session: nox.Session) -> None:
     program(session, "producers.fuzz", "--count", "1000000", "--seed", "1")
 
 
+@nox.session(name="fuzz-files")
+def fuzz_files(session: nox.Session) -> None:
+    """Read 100,000 mutated files of each format: `-- --count 1000 --only .npy --seed 7`, `-- --start 4711 --count 1`."""
+    program(session, "files.fuzz", "--count", "100000")
+
+
 @nox.session
 def soak(session: nox.Session) -> None:
     """Make ten million calls of every kind; nothing may leak or slow down: `-- --count 100000 --seed 7`."""
