@@ -366,7 +366,7 @@ def fuzz_producers(session: nox.Session) -> None:
 
 @nox.session(name="fuzz-files")
 def fuzz_files(session: nox.Session) -> None:
-    """Read 100,000 mutated files of each format: `-- --count 1000 --only .npy --seed 7`, `-- --start 4711 --count 1`."""
+    """Read 100,000 mutated files of each format: `-- --count 1000 --only .npy`, `-- --start 47 --count 1`."""
     program(session, "files.fuzz", "--count", "100000")
 
 

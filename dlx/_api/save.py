@@ -97,7 +97,9 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         items, others = collect_items(tree, target.stem)
         if others:
             name, value = others[0]
-            reason = f"it contains {one_line(name, 80)!r}, a {type_name(type(value))}, which is not an array"
+            is_refused = type(value) is Deferred  # such as a link in HDF5
+            what = value.blocker.because if is_refused else f"it is of the type {type_name(type(value))}"
+            reason = f"{one_line(name, 80)!r} is not an array: {what}"
             raise FileError(reason, fix="Leave it out, or make it an array.")
         write_items(items, target, kept, kind=kind, force=True, sync=False)
     except DlxError as error:

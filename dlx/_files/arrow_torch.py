@@ -50,6 +50,7 @@ def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str,
                 reader = ipc.open_stream(mapped)
             table = reader.read_all()
             table.validate()
+            names = table.column_names  # raises for invalid UTF-8
     except FileError:
         raise
     except Exception as error:
@@ -58,8 +59,8 @@ def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str,
             reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
             raise FileError(reason, fix=AGAIN) from error
         raise reader_error("pyarrow", error) from error
-    check_names(table.column_names)
-    columns = {name: table.column(i) for i, name in enumerate(table.column_names)}
+    check_names(names)
+    columns = {name: table.column(i) for i, name in enumerate(names)}
     metadata = {
         key.decode(errors="replace"): text.decode(errors="replace")
         for key, text in (table.schema.metadata or {}).items()

@@ -248,7 +248,7 @@ def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
         of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
         if not of_file:
             raise
-        raise FileError(f"it is not a valid zip file: {error}", fix=AGAIN) from error
+        raise FileError(f"it is not a valid zip file: {one_line(str(error), 200)}", fix=AGAIN) from error
 
 
 def read_npz(file: File) -> Contents:

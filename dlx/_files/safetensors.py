@@ -115,7 +115,7 @@ class _Packed(Named[Stored]):
                 names[name] = int(begin) << _SHIFT | number
         except (FileError, ValueError, RecursionError, IndexError):  # `read_json` raises the reason
             return None
-        if text[0] != "{" or at != len(text) or stop[:1] != "}" or len(names) != count or "__metadata__" in names:
+        if text[:1] != "{" or at != len(text) or stop[:1] != "}" or len(names) != count or "__metadata__" in names:
             return None
         self._names = names
         return metadata
@@ -158,7 +158,7 @@ def _parse_json(raw: bytes, what: str) -> dict[str, Any]:
     try:
         import json
 
-        found = json.loads(raw, object_pairs_hook=_check_unique)
+        found = json.loads(raw.decode(), object_pairs_hook=_check_unique)
     except FileError:
         raise
     except RecursionError:

@@ -175,6 +175,61 @@ def test_a_checkpoint_in_several_files(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b'X"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b'{"a":{"dtype":"U8","shape":"[1]","data_offsets":[0,1]}}',
+        b'{"a":{"dtype":"U8","shape":[01],"data_offsets":[0,1]}}',
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,01]}}',
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},}',
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}\0',
+        b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}}',
+        b'{"__metadata__":{"a":"b","a":"c"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b'{"__metadata__":{},"__metadata__":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        '\ufeff{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode(),
+        '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode("utf-16"),
+        b'{"\xff":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        '{"a":{"dtype":"U8","shape":[\u0661],"data_offsets":[0,1]}}'.encode(),
+    ],
+    ids=range(14),
+)
+def test_headers_that_are_almost_right(tmp_path, header):
+    """The safetensors library refuses them, too."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(FileError, match=r"its (header|metadata)|the metadata|0 bytes"):
+        dlx.open(path)
+    if b'"a":"b","a"' not in header and b'"a":{"dtype":"U8","shape":[0]' not in header:
+        with pytest.raises(Exception):  # noqa: B017 - an extension's own class
+            pytest.importorskip("safetensors").safe_open(path, "np")
+
+
+@pytest.mark.parametrize("spaces", [False, True])
+@pytest.mark.parametrize("metadata", [None, {}, {"a": "{}", "é": "\u2028"}])
+def test_headers_of_other_writers(tmp_path, spaces, metadata):
+    """Any order of keys, spaces, escapes, and metadata anywhere."""
+    entries = {"é": ("F32", [2]), "b\n": ("U8", []), "c": ("BF16", [0, 3]), "d": ("F32", [2])}
+    for reverse in (False, True):
+        for last in (False, True):
+            at, header = 0, {} if metadata is None or last else {"__metadata__": metadata}
+            for name, (dtype, shape) in entries.items():
+                end = at + {"F32": 8, "U8": 1, "BF16": 0}[dtype]
+                entry = [("dtype", dtype), ("shape", shape), ("data_offsets", [at, end])]
+                header[name], at = dict(entry[::-1] if reverse else entry), end
+            header |= {} if metadata is None or not last else {"__metadata__": metadata}
+            raw = json.dumps(header, ensure_ascii=reverse, separators=None if spaces else (",", ":")).encode()
+            path = tmp_path / "x.safetensors"
+            path.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(at))
+            file = dlx.open(path)
+            assert file.metadata == (metadata or {})
+            assert {name: (str(each.dtype), list(each.shape)) for name, each in file.items()} == {
+                name: ({"F32": "float32", "U8": "uint8", "BF16": "bfloat16"}[dtype], shape)
+                for name, (dtype, shape) in entries.items()
+            }
+
+
+@pytest.mark.parametrize(
     ("places", "words"),
     [
         ({"a": "../x.safetensors"}, "not a .safetensors file in its folder"),
@@ -415,3 +470,28 @@ def test_the_command_inspects_the_same_kinds(tmp_path, np):
                     file[each["path"]].shape,
                 )
                 assert (each["offset"] is not None and not each["byte_order_swapped"]) == file[each["path"]].readonly
+
+
+def test_a_column_whose_name_is_no_text(tmp_path):
+    """Arrow does not check the bytes of names."""
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"name_of_it": [1.0]})
+    for new in (pa.ipc.new_file, pa.ipc.new_stream):
+        with new(tmp_path / "x.arrow", table.schema) as writer:
+            writer.write_table(table)
+        path = tmp_path / "x.arrow"
+        path.write_bytes(path.read_bytes().replace(b"name_of_it", b"name\xff\xfef_it"))
+        with pytest.raises(FileError, match="pyarrow cannot read it: UnicodeDecodeError"):
+            dlx.open(path)
+
+
+def test_the_text_of_zip_errors_is_short(tmp_path):
+    """Names of any length are quoted by zipfile."""
+    np = pytest.importorskip("numpy")
+    np.savez(path := tmp_path / "x.npz", **{"a" * 60_000: np.ones(2)})
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="not a valid zip file") as caught:
+        dlx.open(path)
+    assert len(str(caught.value)) < 1000

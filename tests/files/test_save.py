@@ -132,7 +132,7 @@ def twice():
         (lambda: {"a": 1}, FileError, r"cannot save dict to '\.safetensors': it contains no array"),
         (dict, FileError, "it contains no array"),
         (lambda: 3, AdapterNotFoundError, "cannot save int"),
-        (lambda: {"a": np.ones(2), "n": None}, FileError, "'n', a NoneType, which is not an array"),
+        (lambda: {"a": np.ones(2), "n": None}, FileError, "'n' is not an array: it is of the type NoneType"),
         (lambda: {"a": np.array(["x"])}, ConversionError, r"cannot save numpy.ndarray .* at obj\['a'\]"),
         (lambda: {"a": np.ones(2, "c16")}, DTypeError, r"cannot store complex128 \('a'\)"),
         (lambda: {"a.b": np.ones(2), "a": {"b": np.zeros(2)}}, FileError, "two arrays would be named 'a.b'"),

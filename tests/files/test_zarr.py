@@ -64,7 +64,7 @@ def test_no_code_of_a_store_is_run(tmp_path, monkeypatch):
         consolidated.unlink()
     file = dlx.open("x.zarr", "numpy")
     assert file["good"].tolist() == [1, 1]
-    with pytest.raises(DTypeError, match="codec 'pickle'|'object_codec_id': 'pickle'"):
+    with pytest.raises(DTypeError, match=r"codec 'pickle'|'object_codec_id': 'pickle'"):
         file["evil"]
     assert not os.path.exists("ran")
 
