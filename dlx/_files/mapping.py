@@ -167,7 +167,7 @@ def map_file(
         file = stack.enter_context(open_file(found, name))
         kind = detect_kind(file)
         if file.data is not None and kind in FOLDER_KINDS:
-            raise FileError("it lists files in its folder, and contents in memory have none", fix="Pass a path.")
+            raise FileError("it lists files in its folder, but these contents are in memory", fix="Pass a path.")
         if kind == ".parquet":
             fix = "Read it with pyarrow: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
             raise FileError("it is a Parquet file; its columns are encoded and cannot be mapped", fix=fix)

@@ -63,7 +63,7 @@ def test_contents_in_memory_have_no_folder(tmp_path, monkeypatch):
     for name in ("model.safetensors.index.json", "x.bin.index.json", "zarr.json", ".zgroup", ".metadata"):
         source = io.BytesIO(index)
         source.name = name
-        with pytest.raises(FileError, match=r"contents in memory have none\. Pass a path\."):
+        with pytest.raises(FileError, match=r"but these contents are in memory\. Pass a path\."):
             dlx.open(source)
     assert [*dlx.open(io.BytesIO((tmp_path / NAME.format(1, 2)).read_bytes()))] == ["t1"]
 
