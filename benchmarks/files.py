@@ -84,6 +84,7 @@ def _saved(folder, rounds):
     if np is None or library is None:
         return []
     tree = {f"w{i}": np.random.default_rng(0).random(1 << 19) for i in range(16)}
+    small = {f"layers.{i}.weight": np.ones((2, 1 + i % 5), "f4") for i in range(30_000)}
     numbers = iter(range(1 << 30))
 
     def fresh(suffix):
@@ -92,14 +93,20 @@ def _saved(folder, rounds):
         return folder / f"saved{next(numbers)}{suffix}"
 
     found = []
-    for suffix, ours, theirs in (
-        (".safetensors", lambda path: dlx.save(tree, path), lambda path: library.save_file(tree, path)),
-        (".npy", lambda path: dlx.save(tree["w0"], path), lambda path: np.save(path, tree["w0"])),
+    for what, suffix, ours, theirs in (
+        ("64 MiB", ".safetensors", lambda path: dlx.save(tree, path), lambda path: library.save_file(tree, path)),
+        (
+            "30,000 arrays",
+            ".safetensors",
+            lambda path: dlx.save(small, path),
+            lambda path: library.save_file(small, path),
+        ),
+        ("4 MiB", ".npy", lambda path: dlx.save(tree["w0"], path), lambda path: np.save(path, tree["w0"])),
     ):
         mine, other = race(lambda: ours(fresh(suffix)), lambda: theirs(fresh(suffix)), rounds=rounds)  # noqa: B023
         figure = compare(mine, other)
-        print(f"save {suffix}, beside the format's own library: {ratio(figure)}")
-        found.append({"what": f"save {suffix}", **figure})
+        print(f"save {what} as {suffix}, beside the format's own library: {ratio(figure)}")
+        found.append({"what": f"save {what} as {suffix}", **figure})
     return found
 
 
