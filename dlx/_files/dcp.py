@@ -38,7 +38,7 @@ _OPCODES = frozenset(
     "BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
     "EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE".split()
 )
-"""What pickles of checkpoints consist of; others allocate what a file claims, or hash nested tuples for years."""
+"""The opcodes in pickles of checkpoints. Others allocate any claimed size, or hash nested tuples for years."""
 
 
 class _Record:

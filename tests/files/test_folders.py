@@ -68,6 +68,15 @@ def test_contents_in_memory_have_no_folder(tmp_path, monkeypatch):
     assert [*dlx.open(io.BytesIO((tmp_path / NAME.format(1, 2)).read_bytes()))] == ["t1"]
 
 
+@pytest.mark.parametrize("name", ["notes.metadata", "a.zarray", "my.zarr.json"])
+def test_names_that_only_end_like_a_checkpoint(tmp_path, name):
+    """The command lists the files of the folder; the API opens its only file."""
+    (tmp_path / name).write_text("x")
+    safetensors(tmp_path / "x.safetensors", {"a": ("F32", (2,))})
+    (source,) = document("inspect", tmp_path)["sources"]
+    assert [each["path"] for each in source["arrays"]] == ["a"] == [*dlx.open(tmp_path)]
+
+
 @pytest.mark.parametrize("module", ["posixpath", "ntpath"])
 def test_names_that_leave_the_folder(module, monkeypatch):
     """On Windows, a backslash and a drive do, too."""
