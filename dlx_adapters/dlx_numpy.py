@@ -190,9 +190,11 @@ def _reads_correctly(array: Any, dtype: api.DType) -> bool:
 
 def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass uses numpy's export and has no attribute that would be lost."""
-    for name in _LOST_NAMES:
-        if hasattr(kind, name):
-            return False
+    for base in kind.__mro__:
+        attributes = base.__dict__  # hasattr of a class formats an error for each missing name
+        for name in _LOST_NAMES:
+            if name in attributes:
+                return False
     return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 

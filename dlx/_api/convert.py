@@ -94,8 +94,9 @@ def convert(
         with its reason. Errors that another option would avoid are raised.
     dtype
         A floating dtype for all floating arrays: a name, a `dlx.DType`, or a framework's dtype. Other arrays keep
-        theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. The array's framework
-        casts it, or dlx (buffers, columns of a table). An array that changes is a copy.
+        theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. An array that changes
+        is a copy. In host memory dlx casts in the same pass as it copies; the array's framework casts on devices, and
+        if the array stays in it. Of a sparse or ragged array, the elements change, not the indices.
     out
         Instead of `to` and `like`: an array, or a tree of arrays, of any framework with writable memory. The values are
         copied there, in one pass. Shapes must match, dtypes too unless `dtype` changes them, and containers must hold

@@ -266,7 +266,7 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
 
 def _find_dense(tree: Tree, root: str) -> Tree:
     """Return a tree, or raise if it has a compound array: two of them need not have indices of the same size."""
-    for path, each, handler, _ in tree.compounds()[0]:
+    for path, each, handler, *_ in tree.compounds():
         dense = f" or x{handler.compound.dense}" if handler.compound.dense else ""
         fix = "Pass to= instead of out=." if root == "out" else f"Pass dlx.parts(x){dense} instead."
         why = f"it is a {handler.kind_of(each)} array, and out= takes dense ones"

@@ -34,6 +34,10 @@ class Request(NamedTuple):
         """Return the request for one array at the root, to which `dtype` must apply."""
         return self if self.casts is None else self._replace(casts=self.casts._replace(at_root=True))
 
+    def for_element(self) -> Request:
+        """Return the request for an array that `dtype` need not apply to."""
+        return self if self.casts is None else self._replace(casts=self.casts._replace(at_root=False))
+
 
 def request_of(
     to: Any,
