@@ -70,7 +70,7 @@ dlx.convert(samples, to="torch", dtype="float16")  # Tensor
 dlx.convert(samples, to="torch", dtype={"float32": torch.bfloat16}, wait=False)  # Tensor
 dlx.convert(samples[0], out=tensor)  # Tensor
 dlx.convert({"a": samples[0]}, out={"a": tensor})  # dict[str, Tensor]
-dlx.stack([samples[0], samples[1]], out=np.zeros((2, 3)), dtype="float64")  # NDArray[Any]
+dlx.stack([samples[0], samples[1]], out=torch.zeros(2, 3), dtype="float32")  # Tensor
 dlx.stack([samples, samples], to="torch", axis=1, dtype="float64", pad=0)  # Tensor
 dlx.stack([1, 2, 3], to="numpy")  # NDArray[Any]
 dlx.open("x.npy", "torch", only=[""], skip=lambda name: name == "y")[""]  # Tensor
