@@ -180,6 +180,9 @@ class _Devices(api.Devices):
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, **options)
 
+    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
+        return sys.modules["torch"].stack(arrays, out=out)
+
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
         yield torch.device("cpu")

@@ -247,6 +247,14 @@ class Devices:
         """
         return None
 
+    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
+        """Copy arrays of the framework along a new first axis into `out`, an array of `new_array`, on its stream.
+
+        They are contiguous and have one shape, dtype and device. Override this if the framework does it with one
+        kernel. The default: dlx copies each array.
+        """
+        raise NotImplementedError
+
     def available(self) -> Iterable[Any]:
         """Return the framework's objects for the devices of this machine; the default returns the host's.
 

@@ -12,7 +12,7 @@ from support.project import LIBRARIES, ROOT
 
 import dlx
 from dlx._core import native
-from dlx._using.gradients import MAX_KNOWN, CompiledCalls, _add
+from dlx._using.compiled import MAX_KNOWN, CompiledCalls, _add
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
