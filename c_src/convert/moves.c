@@ -100,6 +100,7 @@ PyObject* py_move(const py_call* call, PyObject* obj) {
   py_pair pair, in_place;
   PyObject* result = NULL;
   if (PyErr_Occurred() || !dlx_cuda_loaded() || call->responses ||
+      call->options & ~(unsigned)(DLX_MOVES | DLX_COPIES) || /* Python checks the other options */
       !py_pair_learn(call->function, Py_TYPE(obj), call->to, &pair))
     return NULL;
   py_target* t = pair.target;

@@ -285,7 +285,6 @@ class Convert:
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
-        **unknown: NoSuchOption[Never],
     ) -> Any: ...
     @overload
     def __call__(
@@ -304,7 +303,6 @@ class Convert:
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
-        **unknown: NoSuchOption[Never],
     ) -> Any: ...
 
     # ---- containers
@@ -468,7 +466,6 @@ class Convert:
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
-        **unknown: NoSuchOption[Never],
     ) -> Any: ...
     @overload
     def __call__(
@@ -487,7 +484,6 @@ class Convert:
         errors: Errors | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
         lazy: bool | NothingElse[Never] = ...,
-        **unknown: NoSuchOption[Never],
     ) -> Any: ...
 
     # ---- other objects, and calls without a target
@@ -502,46 +498,44 @@ class Convert:
     def __call__(self, obj: Any, *, out: _T, dtype: DTypeLike = ..., detach: bool = ..., strict: bool = ...) -> _T: ...
     @overload
     def __call__(self, obj: MissingToOrLike[Never], to: None = ..., **o: Unpack[_Free]) -> Any: ...
-
-    if not MYPY:
-        @overload
-        def __call__(
-            self,
-            obj: Convertible,
-            to: None = ...,
-            *,
-            like: Any,
-            device: DeviceLike | None = ...,
-            copy: bool | None = ...,
-            readonly: Readonly = ...,
-            detach: bool = ...,
-            stream: object = ...,
-            wait: bool = ...,
-            strict: bool = ...,
-            errors: Errors = ...,
-            dtype: DTypeLike = ...,
-            lazy: bool = ...,
-            **unknown: NoSuchOption[Never],
-        ) -> Any: ...
-        @overload
-        def __call__(
-            self,
-            obj: Convertible,
-            to: Target,
-            *,
-            like: None = ...,
-            device: DeviceLike | None = ...,
-            copy: bool | None = ...,
-            readonly: Readonly = ...,
-            detach: bool = ...,
-            stream: object = ...,
-            wait: bool = ...,
-            strict: bool = ...,
-            errors: Errors = ...,
-            dtype: DTypeLike = ...,
-            lazy: bool = ...,
-            **unknown: NoSuchOption[Never],
-        ) -> Any: ...
+    @overload
+    def __call__(
+        self,
+        obj: Convertible,
+        to: None = ...,
+        *,
+        like: Any,
+        device: DeviceLike | None = ...,
+        copy: bool | None = ...,
+        readonly: Readonly = ...,
+        detach: bool = ...,
+        stream: object = ...,
+        wait: bool = ...,
+        strict: bool = ...,
+        errors: Errors = ...,
+        dtype: DTypeLike = ...,
+        lazy: bool = ...,
+        **unknown: NoSuchOption[Never],
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self,
+        obj: Convertible,
+        to: Target,
+        *,
+        like: None = ...,
+        device: DeviceLike | None = ...,
+        copy: bool | None = ...,
+        readonly: Readonly = ...,
+        detach: bool = ...,
+        stream: object = ...,
+        wait: bool = ...,
+        strict: bool = ...,
+        errors: Errors = ...,
+        dtype: DTypeLike = ...,
+        lazy: bool = ...,
+        **unknown: NoSuchOption[Never],
+    ) -> Any: ...
 
 convert: Convert
 
@@ -615,24 +609,22 @@ class Open:
         readonly: Readonly | NothingElse[Never] = ...,
         detach: bool | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
+    ) -> FileView[Any]: ...
+    @overload
+    def __call__(
+        self,
+        path: FileOrPath,
+        to: Target = ...,
+        *,
+        only: Names = ...,
+        skip: Names = ...,
+        mmap: bool = ...,
+        raw: str | Mapping[str, str] | None = ...,
+        device: DeviceLike | None = ...,
+        readonly: Readonly = ...,
+        detach: bool = ...,
+        dtype: DTypeLike = ...,
         **unknown: NoSuchOption[Never],
     ) -> FileView[Any]: ...
-
-    if not MYPY:
-        @overload
-        def __call__(
-            self,
-            path: FileOrPath,
-            to: Target = ...,
-            *,
-            only: Names = ...,
-            skip: Names = ...,
-            mmap: bool = ...,
-            device: DeviceLike | None = ...,
-            readonly: Readonly = ...,
-            detach: bool = ...,
-            dtype: DTypeLike = ...,
-            **unknown: NoSuchOption[Never],
-        ) -> FileView[Any]: ...
 
 open: Open

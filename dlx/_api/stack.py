@@ -21,7 +21,7 @@ from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, common_dtype, read_casts
-from dlx._engine.compound import split
+from dlx._engine.compound import name_of, split
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
@@ -275,7 +275,8 @@ def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tens
     if isinstance(inner, CompoundHandler):
         _, values = _read_ragged(values, inner)
         if values is None:
-            raise LayoutError("its lists are nested and differ in length", fix="Convert dlx.parts(x) instead.")
+            why, fix = "its lists are nested and differ in length", "Convert dlx.parts(x) instead."
+            raise LayoutError(why, source=name_of(column), fix=fix)
     values, offsets = convert([values, parts["offsets"]], to="dlx")
     bounds = memoryview(offsets).tolist()
     length, item = (bounds[1] - bounds[0] if len(bounds) > 1 else 0), values.dtype.bits // 8

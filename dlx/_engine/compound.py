@@ -253,7 +253,11 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, unique: bool, target
         rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
         if len(rows) != len(shape):
             raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
+        elements = info_of(parts["data"]).shape
         for axis, (row, extent) in enumerate(zip(rows, shape, strict=True)):
+            length = info_of(row).shape
+            if length != elements:
+                raise LayoutError(f"coords[{axis}] has the shape {length}, and its data the shape {elements}")
             _check_range(row, extent, f"coords[{axis}]")
     if kind not in _MINOR or len(shape) != 2:
         return

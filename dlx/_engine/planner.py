@@ -195,7 +195,9 @@ def _move_inside(
     dlx_moves = not own_moves or not request.wait or is_pinned_device(wanted)
     if is_accepted and dlx_moves and _dlx_reaches(wanted, info.device):
         return None  # dlx moves it, or relabels it as host memory
-    if not own_moves or not is_accepted:
+    if not is_accepted:
+        raise _unsupported(request.target, wanted)
+    if not own_moves:
         raise DeviceError(f"{request.target.arrays} cannot be moved to {wanted} here", option=_DEVICE)
     for blocker in blockers:
         if blocker.resolution is None:  # no memory to move
@@ -205,6 +207,14 @@ def _move_inside(
     why = f"from {info.device or 'an unknown device'} to {wanted}"
     step = Resolve("move", why, info.nbytes or 0, run=functools.partial(source.copy, device=wanted), copies=True)
     return Decision((*steps, step), "copied", wanted)
+
+
+def _unsupported(target: Target, wanted: Device) -> DeviceError:
+    """Return the error for a device that the target does not support."""
+    known = target.capabilities.refusals.get(wanted.name)
+    if known is not None:
+        return DeviceError(known[0], fix=known[1])
+    return DeviceError(f"{target.arrays} cannot be on {wanted}", option=_DEVICE)
 
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
@@ -431,10 +441,7 @@ class _Decider:
         tensor, target = self.tensor, self.target
         device, accepted = tensor.device, target.capabilities.device_types
         if accepted is not None and wanted.type not in accepted and not pins(target, wanted):
-            known = target.capabilities.refusals.get(wanted.name)
-            if known is not None:
-                raise DeviceError(known[0], fix=known[1])
-            raise DeviceError(f"{target.arrays} cannot be on {wanted}", option=_DEVICE)
+            raise _unsupported(target, wanted)
         reachable = wanted == HOST or wanted.type == lib.kDLCUDA or pins(target, wanted)
         if not reachable or not (host_readable(device) or is_cuda(device)):
             reason = f"it is on {device}, and dlx cannot move it to {wanted}"

@@ -342,7 +342,7 @@ class Tree:
             parts, changed = node.parts, node.cyclic
             for i, link in node.links:
                 new = results[~link] if link < 0 else self._nodes[link].result
-                if type(new) is Column:  # `errors="pass"`
+                if type(new) is Column and not isinstance(node.handler, CompoundHandler):  # `errors="pass"`
                     new = _column_of(self._nodes[node.parent].obj, node, i)
                 if new is not parts[i]:
                     parts[i] = new
@@ -398,11 +398,7 @@ class Tree:
 
     def _is_kept(self, link: int) -> bool:
         """Return whether a part of a compound array stays as it is, so that the whole array does."""
-        return (
-            self._nodes[link].is_kept
-            if link >= 0
-            else any(path == self.path(~link) for path, _ in self.failures.passed)
-        )
+        return self._nodes[link].is_kept if link >= 0 else self.failures.has_passed(self.path(~link))
 
     def forget(self) -> None:
         """Release all containers and results."""

@@ -56,7 +56,7 @@ def installed_version(package: str) -> str:
     """Return the version of the distribution that installed a package, or ``""``."""
     from importlib import metadata
 
-    for name in (package, package.replace("_", "-")):
+    for name in dict.fromkeys((package, package.replace("_", "-"), package.partition(".")[0])):
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:

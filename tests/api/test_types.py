@@ -140,6 +140,10 @@ def test_a_wrong_call_is_one_short_error(errors, checker):
     printed = {number: errors(checker)["mistakes.py", number] for number in wrong}
     most = 2 if checker == "mypy" else 9  # the second: the definition of a plain function
     assert all(len(text) <= most for text in printed.values()), printed
+    options = [number for number in wrong if "# error: no such option" in lines[number - 1]]
+    assert len(options) >= 12
+    assert all(sum("NoSuchOption" in each for each in printed[number]) <= 2 for number in options)  # pyright repeats it
+    assert not any("overload" in line.lower() for number in options for line in printed[number]), printed
 
 
 @pytest.mark.parametrize("checker", CHECKERS)

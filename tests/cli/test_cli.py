@@ -130,7 +130,9 @@ FRAMEWORKS = ("numpy", "torch", "jax", "pyarrow", "tvm_ffi", "cupy", "ml_dtypes"
         (["plan", "x.npz", "--to", "dlx", "--json"], []),
         (["plan", "x.safetensors", "float32[2]", "--to", "torch", "--dtype", "float32"], []),
         (["inspect", "x.npz", "bfloat16[2]", "--to", "torch"], []),
-        (["plan", "x.safetensors", "--to", "torch", "--device", "cpu"], ["numpy", "torch"]),
+        pytest.param(
+            ["plan", "x.safetensors", "--to", "torch", "--device", "cpu"], ["numpy", "torch"], marks=pytest.mark.slow
+        ),
         (["plan", "float8_e5m2[2]", "--to", "torch"], ["numpy", "torch"]),
     ],
 )

@@ -284,6 +284,18 @@ def test_like_names_the_framework_in_a_fresh_process(python):
     python(code)
 
 
+@pytest.mark.parametrize("target", ("torch", "jax", "scipy"))
+@pytest.mark.parametrize("count", (0, 1, 9))
+def test_coordinates_without_elements(target, count):
+    """Index arrays and data of different lengths are refused, and planned as such."""
+    pytest.importorskip("jax")
+    damaged = sp.coo_array(np.eye(3, dtype="f4"))
+    damaged.data = np.ones(count, "f4")
+    assert dlx.plan(damaged, target, copy=True).outcome == "refused"
+    with pytest.raises(LayoutError, match=rf"coords\[0\] has the shape \(3,\), and its data the shape \({count},\)"):
+        dlx.convert(damaged, target, copy=True)
+
+
 def test_unsorted_rows_of_any_width(python):
     """The search for repeated indices needs memory for the longest row only (the heap was overwritten)."""
     code = """

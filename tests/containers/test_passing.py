@@ -35,6 +35,22 @@ def test_what_cannot_be_converted_stays(np, torch, lazy):
         dlx.convert(tree, "torch", lazy=lazy)["label"]
 
 
+@pytest.mark.parametrize("target", ["torch", "pyarrow", "numpy"])
+def test_lists_of_text_and_nested_lists_stay(np, torch, target):
+    """Ragged columns whose values or kind the target lacks, in every container, next to one that is converted."""
+    pa = pytest.importorskip("pyarrow")
+    whole = pa.array([[1.0], [2.0, 3.0]])
+    odd = [pa.array([["a"], ["b", "c"]]), pa.array([[[1.0]], [[2.0], [3.0]]]), pa.array([[["a"]], [["b"], []]])]
+    odd.append(pa.chunked_array([odd[0][:1], odd[0][1:]]))
+    for x in odd:
+        for tree in ({"x": x, "y": whole}, {"t": [x, x, whole]}, {"t": pa.table({"x": x, "y": whole})}):
+            new = dlx.convert(tree, target, errors="pass")
+            inside = new if "x" in new else dict(zip("xzy", new["t"], strict=True)) if len(new["t"]) == 3 else new["t"]
+            assert inside["x"].to_pylist() == x.to_pylist()
+            assert type(inside["y"]).__module__.partition(".")[0] == (target if target != "numpy" else "pyarrow")
+            assert dlx.plan(tree, target, errors="pass").ok
+
+
 def test_the_plan_lists_each_with_its_reason(np, torch):
     """Its leaves say "passed" and have the error; the plan is no refusal and runs."""
     tree = batch(np, torch)

@@ -13,7 +13,7 @@ import dlx
 from dlx._core import cuda as driver
 from dlx._core import native
 from dlx._core.stream import Stream
-from dlx.errors import DeviceError
+from dlx.errors import CopyRequiredError, DeviceError, ReadOnlyError
 
 N = 64
 CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
@@ -123,6 +123,35 @@ def test_calls_of_three_moves(cuda, np, monkeypatch, to, calls, entered, modes):
     assert cuda.count("cuCtxPushCurrent") == entered
     assert cuda.count("cuThreadExchangeStreamCaptureMode") == modes
     assert cuda.count() == calls
+
+
+class Allocating(gpulib.QuickAdapter):
+    """The adapter of a framework whose arrays take the fast path, and which allocates the memory of copies."""
+
+    def __init__(self, framework, **facts):
+        super().__init__(framework, **facts)
+        self.devices = gpulib.NewDevices(framework)
+
+
+@pytest.mark.parametrize("to", ["mine", "dlx"])
+def test_a_move_is_a_copy(cuda, np, monkeypatch, to):
+    """copy=False refuses each one, in the first call and after the fast path knows the target."""
+    framework = gpulib.install(monkeypatch, "mine", cuda, Allocating)
+    array = np.zeros(N, "uint8")
+    with framework.on(cuda.stream()):
+        for _ in range(3):
+            for options in ({"device": "cuda:0", "copy": False}, {"copy": False, "device": "cuda:0", "detach": True}):
+                with pytest.raises(CopyRequiredError):
+                    dlx.convert(array, to=to, **options)
+            dlx.convert(array, to=to, device="cuda:0")
+            dlx.convert(array, to=to, device="cuda:0", copy=True)
+        fixed, options = np.broadcast_to(array, N), {"to": to, "device": "cuda:0", "readonly": "error"}
+        planned = dlx.plan(fixed, **options)
+        if planned.ok:
+            dlx.convert(fixed, **options)
+        else:
+            with pytest.raises(ReadOnlyError):
+                dlx.convert(fixed, **options)
 
 
 def test_fresh_memory_is_ordered_when_somebody_takes_it(cuda, np):

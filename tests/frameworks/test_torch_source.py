@@ -17,6 +17,18 @@ def numbers(array):
     return dlx.convert(array, to="numpy").tolist()
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda_host", "rocm"])
+def test_a_device_that_the_build_lacks(np, torch, device):
+    """The reason and the fix are the same for arrays of any framework, also torch's own, and for plans."""
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("this build has devices")
+    for obj in (np.zeros(3), torch.zeros(3)):
+        with pytest.raises(errors.DeviceError, match="supports only the host") as caught:
+            dlx.convert(obj, to="torch", device=device)
+        assert caught.value.fix == "Install a build for the device, or leave device out."
+        assert str(dlx.plan(obj, to="torch", device=device).error) == str(caught.value)
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,15 @@ dlx.convert(tensor, to="numpy", device=(1, 0))  # NDArray[Any]
 dlx.convert(tensor, to="jax", readonly="copy", errors="collect", strict=True)  # Array
 dlx.convert([tensor], to="numpy", lazy=True)  # MutableSequenceView[Any]
 dlx.convert(weights, to="numpy", lazy=True)  # MutableMappingView[str, Any]  # mypy: Any
+dlx.convert(samples, to="torch", dtype="float16")  # Tensor
+dlx.convert(samples, to="torch", dtype={"float32": torch.bfloat16}, wait=False)  # Tensor
+dlx.convert(samples[0], out=tensor)  # Tensor
+dlx.convert({"a": samples[0]}, out={"a": tensor})  # dict[str, Tensor]
+dlx.stack([samples[0], samples[1]], out=torch.zeros(2, 3), dtype="float32")  # Tensor
+dlx.stack([samples, samples], to="torch", axis=1, dtype="float64", pad=0)  # Tensor
+dlx.stack([1, 2, 3], to="numpy")  # NDArray[Any]
+dlx.open("x.npy", "torch", only=[""], skip=lambda name: name == "y")[""]  # Tensor
+dlx.attach(dlx.share(batch), to="torch")  # Any
 dlx.stack([samples, samples], to="torch")  # Tensor
 dlx.stack([tensor for _ in range(3)], "numpy")  # NDArray[Any]
 dlx.stack((tensor for _ in range(3)), to=np, device="cpu")  # NDArray[Any]

@@ -35,6 +35,15 @@ dlx.stack([samples])  # error: no target
 dlx.stack(3, to="torch")  # error: nothing to stack
 dlx.stack([samples], to="torch", copy=True)  # error: no such option
 
+dlx.convert(samples, to="torch", dtyp="float32")  # error: no such option
+dlx.convert(samples, to="torch", out=tensor)  # error: no such option
+dlx.convert({"a": samples}, like=tensor, error="pass")  # error: no such option
+dlx.stack([samples], to="torch", outt=tensor)  # error: no such option
+dlx.open("x.npy", onl="a")  # error: no such option
+dlx.save({"a": samples}, "x.npz", formt="npz")  # error: no such option
+dlx.parts(tensor, "numpy", only="a")  # error: no such option
+dlx.attach({}, to="torch", writeable=True)  # error: no such option
+
 dlx.convrt(samples, to="torch")  # error: no such name
 dlx.typing.Optins  # error: no such name
 
