@@ -108,7 +108,8 @@ def match_packing(tensor: Tensor, like: Tensor) -> Tensor:
 
 def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
     """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory."""
-    rows = [match_packing(row, whole) for row in rows]
+    if whole.dtype.bits < 8:
+        rows = [match_packing(row, whole) for row in rows]
     if native.tensor_fill(whole, rows, axis):
         native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
 

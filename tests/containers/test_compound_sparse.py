@@ -382,3 +382,33 @@ def test_parts_have_indices_that_the_target_has(kind, x64):
             made = dlx.attach(handle, "jax")
             assert made["l"]["offsets"].tolist() == [0, 2, 3] and np.array_equal(dense(made["m"]), expected)
         assert np.array_equal(dense(dlx.convert(m, "jax")), expected)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "dense"])
+def test_anndata(form, tmp_path):
+    """`AnnData.X` in memory, a view of it, and the sparse data set of a backed file, which is read first."""
+    anndata = pytest.importorskip("anndata")
+    m = matrix("csr", shape=(8, 5))
+    data = anndata.AnnData(m.toarray() if form == "dense" else m.asformat(form))
+    part = data[2:6, 1:4]
+    for source, expected in ((data.X, m.toarray()), (part.X, m.toarray()[2:6, 1:4])):
+        made = dlx.convert({"x": source}, "torch")["x"]
+        assert np.array_equal(dense(made) if form != "dense" else made.numpy(), expected)
+        if form != "dense":
+            assert made.layout is getattr(torch, f"sparse_{form}")
+    whole = dlx.convert(data.X, "torch", copy=False)
+    assert dlx.shares_memory(data.X, whole)
+    data.write_h5ad(tmp_path / "a.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    try:
+        if form == "dense":
+            assert np.array_equal(dlx.convert(backed.X[:], "torch").numpy(), m.toarray())
+            return
+        with pytest.raises(DlxError, match=r"to_memory\(\)"):
+            dlx.convert([backed.X], "torch")
+        for source in (backed.X.to_memory(), backed.X[:]):
+            assert np.array_equal(dense(dlx.convert(source, "torch")), m.toarray())
+        with pytest.raises(DlxError):
+            dlx.convert(backed, "torch")
+    finally:
+        backed.file.close()
