@@ -328,6 +328,7 @@ class JaxAdapter(api.Adapter):
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _import_host)
+    is_tracing = staticmethod(dlx_jax_gradients.is_tracing)
     known_issues = (
         api.KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits silently if x64 is off, even with copy=False",

@@ -100,7 +100,7 @@ def convert(
     out
         Instead of `to` and `like`: an array, or a tree of arrays, of any framework with writable memory. The values are
         copied there, in one pass. Shapes must match, dtypes too unless `dtype` changes them, and containers must hold
-        arrays at the same places. If one array does not fit, none is written to.
+        arrays at the same places. Sparse and ragged arrays are refused. If one array does not fit, none is written to.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
         no effect on a single array.
@@ -149,10 +149,10 @@ def convert(
     True
     """
     if out is not None:
-        is_alone = to is like is device is stream is dtype is copy is None and not lazy and errors == "raise"
-        if is_alone and output.fill_plain([obj], out, -1):
+        is_alone = to is like is device is stream is dtype is copy is None and detach is lazy is strict is False
+        if is_alone and wait is True and readonly == "copy" and errors == "raise" and output.fill_plain([obj], out, -1):
             return out
-        requests.check_flags(detach=detach, strict=strict)
+        requests.request_of("dlx", None, device, copy, readonly, detach, None, errors, lazy, strict, wait=wait)
         if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise" or not wait:
             names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"
             raise TypeError(f"convert takes out= without {names}. Leave these or out= out.")

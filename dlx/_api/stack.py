@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Number
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from dlx._engine.plan import Step
 from dlx._engine.planner import keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
-from dlx._engine.seam import borrow_all
+from dlx._engine.seam import FAST_PATH, borrow_all
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._protocols.pointer import empty
@@ -35,7 +36,7 @@ from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.generic import BUFFER, INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx._support.reflect import foreign_errors, is_key, type_name
+from dlx._support.reflect import foreign_errors, is_key, safe_repr, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -74,8 +75,8 @@ def stack(
     dtype
         The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
     pad
-        The number that fills the result where an array is shorter than the longest one. None: arrays of several shapes
-        are refused.
+        The number, of the result's dtype, that fills the result where an array is shorter than the longest one. None:
+        arrays of several shapes are refused.
     out
         Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
@@ -120,6 +121,9 @@ def stack(
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
+        stacked = FAST_PATH._stack(tuple(objs), to)
+        if stacked is not None:
+            return stacked
     is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
     if is_at_once and not trace.observers and fill_plain(objs, out, axis):
         return out
@@ -130,6 +134,8 @@ def stack(
         if not (to is device is stream is None):
             raise TypeError("stack takes out= alone, or to= with device= and stream=. Leave out= or the others out.")
         request, target = request_of("dlx"), type_name(type(out))
+    if not (pad is None or isinstance(pad, Number)):
+        raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
     tensors = borrow_all(objs, TENSOR.name) if whole is None else None
@@ -213,11 +219,7 @@ def _stack_unlike(
             reason = "its elements are packed below one byte, and a row may begin inside a byte"
             raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
     if any(tensor.shape != row for tensor in tensors):
-        number = _read_lists(pad, 0, "")
-        if not can_cast(number.dtype, wanted, HOST):
-            reason = f"dlx cannot make {wanted} of pad={pad}"
-            raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
-        number = native.tensor_copy(number, False, 0, wanted)
+        number = _read_pad(pad, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
@@ -225,6 +227,25 @@ def _stack_unlike(
     if output is not None:
         mark_written(output.adapter, output.obj)
     return whole
+
+
+_KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: complex}  # of dtypes; others: float
+
+
+def _read_pad(pad: Any, dtype: DType) -> Tensor:
+    """Return the number of the option `pad` as a tensor without dimensions."""
+    kind = _KINDS.get(dtype.code, float)
+    try:
+        number = _read_lists(kind(pad), 0, "")
+    except (TypeError, ValueError, OverflowError):  # such as NaN for integers
+        number = None
+    if number is not None and not can_cast(number.dtype, dtype, HOST):
+        reason = f"dlx cannot make {dtype} of pad={pad}"
+        raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
+    made: Any = None if number is None else native.tensor_copy(number, False, 0, dtype)
+    if made is None or (kind in (bool, int) and memoryview(made)[()] != pad):
+        raise DTypeError(f"pad={pad} is not a value of {dtype}", root="arrays", fix="Pass another number as pad=.")
+    return made  # type: ignore[no-any-return]
 
 
 def _move_axis(whole: Tensor, at: int) -> Tensor:

@@ -308,7 +308,7 @@ class Batch:
                 obj
             )
             request, maps = transfer.request, self._may_defer and source.arrays.map_chunks is not None
-            later = defer_chunks(obj, source, request) if maps else None
+            later = defer_chunks(obj, source, transfer.info, request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
             elif blockers or source is request.target.source or request.casts is not None:

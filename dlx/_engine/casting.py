@@ -25,10 +25,20 @@ class Casts(NamedTuple):
         """Return the new dtype of an array, or None if it stays; raise for a root that `floating` does not apply to."""
         found = self.dtypes.get(dtype.name)
         if found is None and self.at_root and self.floating is not None and dtype != self.floating:
-            option = (("dtype", {dtype.name: self.floating.name}),)
             reason = f"dtype={self.floating.name!r} changes floating arrays only, and it is {dtype}"
-            raise DTypeError(reason, option=option)
+            fix, option = suggest_cast(dtype, self.floating)
+            raise DTypeError(reason, fix=fix, option=option)
         return found
+
+
+def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Return the fix and the option of an error: the mapping that changes a dtype, unless it is refused."""
+    change = {old.name: new.name}
+    try:
+        _read(change)
+    except DTypeError as error:
+        return error.fix, ()
+    return "", (("dtype", change),)
 
 
 def read_casts(dtype: Any) -> Casts | None:

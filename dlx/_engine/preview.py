@@ -32,6 +32,8 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
     try:
         if source is target.source or request.casts is not None:
             decision = decide_before_export(obj, source, (), lambda: info, request)
+        if decision.steps and decision.outcome == "unknown":
+            return None  # its framework casts it
         if decision.outcome == "unknown":
             unchanged = share_unchanged(tensor, decision, source, request, in_full=True)
             decision = decide(tensor, decision, source, request, _no_sync) if unchanged is None else unchanged

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 from dlx._api import convert as convert  # the Python function of FAST_PATH
 from dlx._core.public import public
 from dlx._engine.request import Request, check_flags, request_of
-from dlx._engine.traced import leave_out
+from dlx._engine.traced import leave_out, make_opaque
 from dlx._registry.plugin import TRACING
 from dlx._support.late import Late
 from dlx._support.reflect import safe_repr
@@ -19,9 +19,10 @@ from dlx._using.function_spec import FunctionSpec
 from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
 
 if TYPE_CHECKING:
-    from dlx._using import gradients
+    from dlx._using import compiled, gradients
     from dlx.typing import DeviceLike, Readonly, Target
 else:
+    compiled = Late("dlx._using.compiled")
     gradients = Late("dlx._using.gradients")
 
 P = ParamSpec("P")
@@ -71,9 +72,9 @@ def using(
         Whether the caller's framework differentiates the function, with derivatives that the function's framework
         computes. If an argument is recorded, results are new arrays, even a returned argument.
     result_like
-        With `grad`, if the caller compiles (``jax.jit``) or the function cannot be tried without data: a tree with the
-        shapes and dtypes of the results (arrays or ``jax.ShapeDtypeStruct``), or a function of the arguments that
-        returns one.
+        For callers that compile or transform (``jax.jit``, ``torch.compile``), if the function cannot be tried without
+        data, as functions of numpy: a tree with the shapes and dtypes of the results (arrays or
+        ``jax.ShapeDtypeStruct``), or a function of the arguments that returns one.
     errors
         ``"pass"``: arguments, and objects and columns in containers there, that cannot be converted (text, dates,
         objects) are passed unchanged, and such results returned unchanged, as in `convert`. ``"raise"``: they raise an
@@ -146,8 +147,6 @@ def using(
     if errors not in ("raise", "pass"):
         raise ValueError(f"errors must be 'raise' or 'pass', found {safe_repr(errors)}")
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
-    if result_like is not None and not grad:
-        raise TypeError("using: result_like= is for grad=True")
     if grad:
         excluded = {
             "lazy": lazy,
@@ -167,7 +166,9 @@ def using(
         more = {"detach": detach, "result_like": result_like, "passes": errors == "pass"}
         spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, **more)
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
-        if grad or getattr(to, "__name__", to) not in TRACING:
+        if grad or (result_like is not None and not _returns_often(function)):
+            make_opaque(wrapper, "what dlx.using returns")
+        elif getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")
         else:
             wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # the shared one is skipped
@@ -178,18 +179,23 @@ def using(
 
 def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     """Wrap a function so that the caller's framework can differentiate it."""
-    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(is_one(function) for is_one in several):
+    if _returns_often(function):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
-    wrapped, compiled = _wrapper(function, spec), gradients.CompiledCalls(spec, function)
+    wrapped, calls = _wrapper(function, spec), compiled.CompiledCalls(spec, function)
 
     def calling(*args: Any, **options: Any) -> Any:
-        result = compiled(args, options)
+        result = calls(args, options)
         if result is NotImplemented:
             result = gradients.call_recorded(spec, function, args, options)
         return wrapped(*args, **options) if result is NotImplemented else result
 
     return calling
+
+
+def _returns_often(function: Any) -> bool:
+    """Return whether a function is a coroutine function or a generator."""
+    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_one(function) for is_one in several)
 
 
 def _wrapper(function: Any, spec: FunctionSpec) -> Any:

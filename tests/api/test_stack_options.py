@@ -113,6 +113,33 @@ def test_padding_in_every_dimension(np):
     assert np.isnan(dlx.stack([np.ones(1), np.ones(2)], "numpy", pad=float("nan"))[0, 1])
 
 
+def test_the_number_that_pads(np):
+    """It is a value of the result's dtype; another object is refused, even if nothing is padded."""
+    rows = [np.arange(1), np.arange(3)]
+    for dtype, numbers in (
+        ("int8", (0, -128, np.int64(7), True, 2.0)),
+        ("uint64", (0, np.uint8(255))),
+        ("bool", (0, 1, True)),
+        ("float16", (0, 0.5, np.float32(2), -1, float("inf"))),
+        ("complex64", (0, 1.5, 2j, np.complex64(1j), True)),
+    ):
+        for number in numbers:
+            wanted = np.full((2, 3), number, dtype)
+            wanted[0, :1], wanted[1] = rows[0], rows[1]
+            for options in ({"to": "numpy"}, {"out": np.zeros((2, 3), dtype)}):
+                found = dlx.stack(rows, pad=number, dtype=dtype, **options)
+                assert found.dtype == wanted.dtype and np.array_equal(found, wanted), (dtype, number)
+    for dtype, number in (("int8", 128), ("int8", float("nan")), ("int8", 0.5), ("uint8", -1), ("bool", 2),
+                          ("float32", 1j), ("int64", 1 << 63), ("int64", float("inf"))):  # fmt: skip
+        with pytest.raises(errors.DTypeError, match=f"is not a value of {dtype}"):
+            dlx.stack(rows, "numpy", pad=number, dtype=dtype)
+    assert dlx.stack([[1j], [2j, 3]], "numpy", pad=0).tolist() == [[1j, 0], [2j, 3]]
+    for invalid in ("0", [1], np.ones(2), object()):
+        for arrays in (rows, rows[:1], [1, 2]):
+            with pytest.raises(TypeError, match="pad must be a number"):
+                dlx.stack(arrays, "numpy", pad=invalid)
+
+
 def test_numbers(np, torch):
     """Python's numbers have numpy's dtypes, and lists of them are rows."""
     for numbers in ([1, 2], [1.5, 2], [True, False], [True, 2], [1, 2j, True]):

@@ -285,6 +285,63 @@ def test_options():
         assert dlx.convert(dlx.convert(empty.tocoo(), "torch"), "scipy").shape == shape
 
 
+def test_like_names_the_framework_in_a_fresh_process(python):
+    """An example of a type that dlx has not met gives the same target as later."""
+    code = """
+    import dlx, numpy as np, scipy.sparse as sp
+    for kind in (sp.csr_array, sp.csc_matrix, sp.coo_array, sp.bsr_array):
+        example = kind(np.eye(2))
+        assert dlx.plan(np.ones(2), like=example).target == dlx.plan([example], like=example).target == "scipy"
+    """
+    python(code)
+
+
+def test_unsorted_rows_of_any_width(python):
+    """The search for repeated indices needs memory for the longest row only (the heap was overwritten)."""
+    code = """
+    import dlx, numpy as np, scipy.sparse as sp, torch, warnings
+    warnings.simplefilter("ignore")
+    rng, indptr = np.random.default_rng(0), np.array([0, 50, 50, 100, 101])
+    for columns in (1 << 30, 1 << 41, 1 << 60):
+        for i in (None, 49, 80):
+            indices = rng.integers(0, columns, 101)
+            if i is not None:
+                indices[i] = indices[i - 5]
+            matrix = sp.csr_array((np.ones(101), indices, indptr), shape=(4, columns))
+            try:
+                made = dlx.convert(matrix, "torch")
+                assert i is None and (made.col_indices().numpy() == indices).all()
+            except dlx.errors.LayoutError as error:
+                assert i is not None and f"indices[{i}] is" in str(error), error
+    """
+    python(code)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_dtype_inside_one_framework(form):
+    """The elements are cast, also if no other option is given; the indices stay."""
+    for made in (matrix(form), in_torch(form)):
+        for x in (made, [made]):
+            found = dlx.convert(x, like=made, dtype="float64")
+            found = found[0] if isinstance(x, list) else found
+            assert "float64" in str(found.dtype) and np.array_equal(dense(found), dense(made))
+            assert dlx.plan(x, like=made, dtype="float64").nbytes >= 2 * dlx.parts(made)["data"].nbytes
+
+
+@pytest.mark.parametrize("options", ({"copy": True}, {"dtype": "float64"}, {"device": "cpu"}))
+def test_a_graph_is_never_cut(options):
+    """The gradients of a new sparse tensor reach the source, or the conversion is refused."""
+    for source in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), in_torch("coo")):
+        leaf = source.requires_grad_()
+        try:
+            found = dlx.convert(leaf * 2, "torch", **options)
+        except LayoutError as error:
+            assert "Call .coalesce() or .detach() first." in str(error) and not (leaf * 2).is_coalesced()
+            found = dlx.convert((leaf * 2).coalesce(), "torch", **options)
+        found.to_dense().sum().backward()
+        assert leaf.grad is not None
+
+
 def test_a_failure_releases_everything():
     """A tree that fails after a sparse array was split leaks nothing (the fixture counts), and changes nothing."""
     m = matrix("coo")
