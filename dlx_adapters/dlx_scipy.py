@@ -120,16 +120,22 @@ class SparseAdapter(_OverNumpy):
 _LISTS = ("ListOffsetArray", "ListArray")
 
 
+def _unmask(layout: Any) -> Any:
+    """Return the content of a layout that allows missing values and has none, such as from Arrow."""
+    return layout.content if type(layout).__name__ == "UnmaskedArray" else layout
+
+
 def _is_ragged(obj: Any) -> bool:
-    return type(obj.layout).__name__ in _LISTS and obj.layout.parameter("__array__") is None  # such as text
+    lists = _unmask(obj.layout)
+    return type(lists).__name__ in _LISTS and lists.parameter("__array__") is None  # such as text
 
 
 def _split_awkward(obj: Any) -> dict[str, Any]:
-    ak, lists = sys.modules["awkward"], obj.layout
+    ak, lists = sys.modules["awkward"], _unmask(obj.layout)
     if not hasattr(lists, "offsets"):
         raise LayoutError("its rows do not follow each other in memory", fix="Call awkward.to_packed(x) first.")
     offsets = lists.offsets.data
-    values = lists.content[int(offsets[0]) : int(offsets[-1])]
+    values = _unmask(lists.content[int(offsets[0]) : int(offsets[-1])])
     if _is_ragged(inner := ak.Array(values)):
         return {"values": inner, "offsets": offsets}
     if not (values.is_numpy or values.is_regular):

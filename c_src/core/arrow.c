@@ -180,6 +180,13 @@ static DLDataType find_dtype(const char* format) {
   return (DLDataType){0, 0, 1};
 }
 
+char dlx_arrow_letter(DLDataType dtype) {
+  for (int i = 0; i < FORMATS; i++) {
+    if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
+  }
+  return '\0';
+}
+
 /* Parse the n of "+w:n". Errors: -1. */
 static int64_t parse_list_size(const char* format) {
   int64_t size = 0;

@@ -182,6 +182,9 @@ void dlx_arrow_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_li
 
 /* ---- exported tensors ------------------------------------------------------------------------ */
 
+/* Return the format of a dtype; '\0' = not in Arrow. */
+char dlx_arrow_letter(DLDataType dtype);
+
 /* Export a tensor's type: its dtype, in a fixed-size list for each dimension except the first.
  * Owns: the caller calls release. Errors: DLX_E_NDIM, DLX_E_DTYPE (not in Arrow), DLX_E_MEMORY. */
 int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out);

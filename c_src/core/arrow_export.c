@@ -3,26 +3,9 @@
 #include "arrow.h"
 
 #include "allocate.h"
-#include "dtypes.h"
 
 #include <stdio.h>
 #include <string.h>
-
-static const struct {
-  char letter;
-  DLDataType dtype;
-} formats[] = {
-#define FORMAT(code, bits, letters, arrow, number) {arrow, {code, bits, 1}},
-    DLX_DTYPES(FORMAT)};
-
-enum { FORMATS = sizeof formats / sizeof *formats };
-
-static char find_letter(DLDataType dtype) {
-  for (int i = 0; i < FORMATS; i++) {
-    if (memcmp(&formats[i].dtype, &dtype, sizeof dtype) == 0) return formats[i].letter;
-  }
-  return '\0';
-}
 
 typedef struct {
   char format[24];
@@ -38,7 +21,7 @@ static void release_schema(struct ArrowSchema* schema) {
 }
 
 int dlx_arrow_export_schema(const DLTensor* tensor, struct ArrowSchema* out) {
-  char letter = find_letter(tensor->dtype);
+  char letter = dlx_arrow_letter(tensor->dtype);
   if (letter == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   struct ArrowSchema* at = out;
@@ -101,7 +84,7 @@ int dlx_arrow_export_array(DLManagedTensorVersioned* made, struct ArrowArray* ou
   const DLTensor* tensor = &made->dl_tensor;
   DLManagedTensorVersioned* memory;
   if (!dlx_host_readable(tensor->device.device_type)) return DLX_E_DEVICE;
-  if (find_letter(tensor->dtype) == '\0') return DLX_E_DTYPE;
+  if (dlx_arrow_letter(tensor->dtype) == '\0') return DLX_E_DTYPE;
   if (tensor->ndim < 1) return DLX_E_NDIM;
   if (dlx_layout(tensor) != 0) return DLX_E_COPY;
   int status = tensor->dtype.code == kDLBool ? pack(tensor, &memory)

@@ -4,6 +4,9 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3") /* vectors, which clang uses anyway */
+#define UNROLL _Pragma("GCC unroll 4")
+#else
+#define UNROLL
 #endif
 
 #include "copy.h"
@@ -113,14 +116,17 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
     memcpy(to + i * (to_step), &x, sizeof x);                                               \
   }
 
-/* Constant steps let the compiler use vectors. */
+/* Constant steps let the compiler use vectors. It has none for int64_t to reals: unroll these. */
 #define CAST(S, T)                                                                                 \
   static void S##_to_##T(char* restrict to, const char* restrict from, int64_t n, int64_t to_step, \
                          int64_t from_step) {                                                      \
-    if (to_step == sizeof(T) && from_step == sizeof(S))                                            \
-      LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                           \
-    else                                                                                           \
+    if (to_step != sizeof(T) || from_step != sizeof(S)) {                                          \
       LOOP(S, T, to_step, from_step)                                                               \
+    } else if (sizeof(S) == 8 && sizeof(T) >= 4) {                                                 \
+      UNROLL LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                    \
+    } else {                                                                                       \
+      LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                           \
+    }                                                                                              \
   }
 
 /* The order of find_kind. */

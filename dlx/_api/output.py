@@ -108,7 +108,8 @@ def match_packing(tensor: Tensor, like: Tensor) -> Tensor:
 
 def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
     """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory."""
-    rows = [match_packing(row, whole) for row in rows]
+    if whole.dtype.bits < 8:
+        rows = [match_packing(row, whole) for row in rows]
     if native.tensor_fill(whole, rows, axis):
         native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
 
@@ -116,7 +117,8 @@ def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
 def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
     """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked or cast."""
     tensors, whole = borrow_all(objs, TENSOR.name), FAST_PATH._borrow(out, TENSOR.name, True)
-    adapter = lookup.kind(type(out)).adapter
+    source = native.source_find(type(out))  # faster than `lookup.kind`
+    adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
     is_writable = whole is not None and adapter is not None and not (whole.readonly or adapter.arrays.immutable)
     if tensors is None or not is_writable or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
         return False

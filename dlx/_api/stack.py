@@ -138,13 +138,18 @@ def stack(
         raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
-    whole = _pack_numbers(objs) if whole is None else whole
+    tensors = borrow_all(objs, TENSOR.name) if whole is None else None
+    sources: list[tuple[Adapter, Readiness]] = []  # of device memory
+    if tensors is not None and not all(tensor.is_host for tensor in tensors):
+        tensors = None
+    whole = _pack_numbers(objs) if whole is None and tensors is None else whole
     if whole is not None:
         whole = _move_axis(whole, _find_axis(axis, whole.ndim))
         casts = dtype if dtype is None or isinstance(dtype, Mapping) else {whole.dtype: dtype}
         return convert(whole, to, out=out, device=device, stream=stream, dtype=casts)
-    objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
-    tensors, sources = _tensors(objs, keys, target)
+    if tensors is None:
+        objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
+        tensors, sources = _tensors(objs, keys, target)
     try:
         if is_plain:
             whole = _stack_alike(tensors, sources, keys, request)
@@ -156,7 +161,9 @@ def stack(
     if trace.observers:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
         trace.record(f"{len(objs)} arrays", target, "copied", [why], whole.nbytes)
-    return convert(whole, to, device=device, stream=stream) if out is None else out
+    if out is not None:
+        return out
+    return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
 
 
 def _stack_alike(
@@ -186,11 +193,12 @@ def _stack_unlike(
     axis, dtype, pad, out = options
     wanted = _find_dtype(tensors, keys, dtype)
     for i, tensor in enumerate(tensors):
-        if not host_readable(tensor.device):
+        if not tensor.is_host and not host_readable(tensor.device):
             reason = f"it is on {tensor.device}, and dlx stacks with axis=, dtype=, pad= and out= only on the host"
             raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Leave these options out.")
-        if tensor.dtype != wanted and not can_cast(tensor.dtype, wanted, HOST):
-            tensors[i] = convert(objs[i], to="dlx", dtype={tensor.dtype: wanted})
+        old = tensor.dtype
+        if old != wanted and not can_cast(old, wanted, HOST):
+            tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
     row = _find_shape(tensors, keys, is_padded=pad is not None)
     at = _find_axis(axis, len(row) + 1)
     shape = (*row[:at], len(tensors), *row[at:])
@@ -254,6 +262,12 @@ def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any], Tensor | None]:
 
     The arrays of a frame or mapping are its values.
     """
+    frame = lookup.kind(type(arrays)).handler
+    if frame is not None and frame.kind == "wrapper" and frame.live is not None:
+        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+            columns = frame.live(arrays)
+        if columns is not None:
+            return [*columns.values()], [*columns], None
     inside, handler = lookup.unwrap(arrays)
     if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
         rows, whole = _read_ragged(inside, handler)

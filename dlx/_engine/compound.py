@@ -24,7 +24,7 @@ from dlx._engine.sources import array_info
 from dlx._protocols.arrow import Column, Offsets
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
-from dlx._registry.compound import CompoundHandler, Parts, Whole, compounds_of, find_joiner
+from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._support.reflect import foreign_errors, type_name
@@ -140,8 +140,7 @@ def _rows(part: Any) -> list[Any]:
 
 def _indices_of(wanted: Compound | None) -> Mapping[str, tuple[str, ...]]:
     """Return the dtypes of a joiner's indices, by part."""
-    names = ("indices", "indptr", "coords", "offsets")
-    return dict.fromkeys(names, _WIDTHS) if wanted is None else wanted.indices
+    return dict.fromkeys(INDICES, _WIDTHS) if wanted is None else wanted.indices
 
 
 def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collection[str]) -> DType | None:

@@ -66,6 +66,7 @@ _HINTS = (
     _Hint("IterableColumn", "Convert numpy.asarray(list(it)).", "datasets", _HOLDER),
     _Hint("Table", "Convert its .table.", "datasets", _HOLDER),
     _Hint("AnnData", "Convert its arrays, such as .X.", "anndata", _HOLDER),
+    _Hint("to_memory", "Call .to_memory() first.", "anndata", _ARRAY),
     _Hint("Dataset", "Call .to_table() first.", "pyarrow", _HOLDER),
     _Hint("Scanner", "Call .to_table() first.", "pyarrow", _HOLDER),
     _Hint("ParquetFile", "Call .read() first.", "pyarrow", _HOLDER),

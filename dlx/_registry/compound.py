@@ -19,6 +19,9 @@ class Parts(dict[str, Any]):
         self.kind = kind
 
 
+INDICES = ("indices", "indptr", "coords", "offsets")
+"""Parts that hold no elements; a kind may declare more."""
+
 _OF_PARTS = Compound("", (), dict)
 
 

@@ -124,7 +124,8 @@ class Inputs:
             whole = tree.compound_of(i)
             if whole is None:
                 self._identity.add(new, old)
-            self.seen.append(((whole and whole.adapter) or source, old, on_host))
+            if not tree.is_index(i):  # indices may be a copy of dlx
+                self.seen.append(((whole and whole.adapter) or source, old, on_host))
             if type(old) is Column:
                 columns[id(old)] = new
             if declared:

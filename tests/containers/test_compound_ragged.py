@@ -47,6 +47,7 @@ SOURCES = {
     "polars": lambda: lib("polars").Series(ROWS),
     "pandas": lambda: lib("pandas").Series(arrow(), dtype=lib("pandas").ArrowDtype(arrow().type)),
     "awkward": lambda: lib("awkward").Array(ROWS),
+    "awkward, of Arrow": lambda: lib("awkward").from_arrow(arrow()),  # may have nulls, and has none
     "awkward, sliced": lambda: lib("awkward").Array([[9], *ROWS])[1:],
 }
 

@@ -232,6 +232,18 @@ def test_inside_trees_views_and_functions():
     assert type(plan.run()["m"]) is torch.Tensor
 
 
+@pytest.mark.parametrize("to", ["scipy", "torch", "jax"])
+@pytest.mark.parametrize(("name", "form"), [*itertools.product(MAKERS, ("csr", "coo"))])
+def test_using_gives_the_framework_of_the_argument(name, form, to):
+    """Also if the parts of the argument, or of the result, change on the way."""
+    source = MAKERS[name](form)
+    seen = []
+    doubles = (to, form) != ("jax", "csr")  # jax does not compute with BCSR
+    made = dlx.using(to)(lambda x: seen.append(x) or (x * 2 if doubles else x))(source)
+    assert np.array_equal(dense(seen[0]), matrix(form).toarray()) and type(made) is type(source)
+    assert np.array_equal(dense(made), matrix(form).toarray() * (1 + doubles))
+
+
 def test_shared_between_processes():
     """Share keeps the format; attach gives the target's array, or its parts if the target has none."""
     tree = {"m": matrix("csr"), "c": [matrix("coo")]}
@@ -451,3 +463,33 @@ def test_parts_have_indices_that_the_target_has(kind, x64):
             made = dlx.attach(handle, "jax")
             assert made["l"]["offsets"].tolist() == [0, 2, 3] and np.array_equal(dense(made["m"]), expected)
         assert np.array_equal(dense(dlx.convert(m, "jax")), expected)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "dense"])
+def test_anndata(form, tmp_path):
+    """`AnnData.X` in memory, a view of it, and the sparse data set of a backed file, which is read first."""
+    anndata = pytest.importorskip("anndata")
+    m = matrix("csr", shape=(8, 5))
+    data = anndata.AnnData(m.toarray() if form == "dense" else m.asformat(form))
+    data.obs.index, data.var.index = (index.astype(object) for index in (data.obs.index, data.var.index))
+    part = data[2:6, 1:4]
+    for source, expected in ((data.X, m.toarray()), (part.X, m.toarray()[2:6, 1:4])):
+        made = dlx.convert({"x": source}, "torch")["x"]
+        assert np.array_equal(dense(made) if form != "dense" else made.numpy(), expected)
+        if form != "dense":
+            assert made.layout is getattr(torch, f"sparse_{form}")
+    whole = dlx.convert(data.X, "torch", copy=False)
+    assert dlx.shares_memory(data.X, whole)
+    data.write_h5ad(tmp_path / "a.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    try:
+        if form == "dense":
+            assert np.array_equal(dlx.convert(backed.X[:], "torch").numpy(), m.toarray())
+            return
+        with pytest.raises(DlxError, match=r"Call \.to_memory\(\) first"):
+            dlx.convert([backed.X], "torch")
+        assert np.array_equal(dense(dlx.convert(backed.X.to_memory(), "torch")), m.toarray())
+        with pytest.raises(DlxError):
+            dlx.convert(backed, "torch")
+    finally:
+        backed.file.close()

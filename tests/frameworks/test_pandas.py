@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 
 import pytest
@@ -216,3 +217,31 @@ def test_pandas_is_no_target():
     with pytest.raises(errors.AdapterNotFoundError) as caught:
         dlx.convert(np.ones(2), to="pandas")
     assert "pandas" not in caught.value.fix
+
+
+def test_stacked_frames_read_the_blocks():
+    """Frames of one dtype or several, views, copies, reordered and inserted columns stack as their columns do."""
+    rng = np.random.default_rng(0)
+    square = pd.DataFrame(rng.integers(0, 9, (5, 4)), columns=list("abcd"))
+    mixed = square.assign(b=square["b"] * 0.5, d=square["d"] > 4, e=square["a"].astype("int8"))
+    frames = [
+        *(square, mixed, square[["d", "a"]], mixed[["e", "b", "a"]], square[::-1], square[::2], mixed.iloc[1:3, 1:]),
+        *(square.T, mixed.drop(columns="c"), square.iloc[:0], square.iloc[:, :1], square.copy()),
+        square.set_axis(pd.MultiIndex.from_product([[0, 1], ["x", "y"]]), axis=1),
+        mixed.assign(n=pd.array([1, 2, 3, 4, 5], dtype="Int64")),  # not a numpy array: read one by one
+        square.astype({"a": "float32"}),
+    ]
+    inserted = square.copy()
+    inserted.insert(1, "z", rng.random(5))
+    for frame in [*frames, inserted]:
+        for dtype, options in itertools.product(("float32", "int16"), ({"axis": 1}, {})):
+            expected = np.stack([frame.iloc[:, i].to_numpy() for i in range(frame.shape[1])], 1).astype(dtype)
+            found = dlx.stack(frame, "numpy", dtype=dtype, **options)
+            assert np.array_equal(found if options else found.T, expected) and found.dtype == expected.dtype
+    before = square.to_numpy().copy()
+    dlx.stack(square, "numpy", axis=1)[:] = 0
+    assert np.array_equal(square.to_numpy(), before)
+    with pytest.raises(errors.LayoutError, match="several columns named 'a'"):
+        dlx.stack(square[["a", "a"]], "numpy")
+    with pytest.raises(errors.DTypeError, match=r"arrays\['t'\]"):
+        dlx.stack(square.assign(t="x"), "numpy", dtype="float32")
