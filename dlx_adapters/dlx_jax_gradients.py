@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -69,11 +70,59 @@ def _jit(function: Any) -> Any:
     return sys.modules["jax"].jit(lambda *arrays: as_arrays(function(*arrays)))
 
 
-def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[int, ...], DType]]) -> Any:
+def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], DType]]) -> Any:
+    """Return shape and dtype of each result; sizes that are symbols of torch stay symbols if jax can express them."""
+    sizes = {str(n): n for shape, _ in specs for n in shape if type(n) is not int}
+    if sizes:
+        with contextlib.suppress(Exception):  # jax cannot decide a comparison, or the sizes' relation is unknown to it
+            return _eval_symbols(dtypes, function, specs, sizes)
+        specs = [(tuple(map(int, shape)), dtype) for shape, dtype in specs]
+    return [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in _eval(dtypes, function, specs)]
+
+
+def _eval(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], DType]]) -> Any:
     jax = sys.modules["jax"]
     like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in specs]
-    results = jax.eval_shape(lambda *arrays: as_arrays(function(*arrays)), *like)
-    return [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in results]
+    return jax.eval_shape(lambda *arrays: as_arrays(function(*arrays)), *like)
+
+
+def _eval_symbols(dtypes: DTypes, function: Any, specs: Any, sizes: dict[str, Any]) -> Any:
+    """Apply `_eval_shape` for all sizes that differ from 0 and 1, as torch assumes of its symbols."""
+    from jax import export
+
+    names = {f"n{i}": size for i, size in enumerate(sizes.values())}
+    known = dict(zip(sizes, names, strict=True))
+    scope = export.SymbolicScope([f"{name} >= 2" for name in names])
+
+    def shape_of(shape: tuple[Any, ...]) -> Any:
+        return export.symbolic_shape(",".join(known.get(str(n), str(n)) for n in shape), scope=scope)
+
+    results = _eval(dtypes, function, [(shape_of(shape), dtype) for shape, dtype in specs])
+    env = {name: _Size(size) for name, size in names.items()}
+    found = [tuple(n if type(n) is int else _unwrap(n._evaluate(env)) for n in each.shape) for each in results]
+    return [(shape, dtypes.from_native(each.dtype)) for shape, each in zip(found, results, strict=True)]
+
+
+class _Size:
+    """A size of torch that jax's arithmetic does not turn into a number."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __add__(self, other: Any) -> _Size:
+        return _Size(self.value + _unwrap(other))
+
+    def __mul__(self, other: Any) -> _Size:
+        return _Size(self.value * _unwrap(other))
+
+    def __divmod__(self, other: Any) -> tuple[_Size, _Size]:
+        return _Size(self.value // _unwrap(other)), _Size(self.value % _unwrap(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _unwrap(size: Any) -> Any:
+    return size.value if isinstance(size, _Size) else int(size)
 
 
 def _import_tensor(tensor: Any, import_tensor: Callable[[Tensor], Any], host: bool) -> Any:

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlx.adapter import Operation
-from dlx.errors import ConversionError
+from dlx.errors import ConversionError, DlxError
 
 __all__ = ["call_once", "is_traced", "is_tracing", "record"]
 
@@ -35,13 +37,30 @@ def is_traced(tensor: Any) -> bool:
             return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return True
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None:
+        return True
     modes = torch._C._TorchDispatchModeKey
     return torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(modes.PROXY) is not None
 
 
 def record(operation: Operation, tensors: Sequence[Any]) -> list[Any]:
     """Call an operation so that torch can trace and transform it."""
-    return list(_node().apply(operation, *tensors))
+    with _explained():
+        return list(_node().apply(operation, *tensors))
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Warn with the reason if ``torch.compile(fullgraph=True)`` fails, since torch drops it."""
+    try:
+        yield
+    except DlxError as error:
+        with contextlib.suppress(AttributeError):
+            translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
+            if translator.current_tx().one_graph:
+                warnings.warn(f"torch.compile fails: {error}", stacklevel=2)
+        raise
 
 
 def call_once(operation: Operation, tensors: Sequence[Any], detach: bool) -> list[Any]:
@@ -51,7 +70,7 @@ def call_once(operation: Operation, tensors: Sequence[Any], detach: bool) -> lis
         reason = "torch records it for differentiation, and its gradients would be lost"
         fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
         raise ConversionError(reason, source="torch", fix=fix)
-    with torch.no_grad():
+    with _explained():
         return list(_operators().run([each.detach() for each in tensors], _number(operation), operation.needs))
 
 
@@ -73,7 +92,11 @@ def _find(number: int, needs: str) -> Operation:
 
 def _call(operation: Operation, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Call an operation, as a node of the graph if torch traces."""
+    torch = sys.modules["torch"]
     if is_tracing():
+        if torch.autograd.forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active():
+            fix = "Use torch.func.jvp, or torch.func.vjp."
+            raise ConversionError("torch.func.linearize cannot trace functions of other frameworks", fix=fix)
         return tuple(_operators().call(list(tensors), _number(operation), operation.needs))
     return tuple(operation(tensors))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.shares_memory import collision, shares_memory
@@ -85,7 +86,7 @@ def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], option
     callers = {source.name: source for source, array in pairs if source in tracing and is_tracked(source, array)}
     callers.pop(request.target.source.name, None)
     inner = request.target.adapter.gradients
-    if len(callers) != 1 or (spec.result_like is None and (inner is None or inner.eval_shape is None)):
+    if len(callers) != 1:
         return NotImplemented  # it has data, or the conversion raises an error
     ((name, caller),) = callers.items()
     used = {"lazy": spec.lazy, "returns": spec.returns, "writes": spec.writes, "device": request.device}
@@ -181,7 +182,8 @@ class _DeclaredSpecs:
             args, options = self._arguments
             shown = self._shown(*args, **options) if callable(self._shown) else self._shown
             self._specs = [
-                (each.shape, each.dtype) for each in self._result.take_arrays(_abstract(shown, self._caller), "dlx")
+                (each.shape, each.dtype)
+                for each in self._result.take_arrays(_map(shown, partial(_abstract, self._caller)), "dlx")
             ]
         return self._specs
 
@@ -213,17 +215,27 @@ def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
         return values
 
 
-def _abstract(value: Any, caller: Adapter) -> Any:
-    """Replace each object with a shape and a dtype by a tensor without memory."""
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change each leaf in dicts, lists and tuples."""
     if isinstance(value, dict):
-        return {key: _abstract(each, caller) for key, each in value.items()}
+        return {key: _map(each, change) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_abstract(each, caller) for each in value]
+        parts = [_map(each, change) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return change(value)
+
+
+def _abstract(caller: Adapter, value: Any) -> Any:
+    """Replace an object with a shape and a dtype by a tensor without memory."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
     dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
-    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # never read
+    return native.tensor_new(16, tuple(map(int, value.shape)), None, dtype, HOST, 0, None)  # never read
+
+
+def _as_array(value: Any) -> Any:
+    """Return an array for a scalar of numpy, to which it reduces arrays without dimensions."""
+    return value.__array__() if getattr(value, "shape", None) == () and hasattr(value, "__array_interface__") else value
 
 
 class _Result:
@@ -246,6 +258,8 @@ class _Result:
             )
         failures = Failures(target, locate=lambda path: ("result", path[1:]))
         tree = Tree((value,), TUPLE, failures, compounds=_Refusing(target))
+        if self._paths is not None and len(tree.arrays) < len(self._paths):
+            tree = Tree((_map(value, _as_array),), TUPLE, failures, compounds=_Refusing(target))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:
