@@ -363,6 +363,7 @@ class TorchAdapter(api.Adapter):
         mark_written=_mark_written,
     )
     gradients = dlx_torch_gradients.support(DTYPES)
+    is_tracing = staticmethod(dlx_torch_gradients.is_tracing)  # until `ready` sets a faster one
     known_issues = (
         _TO_2_9,
         _tested_issue("from_dlpack aborts the process on negative strides (2.14: it raises)", lowers=_STRIDES),
