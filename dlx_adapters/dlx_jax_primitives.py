@@ -154,7 +154,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any
     moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
     pullback = None
     if any(map(is_tracer, moved)) and not any(map(is_tracer, primals)):  # one run for the results and the gradients
-        with sys.modules["jax"].core.eval_context():  # otherwise the tangents' trace records what this computes
+        with _evaluated():  # otherwise the tangents' trace records what this computes
             results, pullback = step.operation.vjp(as_arrays(primals), wanted)
             results = commit_like(results, primals)
     else:
@@ -167,6 +167,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any
     found = iter(pair.push(moved) if moved else ())
     zero = lambda each: ad.Zero(sys.modules["jax"].typeof(each).to_tangent_aval())  # noqa: E731
     return results, [next(found) if moved and is_inexact(each) else zero(each) for each in results]
+
+
+def _evaluated() -> Any:
+    context: Any = sys.modules["jax"].core.eval_context
+    return context()
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, step: _Step) -> list[Any]:

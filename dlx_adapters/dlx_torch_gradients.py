@@ -15,7 +15,7 @@ from dlx.adapter import DTypes, GradSupport, Operation
 from dlx.errors import ConversionError
 from dlx_adapters.dlx_torch_operators import call_once, is_traced, is_tracing, record
 
-__all__ = ["support"]
+__all__ = ["is_tracing", "support"]
 
 
 def _is_tracked(tensor: Any) -> bool:

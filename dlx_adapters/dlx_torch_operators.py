@@ -31,17 +31,20 @@ def is_tracing() -> bool:
 def is_traced(tensor: Any) -> bool:
     """Return whether a tensor has no data because torch traces or transforms it."""
     torch = sys.modules["torch"]
-    if type(tensor) is not torch.Tensor:
-        subclasses = torch._subclasses
-        if isinstance(tensor, subclasses.FakeTensor | subclasses.functional_tensor.FunctionalTensor):
-            return True
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if _is_abstract(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return True
     forward = torch.autograd.forward_ad
     if forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None:
         return True
     modes = torch._C._TorchDispatchModeKey
     return torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(modes.PROXY) is not None
+
+
+def _is_abstract(tensor: Any) -> bool:
+    """Return whether a tensor stands for the tensors of a compiled program."""
+    torch = sys.modules["torch"]
+    kinds = torch._subclasses.FakeTensor | torch._subclasses.functional_tensor.FunctionalTensor
+    return type(tensor) is not torch.Tensor and isinstance(tensor, kinds)
 
 
 def record(operation: Operation, tensors: Sequence[Any]) -> list[Any]:
@@ -94,7 +97,8 @@ def _call(operation: Operation, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Call an operation, as a node of the graph if torch traces."""
     torch = sys.modules["torch"]
     if is_tracing():
-        if torch.autograd.forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active():
+        is_dual = torch.autograd.forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active()
+        if is_dual and not any(map(_is_abstract, tensors)):
             fix = "Use torch.func.jvp, or torch.func.vjp."
             raise ConversionError("torch.func.linearize cannot trace functions of other frameworks", fix=fix)
         return tuple(_operators().call(list(tensors), _number(operation), operation.needs))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
 FEW = 100  # pairs of arrays up to which all pairs are compared; more are sorted by address
+_NONE = GradSupport(lambda array: False)  # of frameworks without gradients
 _EXACT = {native.lib.kDLInt, native.lib.kDLUInt, native.lib.kDLBool, native.lib.kDLOpaqueHandle}
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
@@ -85,7 +86,7 @@ def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], option
     pairs = zip(tree.sources, tree.arrays, strict=True)
     callers = {source.name: source for source, array in pairs if source in tracing and is_tracked(source, array)}
     callers.pop(request.target.source.name, None)
-    inner = request.target.adapter.gradients
+    inner = request.target.adapter.gradients or _NONE
     if len(callers) != 1:
         return NotImplemented  # it has data, or the conversion raises an error
     ((name, caller),) = callers.items()
@@ -289,7 +290,7 @@ class DifferentiableFunction:
         self,
         function: Callable[..., list[Any]],
         request: Request,
-        inner: GradSupport | None,
+        inner: GradSupport,
         caller: Adapter,
         places: list[Place],
         like: Like | None = None,
@@ -357,7 +358,7 @@ class DifferentiableFunction:
     ) -> tuple[DifferentiableFunction, list[Any]]:
         """Return the operation (arguments, tangents, state) -> tangents of results, and its last two operands."""
         function, inner, states, n = self._function, self._inner, len(state), len(tangents)
-        if inner is None or inner.jvp is None:
+        if inner.jvp is None:
             fix = "Use reverse mode, such as jax.grad or torch.func.grad."
             raise ConversionError(f"{self._request.target.name} has no forward-mode derivatives", fix=fix)
         jvp = inner.jvp
@@ -377,7 +378,7 @@ class DifferentiableFunction:
 
     def batch(self, axes: Sequence[int | None], size: int) -> DifferentiableFunction:
         """Return the operation over arrays with an additional axis each (None: without)."""
-        if self._inner is None or self._inner.vmap is None:
+        if self._inner.vmap is None:
             fix = "Call it for each element, or for the whole array outside of vmap."
             raise ConversionError(f"{self._request.target.name} cannot vectorize functions", fix=fix)
 
@@ -390,7 +391,7 @@ class DifferentiableFunction:
 
     def compile(self) -> DifferentiableFunction:
         """Return an operation to run many times."""
-        if self._inner is None or self._inner.jit is None:
+        if self._inner.jit is None:
             return self
         return self._derive(self._inner.jit(self._function), [], self.results_like)
 
@@ -403,7 +404,7 @@ class DifferentiableFunction:
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
         """Return an operation whose last results are the random states before and after it, and their number."""
-        state_of, function = None if self._inner is None else self._inner.random_state, self._function
+        state_of, function = self._inner.random_state, self._function
         if state_of is None:
             return self, 0
 
@@ -429,7 +430,7 @@ class DifferentiableFunction:
         """Return the shape and dtype of each result, using only those of `arrays`."""
         if self._like is not None:
             return self._like(arrays)
-        if self._inner is None or self._inner.eval_shape is None:
+        if self._inner.eval_shape is None:
             reason = f"{self._request.target.name} cannot determine the function's results without calling it"
             raise ConversionError(reason, fix="Pass result_like=, arrays with the shapes and dtypes of the results.")
         try:

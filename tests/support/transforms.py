@@ -1,6 +1,5 @@
 """Twenty functions in numpy's style, and every transformation of torch and jax: for a test and a page of the docs."""
 
-
 import dlx
 
 
@@ -32,7 +31,7 @@ FUNCTIONS = {
     "quotient": lambda np, x: x / (1 + x * x),
     "where": lambda np, x: np.where(x > 0.5, x * x, 0.5 * x),
     "absolute": lambda np, x: abs(x - 0.3),
-    "clip": lambda np, x: np.clip(x, 0.2, 0.8) * x,
+    "clip": lambda np, x: np.clip(x, 0.23, 0.77) * x,
     "scale by sum": lambda np, x: x * x.sum(),
     "softmax": _softmax,
     "norm": lambda np, x: x / np.sqrt((x * x).sum() + 1),

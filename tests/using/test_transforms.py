@@ -39,14 +39,14 @@ def _cells(transforms, quick):
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), _cells(JAX, ("jit grad", "hessian", "linearize", "vmap", "scan", "remat"))
+    ("function", "name"), [*_cells(JAX, ("jit grad", "hessian", "linearize", "vmap", "scan", "remat"))]
 )
 def test_jax_transforms_functions_of_torch(function, name):
     """The values are those of the same function written in jax."""
     assert agree(*transform("jax", function, name))
 
 
-@pytest.mark.parametrize(("function", "name"), _cells(TORCH, ("compile", "func.grad", "jvp", "vmap", "export")))
+@pytest.mark.parametrize(("function", "name"), [*_cells(TORCH, ("compile", "func.grad", "jvp", "vmap", "export"))])
 def test_torch_transforms_functions_of_jax(function, name):
     """The values are those of the same function written in torch; ``fullgraph=True`` finds one graph."""
     assert agree(*transform("torch", function, name))
