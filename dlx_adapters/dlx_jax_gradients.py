@@ -10,7 +10,7 @@ from typing import Any
 
 import dlx
 from dlx.adapter import Device, DType, DTypes, GradSupport, Tensor, over_memory
-from dlx_adapters.dlx_jax_primitives import as_arrays, call_once, conjugate, is_inexact, is_tracer, record
+from dlx_adapters import dlx_jax_primitives as primitives
 
 __all__ = ["is_tracing", "support"]
 
@@ -31,8 +31,8 @@ def _split_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bo
     which: list[bool] = []
 
     def split(*operands: Any) -> Any:
-        results = as_arrays(function(*operands))
-        which[:] = map(is_inexact, results)
+        results = primitives.as_arrays(function(*operands))
+        which[:] = map(primitives.is_inexact, results)
         pairs = list(zip(results, which, strict=True))
         return [each for each, is_one in pairs if is_one], [each for each, is_one in pairs if not is_one]
 
@@ -48,7 +48,7 @@ def _pull_back(pull: Any, results: Sequence[Any], which: Sequence[bool], gradien
         for result, gradient, is_one in zip(results, gradients, which, strict=True)
         if is_one
     ]
-    return conjugate(pull(conjugate(complete)))
+    return primitives.conjugate(pull(primitives.conjugate(complete)))
 
 
 def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -58,16 +58,12 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
 
 def _jvp(function: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the results, and the tangents of the differentiable results."""
-    results, moved = sys.modules["jax"].jvp(lambda *operands: as_arrays(function(*operands)), [*arrays], [*tangents])
-    return results, [each for result, each in zip(results, moved, strict=True) if is_inexact(result)]
+    results, moved = sys.modules["jax"].jvp(_flat(function), [*arrays], [*tangents])
+    return results, [each for result, each in zip(results, moved, strict=True) if primitives.is_inexact(result)]
 
 
-def _vmap(function: Any, axes: Sequence[int | None]) -> Any:
-    return sys.modules["jax"].vmap(lambda *arrays: as_arrays(function(*arrays)), tuple(axes))
-
-
-def _jit(function: Any) -> Any:
-    return sys.modules["jax"].jit(lambda *arrays: as_arrays(function(*arrays)))
+def _flat(function: Any) -> Callable[..., list[Any]]:
+    return lambda *arrays: primitives.as_arrays(function(*arrays))
 
 
 def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], DType]]) -> Any:
@@ -83,7 +79,7 @@ def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, 
 def _eval(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], DType]]) -> Any:
     jax = sys.modules["jax"]
     like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in specs]
-    return jax.eval_shape(lambda *arrays: as_arrays(function(*arrays)), *like)
+    return jax.eval_shape(_flat(function), *like)
 
 
 def _eval_symbols(dtypes: DTypes, function: Any, specs: Any, sizes: dict[str, Any]) -> Any:
@@ -137,7 +133,7 @@ def _export_results(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> li
     """Return writable tensors over new results without other references; return others unchanged."""
     found = []
     for array, known in zip(arrays, own, strict=True):
-        if known is None or not host or not array.size or is_tracer(array):
+        if known is None or not host or not array.size or primitives.is_tracer(array):
             found.append(array)
             continue
         array.block_until_ready()
@@ -173,7 +169,7 @@ def _own(dtypes: DTypes, results: Sequence[Any], others: Sequence[Any]) -> list[
     arrays = [*others, *results]
     own: list[tuple[Any, DType] | None] = []
     for each in results:
-        is_new = is_tracer(each) and sum(each is other for other in arrays) == 1
+        is_new = primitives.is_tracer(each) and sum(each is other for other in arrays) == 1
         dtype = dtypes.from_native(each.dtype) if is_new else None
         own.append((each.shape, dtype) if dtype is not None and dtype.bits >= 8 else None)  # smaller ones are packed
     return own
@@ -248,15 +244,15 @@ def _compile(dtypes: DTypes, import_tensor: Callable[[Tensor], Any], function: A
 def support(dtypes: DTypes, import_tensor: Callable[[Tensor], Any]) -> GradSupport:
     """Return jax's `GradSupport`; ``import_tensor(tensor)`` returns an array over a host tensor, or None."""
     return GradSupport(
-        is_tracer,
-        is_inexact,
+        primitives.is_tracer,
+        primitives.is_inexact,
         _vjp,
-        functools.partial(record, dtypes),
+        functools.partial(primitives.record, dtypes),
         functools.partial(_eval_shape, dtypes),
         jvp=_jvp,
-        vmap=_vmap,
-        jit=_jit,
-        call=functools.partial(call_once, dtypes),
+        vmap=lambda function, axes: sys.modules["jax"].vmap(_flat(function), tuple(axes)),
+        jit=lambda function: sys.modules["jax"].jit(_flat(function)),
+        call=functools.partial(primitives.call_once, dtypes),
         compile=functools.partial(_compile, dtypes, import_tensor),
         by_type=True,
     )

@@ -12,14 +12,12 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from dlx.adapter import DTypes, Operation
 from dlx.errors import ConversionError
 
 __all__ = ["call_once", "record"]
-
-_SHARDED = "jax would call it with arrays that are sharded or replicated over several devices"
 
 
 @dataclass(eq=False)
@@ -121,7 +119,8 @@ def _call_back(*operands: Any, step: _Step) -> Any:
 
 def _lower(lower: Callable[..., Any], context: Any, *operands: Any, step: _Step) -> Any:
     if getattr(context.module_context.axis_context, "num_devices", 1) != 1:
-        raise ConversionError(_SHARDED, source="jax", fix="Gather them first, or call it under jax.shard_map.")
+        reason = "the program runs on several devices, with sharded or replicated arrays"
+        raise ConversionError(reason, source="jax", fix="Gather them first, or call it under jax.shard_map.")
     return lower(context, *operands, step=step)
 
 
@@ -154,7 +153,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any
     moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
     pullback = None
     if any(map(is_tracer, moved)) and not any(map(is_tracer, primals)):  # one run for the results and the gradients
-        with _evaluated():  # otherwise the tangents' trace records what this computes
+        with sys.modules["jax"].core.eval_context():  # otherwise the tangents' trace records what this computes
             results, pullback = step.operation.vjp(as_arrays(primals), wanted)
             results = commit_like(results, primals)
     else:
@@ -165,13 +164,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any
         step, list(primals), [sys.modules["jax"].typeof(each) for each in results], wanted, state, pullback, held
     )
     found = iter(pair.push(moved) if moved else ())
-    zero = lambda each: ad.Zero(sys.modules["jax"].typeof(each).to_tangent_aval())  # noqa: E731
-    return results, [next(found) if moved and is_inexact(each) else zero(each) for each in results]
-
-
-def _evaluated() -> Any:
-    context: Any = sys.modules["jax"].core.eval_context
-    return context()
+    zero, typeof = cast("Any", ad.Zero), sys.modules["jax"].typeof
+    return results, [next(found) if moved and is_inexact(r) else zero(typeof(r).to_tangent_aval()) for r in results]
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, step: _Step) -> list[Any]:

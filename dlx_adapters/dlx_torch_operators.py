@@ -16,7 +16,7 @@ from typing import Any
 from dlx.adapter import Operation
 from dlx.errors import ConversionError, DlxError
 
-__all__ = ["call_once", "is_traced", "is_tracing", "record"]
+__all__ = ["call_once", "is_inexact", "is_traced", "is_tracing", "record"]
 
 _OPERATIONS: dict[int, Operation] = {}  # compiled programs refer to these numbers, and may run until the process ends
 _NUMBERS = itertools.count(1)
@@ -151,7 +151,7 @@ def _backward(ctx: Any, gradients: Sequence[Any]) -> Any:
 
 def _differentiate(operation: Operation, tensors: Sequence[Any], wanted: Sequence[bool], gradients: Any) -> list[Any]:
     """Return the gradient of each tensor, or None."""
-    wanted = [is_one and _is_inexact(each) for each, is_one in zip(tensors, wanted, strict=True)]
+    wanted = [is_one and is_inexact(each) for each, is_one in zip(tensors, wanted, strict=True)]
     if not any(wanted) or all(each is None for each in gradients):
         return [None] * len(tensors)
     derived, extra = operation.derivative(gradients, wanted)
@@ -159,7 +159,8 @@ def _differentiate(operation: Operation, tensors: Sequence[Any], wanted: Sequenc
     return [next(found) if is_one else None for is_one in wanted]
 
 
-def _is_inexact(tensor: Any) -> bool:
+def is_inexact(tensor: Any) -> bool:
+    """Return whether a tensor's dtype has gradients."""
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -176,7 +177,7 @@ def _node() -> Any:
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.operation, *tensors = inputs
-            ctx.exact = [not _is_inexact(each) for each in output]
+            ctx.exact = [not is_inexact(each) for each in output]
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
             ctx.mark_non_differentiable(*(each for each, is_one in zip(output, ctx.exact, strict=True) if is_one))
@@ -189,7 +190,7 @@ def _node() -> Any:
         @staticmethod
         def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
             tensors = ctx.saved_tensors
-            wanted = [each is not None and _is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
+            wanted = [each is not None and is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
             moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
             pushed, extra = ctx.operation.pushforward(moved, wanted)
             found = iter(record(pushed, (*tensors, *extra)))

@@ -348,7 +348,7 @@ class DifferentiableFunction:
         def like(arrays: Sequence[Any]) -> Specs:
             operands = arrays[: len(arrays) - len(there) - states]
             specs = [self._spec_of(each) for i, each in enumerate(operands) if wanted is None or wanted[i]]
-            return [spec for spec in specs if _is_inexact(spec[1])]
+            return [spec for spec in specs if spec[1].code not in _EXACT]
 
         made = self._derive(flat, [("gradient", ())] * (len(there) + states), like)
         return made, [*(gradients[i] for i in there), *state]
@@ -372,7 +372,9 @@ class DifferentiableFunction:
                 return list(jvp(over, [inside[i] for i in chosen], moved)[1])
 
         def like(arrays: Sequence[Any]) -> Specs:
-            return [spec for spec in self.results_like(arrays[: len(arrays) - n - states]) if _is_inexact(spec[1])]
+            return [
+                spec for spec in self.results_like(arrays[: len(arrays) - n - states]) if spec[1].code not in _EXACT
+            ]
 
         return self._derive(flat, [("tangent", ())] * n + [("state", ())] * states, like), [*tangents, *state]
 
@@ -479,11 +481,6 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
 def _fix(function: Callable[..., list[Any]], arrays: Sequence[Any], chosen: list[int]) -> Callable[..., list[Any]]:
     """Return a function of some of the arguments; the others are constants."""
     return lambda *some: function(*fill(arrays, chosen, some))
-
-
-def _is_inexact(dtype: DType) -> bool:
-    """Return whether arrays of a dtype have gradients."""
-    return dtype.code not in _EXACT
 
 
 def _without(shape: Sequence[Any], axis: int | None) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Write docs/transforms.md: which transformations of torch and jax accept functions of the other, found by running them.
+"""Write docs/transforms.md, a table of the transformations of torch and jax that accept functions of the other.
 
-    python docs/tools/transforms.py
+python docs/tools/transforms.py
 """
 
 from __future__ import annotations
@@ -40,26 +40,29 @@ print(jax.jit(jax.hessian(lambda x: gelu(x).sum()))(jnp.zeros(2)))
  [0.         0.79788464]]
 ```
 
-The tables come from `python docs/tools/transforms.py`. It runs 20 functions in every transformation, and compares each value in
-float64 with the same function written in the caller's own framework. ✓: equal to 1e-9. A number: refused, see below the table.
+The tables come from `python docs/tools/transforms.py`. It runs 20 functions in every transformation, and compares each
+value in float64 with the same function written in the caller's own framework. ✓: equal to 1e-9. A number: refused, see
+below the tables.
 """
 TAIL = """
 ## What happens inside
 
-- **torch** sees the operator `torch.ops.dlx.call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile` the
-  function is compiled by `jax.jit`, and the backward pass runs it again. Results are tensors in lists, tuples and dicts.
-- **jax** sees one primitive, which calls the host. `vmap` calls the function for each element. The program runs on one device:
-  arrays sharded over several devices are refused.
-- **Shapes** come from `jax.eval_shape` and torch's fake tensors, never from a run with data. Two compiled graphs serve all
-  sizes, unless the function compares sizes. If the shape of a result depends on data, pass `result_like=`.
-- **An exported program** names what it needs, such as `dlx, jax and model.layer`, and runs in the process that exported it.
-- **Random numbers**: derivatives run the function again with the random state of its call, so dropout uses the same mask.
-  Under `vmap` of jax each element draws its own numbers. A compiled program draws new numbers in each run.
+- **torch** sees the operator `torch.ops.dlx.call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile`
+  the function is compiled by `jax.jit`, and the backward pass runs it again. Results are tensors in lists, tuples and
+  dicts.
+- **jax** sees one primitive, which calls the host. `vmap` calls the function for each element. The program runs on one
+  device: programs over several devices are refused.
+- **Shapes** come from `jax.eval_shape` and torch's fake tensors, never from a run with data. Two compiled graphs serve
+  all sizes, unless the function compares sizes. If the shape of a result depends on data, pass `result_like=`.
+- **An exported program** names what it needs, such as `dlx, jax and model.layer`, and runs in the process that exported
+  it.
+- **Random numbers** of torch: derivatives run the function again with the random state of its call, so dropout uses the
+  same mask. Under `jax.vmap` each element draws its own numbers. A compiled program draws new numbers in each run.
 
 ## Functions without gradients
 
-`dlx.using("numpy", result_like=...)` works in compiled programs, too. `result_like` declares the results, since numpy cannot
-determine them without data:
+`dlx.using("numpy", result_like=...)` works in compiled programs, too. `result_like` declares the results, since numpy
+cannot determine them without data:
 
 ```python
 import numpy as np
@@ -79,9 +82,9 @@ called with (2,)
 [0.1 0.1]
 ```
 
-The function runs once in each run of the program, even if its result is unused, so its side effects happen. In jax the order of
-two such calls is undefined. `writes=`, `lazy=`, `returns=` and `device=` are refused in compiled programs. Differentiating it is
-refused unless you pass `detach=True`.
+The function runs once in each run of the program, even if its result is unused, so its side effects happen. In jax the
+order of two such calls is undefined. `writes=`, `lazy=`, `returns=` and `device=` are refused in compiled programs.
+Differentiating it is refused unless you pass `detach=True`.
 """
 
 
