@@ -120,7 +120,9 @@ def _call_back(*operands: Any, step: _Step) -> Any:
 def _lower(lower: Callable[..., Any], context: Any, *operands: Any, step: _Step) -> Any:
     if getattr(context.module_context.axis_context, "num_devices", 1) != 1:
         reason = "the program runs on several devices, with sharded or replicated arrays"
-        raise ConversionError(reason, source="jax", fix="Gather them first, or call it under jax.shard_map.")
+        raise ConversionError(
+            reason, source="jax", fix="Pass arrays on one device, as jax.device_put(x, jax.devices()[0])."
+        )
     return lower(context, *operands, step=step)
 
 

@@ -47,34 +47,33 @@ def _is_abstract(tensor: Any) -> bool:
     return type(tensor) is not torch.Tensor and isinstance(tensor, kinds)
 
 
-def record(operation: Operation, tensors: Sequence[Any]) -> list[Any]:
-    """Call an operation so that torch can trace and transform it."""
-    with _explained():
-        return list(_node().apply(operation, *tensors))
-
-
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Warn with the reason if ``torch.compile(fullgraph=True)`` fails, since torch drops it."""
     try:
         yield
     except DlxError as error:
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(AttributeError, KeyError):
             translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
             if translator.current_tx().one_graph:
                 warnings.warn(f"torch.compile fails: {error}", stacklevel=2)
         raise
 
 
+@_explained()
+def record(operation: Operation, tensors: Sequence[Any]) -> list[Any]:
+    """Call an operation so that torch can trace and transform it."""
+    return list(_node().apply(operation, *tensors))
+
+
+@_explained()
 def call_once(operation: Operation, tensors: Sequence[Any], detach: bool) -> list[Any]:
     """Call an operation, without derivatives, once per run of a traced program."""
-    torch = sys.modules["torch"]
-    if not detach and torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+    if not detach and sys.modules["torch"].is_grad_enabled() and any(each.requires_grad for each in tensors):
         reason = "torch records it for differentiation, and its gradients would be lost"
         fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
         raise ConversionError(reason, source="torch", fix=fix)
-    with _explained():
-        return list(_operators().run([each.detach() for each in tensors], _number(operation), operation.needs))
+    return list(_operators().run([each.detach() for each in tensors], _number(operation), operation.needs))
 
 
 def _number(operation: Operation) -> int:
@@ -89,7 +88,7 @@ def _find(number: int, needs: str) -> Operation:
         return _OPERATIONS[number]
     except KeyError:
         reason = f"it calls {needs}, which this process has not compiled"
-        fix = "Compile or export the program in this process, with dlx and the function's framework."
+        fix = "Export the program in this process, with dlx and the function's framework."
         raise ConversionError(reason, source="torch", fix=fix) from None
 
 
