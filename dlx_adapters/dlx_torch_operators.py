@@ -115,8 +115,7 @@ def _operators() -> Any:
         torch.library.register_fake(f"dlx::{name}", _fake, lib=library)
         torch.library.register_vmap(f"dlx::{name}", _vmap, lib=library)
     torch.library.register_autograd("dlx::call", _backward, setup_context=_keep, lib=library)
-    kinds = torch._library.effects.EffectType
-    torch.library._register_effectful_op("dlx::run", kinds.ORDERED)
+    torch.library._register_effectful_op("dlx::run", torch._library.effects.EffectType.ORDERED)
     torch.ops.dlx.library = library  # it removes its operators when it is collected
     return torch.ops.dlx
 

@@ -36,8 +36,8 @@ print(jax.jit(jax.hessian(lambda x: gelu(x).sum()))(jnp.zeros(2)))
 ```
 
 ```text
-[[0.79788464 0.        ]
- [0.         0.79788464]]
+[[0.7978846 0.       ]
+ [0.        0.7978846]]
 ```
 
 The tables come from `python docs/tools/transforms.py`. It runs 20 functions in every transformation, and compares each
