@@ -132,8 +132,7 @@ def _fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
 
 
 def _vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str) -> Any:
-    batched = _find(number, needs).batch(axes[0], info.batch_size)
-    results = record(batched, tensors)
+    results = record(_find(number, needs).batch(axes[0], info.batch_size), tensors)
     return results, [0] * len(results)
 
 

@@ -30,7 +30,7 @@ from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
-from dlx._using.function_spec import FunctionSpec, Place, is_tracked
+from dlx._using.function_spec import FunctionSpec, Place, is_tracked, map_leaves
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import GradSupport, alone
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
@@ -184,7 +184,7 @@ class _DeclaredSpecs:
             shown = self._shown(*args, **options) if callable(self._shown) else self._shown
             self._specs = [
                 (each.shape, each.dtype)
-                for each in self._result.take_arrays(_map(shown, partial(_abstract, self._caller)), "dlx")
+                for each in self._result.take_arrays(map_leaves(shown, partial(_abstract, self._caller)), "dlx")
             ]
         return self._specs
 
@@ -214,16 +214,6 @@ def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
         return tree.rebuild([_Placeholder(tuple(getattr(array, "shape", ()))) for array in tree.arrays], target)
     except DlxError:
         return values
-
-
-def _map(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change each leaf in dicts, lists and tuples."""
-    if isinstance(value, dict):
-        return {key: _map(each, change) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_map(each, change) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return change(value)
 
 
 def _abstract(caller: Adapter, value: Any) -> Any:
@@ -260,7 +250,7 @@ class _Result:
         failures = Failures(target, locate=lambda path: ("result", path[1:]))
         tree = Tree((value,), TUPLE, failures, compounds=_Refusing(target))
         if self._paths is not None and len(tree.arrays) < len(self._paths):
-            tree = Tree((_map(value, _as_array),), TUPLE, failures, compounds=_Refusing(target))
+            tree = Tree((map_leaves(value, _as_array),), TUPLE, failures, compounds=_Refusing(target))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:
