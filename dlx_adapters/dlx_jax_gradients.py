@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import dlx
 from dlx.adapter import Device, DType, DTypes, GradSupport, Tensor, over_memory
-from dlx_adapters.dlx_jax_primitives import as_arrays, call_once, conjugate, is_inexact, is_tracer, record
+from dlx_adapters import dlx_jax_primitives as primitives
 
 __all__ = ["is_tracing", "support"]
 
@@ -30,8 +31,8 @@ def _split_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bo
     which: list[bool] = []
 
     def split(*operands: Any) -> Any:
-        results = as_arrays(function(*operands))
-        which[:] = map(is_inexact, results)
+        results = primitives.as_arrays(function(*operands))
+        which[:] = map(primitives.is_inexact, results)
         pairs = list(zip(results, which, strict=True))
         return [each for each, is_one in pairs if is_one], [each for each, is_one in pairs if not is_one]
 
@@ -47,7 +48,7 @@ def _pull_back(pull: Any, results: Sequence[Any], which: Sequence[bool], gradien
         for result, gradient, is_one in zip(results, gradients, which, strict=True)
         if is_one
     ]
-    return conjugate(pull(conjugate(complete)))
+    return primitives.conjugate(pull(primitives.conjugate(complete)))
 
 
 def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -57,23 +58,67 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
 
 def _jvp(function: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the results, and the tangents of the differentiable results."""
-    results, moved = sys.modules["jax"].jvp(lambda *operands: as_arrays(function(*operands)), [*arrays], [*tangents])
-    return results, [each for result, each in zip(results, moved, strict=True) if is_inexact(result)]
+    results, moved = sys.modules["jax"].jvp(_flat(function), [*arrays], [*tangents])
+    return results, [each for result, each in zip(results, moved, strict=True) if primitives.is_inexact(result)]
 
 
-def _vmap(function: Any, axes: Sequence[int | None]) -> Any:
-    return sys.modules["jax"].vmap(lambda *arrays: as_arrays(function(*arrays)), tuple(axes))
+def _flat(function: Any) -> Callable[..., list[Any]]:
+    return lambda *arrays: primitives.as_arrays(function(*arrays))
 
 
-def _jit(function: Any) -> Any:
-    return sys.modules["jax"].jit(lambda *arrays: as_arrays(function(*arrays)))
+def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], DType]]) -> Any:
+    """Return shape and dtype of each result; sizes that are symbols of torch stay symbols if jax can express them."""
+    sizes = {str(n): n for shape, _ in specs for n in shape if type(n) is not int}
+    if sizes:
+        with contextlib.suppress(Exception):  # jax cannot decide a comparison, or the sizes' relation is unknown to it
+            return _eval_symbols(dtypes, function, specs, sizes)
+        specs = [(tuple(map(int, shape)), dtype) for shape, dtype in specs]
+    return [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in _eval(dtypes, function, specs)]
 
 
-def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[int, ...], DType]]) -> Any:
+def _eval(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], DType]]) -> Any:
     jax = sys.modules["jax"]
     like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in specs]
-    results = jax.eval_shape(lambda *arrays: as_arrays(function(*arrays)), *like)
-    return [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in results]
+    return jax.eval_shape(_flat(function), *like)
+
+
+def _eval_symbols(dtypes: DTypes, function: Any, specs: Any, sizes: dict[str, Any]) -> Any:
+    """Apply `_eval_shape` for all sizes that differ from 0 and 1, as torch assumes of its symbols."""
+    from jax import export
+
+    names = {f"n{i}": size for i, size in enumerate(sizes.values())}
+    known = dict(zip(sizes, names, strict=True))
+    scope = export.SymbolicScope([f"{name} >= 2" for name in names])
+
+    def shape_of(shape: tuple[Any, ...]) -> Any:
+        return export.symbolic_shape(",".join(known.get(str(n), str(n)) for n in shape), scope=scope)
+
+    results = _eval(dtypes, function, [(shape_of(shape), dtype) for shape, dtype in specs])
+    env = {name: _Size(size) for name, size in names.items()}
+    found = [tuple(n if type(n) is int else _unwrap(n._evaluate(env)) for n in each.shape) for each in results]
+    return [(shape, dtypes.from_native(each.dtype)) for shape, each in zip(found, results, strict=True)]
+
+
+class _Size:
+    """A size of torch that jax's arithmetic does not turn into a number."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __add__(self, other: Any) -> _Size:
+        return _Size(self.value + _unwrap(other))
+
+    def __mul__(self, other: Any) -> _Size:
+        return _Size(self.value * _unwrap(other))
+
+    def __divmod__(self, other: Any) -> tuple[_Size, _Size]:
+        return _Size(self.value // _unwrap(other)), _Size(self.value % _unwrap(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _unwrap(size: Any) -> Any:
+    return size.value if isinstance(size, _Size) else int(size)
 
 
 def _import_tensor(tensor: Any, import_tensor: Callable[[Tensor], Any], host: bool) -> Any:
@@ -88,7 +133,7 @@ def _export_results(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> li
     """Return writable tensors over new results without other references; return others unchanged."""
     found = []
     for array, known in zip(arrays, own, strict=True):
-        if known is None or not host or not array.size or is_tracer(array):
+        if known is None or not host or not array.size or primitives.is_tracer(array):
             found.append(array)
             continue
         array.block_until_ready()
@@ -124,7 +169,7 @@ def _own(dtypes: DTypes, results: Sequence[Any], others: Sequence[Any]) -> list[
     arrays = [*others, *results]
     own: list[tuple[Any, DType] | None] = []
     for each in results:
-        is_new = is_tracer(each) and sum(each is other for other in arrays) == 1
+        is_new = primitives.is_tracer(each) and sum(each is other for other in arrays) == 1
         dtype = dtypes.from_native(each.dtype) if is_new else None
         own.append((each.shape, dtype) if dtype is not None and dtype.bits >= 8 else None)  # smaller ones are packed
     return own
@@ -199,15 +244,15 @@ def _compile(dtypes: DTypes, import_tensor: Callable[[Tensor], Any], function: A
 def support(dtypes: DTypes, import_tensor: Callable[[Tensor], Any]) -> GradSupport:
     """Return jax's `GradSupport`; ``import_tensor(tensor)`` returns an array over a host tensor, or None."""
     return GradSupport(
-        is_tracer,
-        is_inexact,
+        primitives.is_tracer,
+        primitives.is_inexact,
         _vjp,
-        functools.partial(record, dtypes),
+        functools.partial(primitives.record, dtypes),
         functools.partial(_eval_shape, dtypes),
         jvp=_jvp,
-        vmap=_vmap,
-        jit=_jit,
-        call=functools.partial(call_once, dtypes),
+        vmap=lambda function, axes: sys.modules["jax"].vmap(_flat(function), tuple(axes)),
+        jit=lambda function: sys.modules["jax"].jit(_flat(function)),
+        call=functools.partial(primitives.call_once, dtypes),
         compile=functools.partial(_compile, dtypes, import_tensor),
         by_type=True,
     )

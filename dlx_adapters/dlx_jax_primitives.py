@@ -12,14 +12,12 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from dlx.adapter import DTypes, Operation
 from dlx.errors import ConversionError
 
 __all__ = ["call_once", "record"]
-
-_SHARDED = "jax would call it with arrays that are sharded or replicated over several devices"
 
 
 @dataclass(eq=False)
@@ -121,7 +119,10 @@ def _call_back(*operands: Any, step: _Step) -> Any:
 
 def _lower(lower: Callable[..., Any], context: Any, *operands: Any, step: _Step) -> Any:
     if getattr(context.module_context.axis_context, "num_devices", 1) != 1:
-        raise ConversionError(_SHARDED, source="jax", fix="Gather them first, or call it under jax.shard_map.")
+        reason = "the program runs on several devices, with sharded or replicated arrays"
+        raise ConversionError(
+            reason, source="jax", fix="Pass arrays on one device, as jax.device_put(x, jax.devices()[0])."
+        )
     return lower(context, *operands, step=step)
 
 
@@ -165,8 +166,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any
         step, list(primals), [sys.modules["jax"].typeof(each) for each in results], wanted, state, pullback, held
     )
     found = iter(pair.push(moved) if moved else ())
-    zero = lambda each: ad.Zero(sys.modules["jax"].typeof(each).to_tangent_aval())  # noqa: E731
-    return results, [next(found) if moved and is_inexact(each) else zero(each) for each in results]
+    zero, typeof = cast("Any", ad.Zero), sys.modules["jax"].typeof
+    return results, [next(found) if moved and is_inexact(r) else zero(typeof(r).to_tangent_aval()) for r in results]
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, step: _Step) -> list[Any]:
@@ -247,6 +248,8 @@ def call_once(dtypes: DTypes, operation: Operation, arrays: Sequence[Any], detac
 
     jax = sys.modules["jax"]
     guarded = [jax.lax.stop_gradient(each) if detach else _guard().bind(each) for each in arrays]
+    if not any(map(is_tracer, guarded)):
+        return commit_like(operation(as_arrays(guarded)), guarded)
     like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(arrays)]
     return io_callback(lambda *now: operation(now, "numpy"), like, *guarded)
 

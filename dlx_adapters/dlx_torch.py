@@ -24,7 +24,7 @@ from typing import Any
 
 from dlx import adapter as api
 from dlx.errors import ConversionError, DeviceError, DTypeError
-from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients
+from dlx_adapters import _dlx_torch, dlx_torch_compound, dlx_torch_gradients, dlx_torch_operators
 
 HOST = api.Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # torch's device names -> dlx's
@@ -370,6 +370,7 @@ class TorchAdapter(api.Adapter):
         mark_written=_mark_written,
     )
     gradients = dlx_torch_gradients.support(DTYPES)
+    is_tracing = staticmethod(dlx_torch_operators.is_tracing)  # until `ready` sets a faster one
     known_issues = (
         _TO_2_9,
         _tested_issue("from_dlpack aborts the process on negative strides (2.14: it raises)", lowers=_STRIDES),

@@ -13,17 +13,13 @@ from weakref import ref
 
 from dlx.adapter import DTypes, GradSupport, Operation
 from dlx.errors import ConversionError
-from dlx_adapters.dlx_torch_operators import call_once, is_traced, is_tracing, record
+from dlx_adapters import dlx_torch_operators as operators
 
 __all__ = ["support"]
 
 
 def _is_tracked(tensor: Any) -> bool:
-    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled()) or is_traced(tensor)
-
-
-def _is_differentiable(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled()) or operators.is_traced(tensor)
 
 
 def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
@@ -58,7 +54,7 @@ def _jvp(function: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> tupl
     torch = sys.modules["torch"]
     results, pullback = _vjp(function, tensors)
     with torch.inference_mode(mode=False), torch.enable_grad():
-        seeds = [torch.zeros_like(each).requires_grad_() if _is_differentiable(each) else None for each in results]
+        seeds = [torch.zeros_like(each).requires_grad_() if operators.is_inexact(each) else None for each in results]
         some, moved = [each for each in seeds if each is not None], []
         for gradient, tangent in zip(pullback(seeds), tangents, strict=True):
             if gradient.requires_grad:
@@ -89,7 +85,7 @@ def _node() -> Any:
             holder.pullback = pullback
             ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
             ctx.save_for_backward(holder, *tensors, *results)
-            ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
+            ctx.mark_non_differentiable(*(each for each in results if not operators.is_inexact(each)))
             ctx.set_materialize_grads(False)
             return tuple(results)
 
@@ -110,7 +106,7 @@ def _node() -> Any:
             with _GRADIENTS.replayed(ctx.random):
                 found = iter(_record(operation, (*tensors, *operands)))
             pairs = zip(tensors, ctx.wanted, strict=True)
-            return None, *(next(found) if wanted and _is_differentiable(each) else None for each, wanted in pairs)
+            return None, *(next(found) if wanted and operators.is_inexact(each) else None for each, wanted in pairs)
 
     return Using
 
@@ -125,8 +121,8 @@ def _refuse_batches(tensors: Iterable[Any]) -> None:
 
 
 def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
-    if is_tracing() or any(map(is_traced, tensors)):
-        return record(operation, tensors)
+    if operators.is_tracing() or any(map(operators.is_traced, tensors)):
+        return operators.record(operation, tensors)
     return _node().apply(operation, *tensors)
 
 
@@ -185,11 +181,11 @@ def _at_random_state(state: Any) -> Iterator[None]:
 
 _GRADIENTS = GradSupport(
     _is_tracked,
-    _is_differentiable,
+    operators.is_inexact,
     _vjp,
     _record,
     jvp=_jvp,
-    call=call_once,
+    call=operators.call_once,
     random_state=_random_state,
     at_random_state=_at_random_state,
 )

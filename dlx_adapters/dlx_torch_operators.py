@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlx.adapter import Operation
-from dlx.errors import ConversionError
+from dlx.errors import ConversionError, DlxError
 
-__all__ = ["call_once", "is_traced", "is_tracing", "record"]
+__all__ = ["call_once", "is_inexact", "is_traced", "is_tracing", "record"]
 
 _OPERATIONS: dict[int, Operation] = {}  # compiled programs refer to these numbers, and may run until the process ends
 _NUMBERS = itertools.count(1)
@@ -29,30 +31,49 @@ def is_tracing() -> bool:
 def is_traced(tensor: Any) -> bool:
     """Return whether a tensor has no data because torch traces or transforms it."""
     torch = sys.modules["torch"]
-    if type(tensor) is not torch.Tensor:
-        subclasses = torch._subclasses
-        if isinstance(tensor, subclasses.FakeTensor | subclasses.functional_tensor.FunctionalTensor):
-            return True
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if _is_abstract(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None:
         return True
     modes = torch._C._TorchDispatchModeKey
     return torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(modes.PROXY) is not None
 
 
+def _is_abstract(tensor: Any) -> bool:
+    """Return whether a tensor stands for the tensors of a compiled program."""
+    torch = sys.modules["torch"]
+    kinds = torch._subclasses.FakeTensor | torch._subclasses.functional_tensor.FunctionalTensor
+    return type(tensor) is not torch.Tensor and isinstance(tensor, kinds)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Warn with the reason if ``torch.compile(fullgraph=True)`` fails, since torch drops it."""
+    try:
+        yield
+    except DlxError as error:
+        with contextlib.suppress(AttributeError, KeyError):
+            translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
+            if translator.current_tx().one_graph:
+                warnings.warn(f"torch.compile fails: {error}", stacklevel=2)
+        raise
+
+
+@_explained()
 def record(operation: Operation, tensors: Sequence[Any]) -> list[Any]:
     """Call an operation so that torch can trace and transform it."""
     return list(_node().apply(operation, *tensors))
 
 
+@_explained()
 def call_once(operation: Operation, tensors: Sequence[Any], detach: bool) -> list[Any]:
     """Call an operation, without derivatives, once per run of a traced program."""
-    torch = sys.modules["torch"]
-    if not detach and torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+    if not detach and sys.modules["torch"].is_grad_enabled() and any(each.requires_grad for each in tensors):
         reason = "torch records it for differentiation, and its gradients would be lost"
         fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
         raise ConversionError(reason, source="torch", fix=fix)
-    with torch.no_grad():
-        return list(_operators().run([each.detach() for each in tensors], _number(operation), operation.needs))
+    return list(_operators().run([each.detach() for each in tensors], _number(operation), operation.needs))
 
 
 def _number(operation: Operation) -> int:
@@ -67,13 +88,18 @@ def _find(number: int, needs: str) -> Operation:
         return _OPERATIONS[number]
     except KeyError:
         reason = f"it calls {needs}, which this process has not compiled"
-        fix = "Compile or export the program in this process, with dlx and the function's framework."
+        fix = "Export the program in this process, with dlx and the function's framework."
         raise ConversionError(reason, source="torch", fix=fix) from None
 
 
 def _call(operation: Operation, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Call an operation, as a node of the graph if torch traces."""
+    torch = sys.modules["torch"]
     if is_tracing():
+        is_dual = torch.autograd.forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active()
+        if is_dual and not any(map(_is_abstract, tensors)):
+            fix = "Use torch.func.jvp, or torch.func.vjp."
+            raise ConversionError("torch.func.linearize cannot trace functions of other frameworks", fix=fix)
         return tuple(_operators().call(list(tensors), _number(operation), operation.needs))
     return tuple(operation(tensors))
 
@@ -89,8 +115,7 @@ def _operators() -> Any:
         torch.library.register_fake(f"dlx::{name}", _fake, lib=library)
         torch.library.register_vmap(f"dlx::{name}", _vmap, lib=library)
     torch.library.register_autograd("dlx::call", _backward, setup_context=_keep, lib=library)
-    kinds = torch._library.effects.EffectType
-    torch.library._register_effectful_op("dlx::run", kinds.ORDERED)
+    torch.library._register_effectful_op("dlx::run", torch._library.effects.EffectType.ORDERED)
     torch.ops.dlx.library = library  # it removes its operators when it is collected
     return torch.ops.dlx
 
@@ -107,8 +132,7 @@ def _fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
 
 
 def _vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str) -> Any:
-    batched = _find(number, needs).batch(axes[0], info.batch_size)
-    results = record(batched, tensors)
+    results = record(_find(number, needs).batch(axes[0], info.batch_size), tensors)
     return results, [0] * len(results)
 
 
@@ -124,7 +148,7 @@ def _backward(ctx: Any, gradients: Sequence[Any]) -> Any:
 
 def _differentiate(operation: Operation, tensors: Sequence[Any], wanted: Sequence[bool], gradients: Any) -> list[Any]:
     """Return the gradient of each tensor, or None."""
-    wanted = [is_one and _is_inexact(each) for each, is_one in zip(tensors, wanted, strict=True)]
+    wanted = [is_one and is_inexact(each) for each, is_one in zip(tensors, wanted, strict=True)]
     if not any(wanted) or all(each is None for each in gradients):
         return [None] * len(tensors)
     derived, extra = operation.derivative(gradients, wanted)
@@ -132,7 +156,8 @@ def _differentiate(operation: Operation, tensors: Sequence[Any], wanted: Sequenc
     return [next(found) if is_one else None for is_one in wanted]
 
 
-def _is_inexact(tensor: Any) -> bool:
+def is_inexact(tensor: Any) -> bool:
+    """Return whether a tensor's dtype has gradients."""
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -149,7 +174,7 @@ def _node() -> Any:
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.operation, *tensors = inputs
-            ctx.exact = [not _is_inexact(each) for each in output]
+            ctx.exact = [not is_inexact(each) for each in output]
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
             ctx.mark_non_differentiable(*(each for each, is_one in zip(output, ctx.exact, strict=True) if is_one))
@@ -162,7 +187,7 @@ def _node() -> Any:
         @staticmethod
         def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
             tensors = ctx.saved_tensors
-            wanted = [each is not None and _is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
+            wanted = [each is not None and is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
             moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
             pushed, extra = ctx.operation.pushforward(moved, wanted)
             found = iter(record(pushed, (*tensors, *extra)))

@@ -66,22 +66,33 @@ def leave_out(function: Any, name: str) -> Any:
     return function
 
 
-def make_opaque(function: Any, name: str) -> Any:
+_opaque: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def make_opaque(function: Any) -> Any:
     """Have the compiler call a function instead of tracing it: with tensors without data, and later in its graph."""
-
-    def mark(dynamo: Any) -> None:
-        try:
-            rules = dynamo.trace_rules
-            several = rules._allowed_callable_ids, rules._nonstrict_trace_callable_ids
-            for each in several:
-                each.add(id(function))
-                weakref.finalize(function, each.remove, id(function))
-        except AttributeError:  # a fake torch of a test
-            leave_out(function, name)
-
     skip_frames(function)
-    when_imported(f"{TRACING[0]}._dynamo", mark)
+    if f"{TRACING[0]}._dynamo" in sys.modules:
+        _mark(function)
+    _opaque.add(function)
     return function
+
+
+def _mark(function: Any) -> None:
+    with contextlib.suppress(AttributeError):  # a fake torch of a test
+        rules = sys.modules[f"{TRACING[0]}._dynamo"].trace_rules
+        for numbers in (rules._allowed_callable_ids, rules._nonstrict_trace_callable_ids):
+            if id(function) not in numbers():
+                numbers.add(id(function))
+                weakref.finalize(function, numbers.remove, id(function)).atexit = False
+
+
+def _mark_all(_: Any) -> None:
+    for each in [*_opaque]:
+        _mark(each)
+
+
+when_imported(f"{TRACING[0]}._dynamo", _mark_all)
 
 
 def skip_frames(function: Any) -> None:

@@ -167,7 +167,7 @@ def using(
         spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, **more)
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
         if grad or (result_like is not None and not _returns_often(function)):
-            make_opaque(wrapper, "what dlx.using returns")
+            make_opaque(wrapper)
         elif getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlx._registry.generic import BUFFER
@@ -124,3 +125,13 @@ def find_wrapper(target: Target) -> Any:
     source = target.source
     declared = (each for each in source.containers if isinstance(each, Container))
     return next((each for each in declared if each.elements == "same_as" and each.holds == source.name), None)
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change each leaf in dicts, lists and tuples."""
+    if isinstance(value, dict):
+        return {key: map_leaves(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [map_leaves(each, change) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return change(value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.shares_memory import collision, shares_memory
@@ -29,7 +30,7 @@ from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
-from dlx._using.function_spec import FunctionSpec, Place, is_tracked
+from dlx._using.function_spec import FunctionSpec, Place, is_tracked, map_leaves
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import GradSupport, alone
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
 FEW = 100  # pairs of arrays up to which all pairs are compared; more are sorted by address
+_NONE = GradSupport(lambda array: False)  # of frameworks without gradients
 _EXACT = {native.lib.kDLInt, native.lib.kDLUInt, native.lib.kDLBool, native.lib.kDLOpaqueHandle}
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
@@ -84,8 +86,8 @@ def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], option
     pairs = zip(tree.sources, tree.arrays, strict=True)
     callers = {source.name: source for source, array in pairs if source in tracing and is_tracked(source, array)}
     callers.pop(request.target.source.name, None)
-    inner = request.target.adapter.gradients
-    if len(callers) != 1 or (spec.result_like is None and (inner is None or inner.eval_shape is None)):
+    inner = request.target.adapter.gradients or _NONE
+    if len(callers) != 1:
         return NotImplemented  # it has data, or the conversion raises an error
     ((name, caller),) = callers.items()
     used = {"lazy": spec.lazy, "returns": spec.returns, "writes": spec.writes, "device": request.device}
@@ -181,7 +183,8 @@ class _DeclaredSpecs:
             args, options = self._arguments
             shown = self._shown(*args, **options) if callable(self._shown) else self._shown
             self._specs = [
-                (each.shape, each.dtype) for each in self._result.take_arrays(_abstract(shown, self._caller), "dlx")
+                (each.shape, each.dtype)
+                for each in self._result.take_arrays(map_leaves(shown, partial(_abstract, self._caller)), "dlx")
             ]
         return self._specs
 
@@ -213,17 +216,17 @@ def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
         return values
 
 
-def _abstract(value: Any, caller: Adapter) -> Any:
-    """Replace each object with a shape and a dtype by a tensor without memory."""
-    if isinstance(value, dict):
-        return {key: _abstract(each, caller) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_abstract(each, caller) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+def _abstract(caller: Adapter, value: Any) -> Any:
+    """Replace an object with a shape and a dtype by a tensor without memory."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
     dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
-    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # never read
+    return native.tensor_new(16, tuple(map(int, value.shape)), None, dtype, HOST, 0, None)  # never read
+
+
+def _as_array(value: Any) -> Any:
+    """Return an array for a scalar of numpy, to which it reduces arrays without dimensions."""
+    return value.__array__() if getattr(value, "shape", None) == () and hasattr(value, "__array_interface__") else value
 
 
 class _Result:
@@ -246,6 +249,8 @@ class _Result:
             )
         failures = Failures(target, locate=lambda path: ("result", path[1:]))
         tree = Tree((value,), TUPLE, failures, compounds=_Refusing(target))
+        if self._paths is not None and len(tree.arrays) < len(self._paths):
+            tree = Tree((map_leaves(value, _as_array),), TUPLE, failures, compounds=_Refusing(target))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
         arrays = tree.arrays
         if self._paths is None:
@@ -275,7 +280,7 @@ class DifferentiableFunction:
         self,
         function: Callable[..., list[Any]],
         request: Request,
-        inner: GradSupport | None,
+        inner: GradSupport,
         caller: Adapter,
         places: list[Place],
         like: Like | None = None,
@@ -333,7 +338,7 @@ class DifferentiableFunction:
         def like(arrays: Sequence[Any]) -> Specs:
             operands = arrays[: len(arrays) - len(there) - states]
             specs = [self._spec_of(each) for i, each in enumerate(operands) if wanted is None or wanted[i]]
-            return [spec for spec in specs if _is_inexact(spec[1])]
+            return [spec for spec in specs if spec[1].code not in _EXACT]
 
         made = self._derive(flat, [("gradient", ())] * (len(there) + states), like)
         return made, [*(gradients[i] for i in there), *state]
@@ -343,7 +348,7 @@ class DifferentiableFunction:
     ) -> tuple[DifferentiableFunction, list[Any]]:
         """Return the operation (arguments, tangents, state) -> tangents of results, and its last two operands."""
         function, inner, states, n = self._function, self._inner, len(state), len(tangents)
-        if inner is None or inner.jvp is None:
+        if inner.jvp is None:
             fix = "Use reverse mode, such as jax.grad or torch.func.grad."
             raise ConversionError(f"{self._request.target.name} has no forward-mode derivatives", fix=fix)
         jvp = inner.jvp
@@ -357,13 +362,15 @@ class DifferentiableFunction:
                 return list(jvp(over, [inside[i] for i in chosen], moved)[1])
 
         def like(arrays: Sequence[Any]) -> Specs:
-            return [spec for spec in self.results_like(arrays[: len(arrays) - n - states]) if _is_inexact(spec[1])]
+            return [
+                spec for spec in self.results_like(arrays[: len(arrays) - n - states]) if spec[1].code not in _EXACT
+            ]
 
         return self._derive(flat, [("tangent", ())] * n + [("state", ())] * states, like), [*tangents, *state]
 
     def batch(self, axes: Sequence[int | None], size: int) -> DifferentiableFunction:
         """Return the operation over arrays with an additional axis each (None: without)."""
-        if self._inner is None or self._inner.vmap is None:
+        if self._inner.vmap is None:
             fix = "Call it for each element, or for the whole array outside of vmap."
             raise ConversionError(f"{self._request.target.name} cannot vectorize functions", fix=fix)
 
@@ -376,7 +383,7 @@ class DifferentiableFunction:
 
     def compile(self) -> DifferentiableFunction:
         """Return an operation to run many times."""
-        if self._inner is None or self._inner.jit is None:
+        if self._inner.jit is None:
             return self
         return self._derive(self._inner.jit(self._function), [], self.results_like)
 
@@ -389,7 +396,7 @@ class DifferentiableFunction:
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
         """Return an operation whose last results are the random states before and after it, and their number."""
-        state_of, function = None if self._inner is None else self._inner.random_state, self._function
+        state_of, function = self._inner.random_state, self._function
         if state_of is None:
             return self, 0
 
@@ -415,7 +422,7 @@ class DifferentiableFunction:
         """Return the shape and dtype of each result, using only those of `arrays`."""
         if self._like is not None:
             return self._like(arrays)
-        if self._inner is None or self._inner.eval_shape is None:
+        if self._inner.eval_shape is None:
             reason = f"{self._request.target.name} cannot determine the function's results without calling it"
             raise ConversionError(reason, fix="Pass result_like=, arrays with the shapes and dtypes of the results.")
         try:
@@ -464,11 +471,6 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
 def _fix(function: Callable[..., list[Any]], arrays: Sequence[Any], chosen: list[int]) -> Callable[..., list[Any]]:
     """Return a function of some of the arguments; the others are constants."""
     return lambda *some: function(*fill(arrays, chosen, some))
-
-
-def _is_inexact(dtype: DType) -> bool:
-    """Return whether arrays of a dtype have gradients."""
-    return dtype.code not in _EXACT
 
 
 def _without(shape: Sequence[Any], axis: int | None) -> tuple[Any, ...]:
