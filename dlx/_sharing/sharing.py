@@ -29,6 +29,7 @@ from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decode, encode, needs_tensors, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
+from dlx._sharing.workers import register_types
 from dlx._support.text import amount
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -98,6 +99,7 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True) -> Handl
         number[item.index] = n
     nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add)
     failures.raise_first()
+    register_types()
     return _write_segment(layout, nodes, names, with_values)
 
 
@@ -418,10 +420,13 @@ def attach_tree(
         why = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is invalid: {why}") from error
     if convert is None or (are_converted and not memories):
+        register_types({*map(type, tensors)})
         return decode(whole, names, tensors)
     if not as_tensors:  # build the containers once, with the converted arrays
         try:
-            return decode(whole, names, convert(tensors))
+            arrays = convert(tensors)
+            register_types({*map(type, arrays)})
+            return decode(whole, names, arrays)
         except HandleError:
             raise
         except DlxError:

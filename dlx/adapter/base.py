@@ -397,7 +397,8 @@ class Adapter:
         """Return which tensors the framework imports unchanged. None, the default: it cannot be a target.
 
         Called with the framework imported, when it is first a target; initialize it here if necessary. dlx applies the
-        changes of `known_issues`.
+        changes of `known_issues`. ``dlx plan`` also calls it without the framework, to plan conversions of files: then
+        return what every version and build imports, or raise any error, and the framework is imported.
         """
         return None
 

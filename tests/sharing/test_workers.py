@@ -1,0 +1,223 @@
+"""Shared arrays that workers return: they arrive without a copy, and outlive the worker."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+METHODS = ("fork", "spawn", "forkserver")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+
+PROGRAM = """
+import gc, multiprocessing, os, sys
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import dlx
+
+def work(kind):
+    x = np.arange(6, dtype="f4").reshape(2, 3)
+    handle = dlx.share({"x": x, "turned": x.T, "part": x[:, ::2], "n": [1, "text"]})
+    if kind == "handle":
+        return handle
+    return dlx.attach(handle, to=kind, writable=kind != "dlx")
+
+def put(queue, kind):
+    queue.put(work(kind))
+
+def check(tree, kind):
+    tree = dlx.attach(tree, to="numpy") if kind == "handle" else tree
+    assert tree["n"] == [1, "text"]
+    if kind in ("numpy", "torch"):
+        assert type(tree["x"]).__module__ == kind
+        tree["x"][1, 2] = 9
+        assert tree["turned"][2, 1] == 9 and tree["part"][1, 1] == 9  # one memory
+        tree["x"][1, 2] = 5
+    with dlx.share(tree) as again:
+        assert again["size"] <= 2048, again  # nothing is copied
+    x = dlx.convert(tree["x"], to="numpy")
+    assert x.sum() == 15 and x.flags.writeable is (kind not in ("dlx", "handle"))
+
+def main(method, kinds):
+    context = multiprocessing.get_context(method)
+    before = None
+    for kind in (*kinds, *kinds):
+        with context.Pool(1) as pool:
+            found = [pool.apply(work, (kind,))]
+        with ProcessPoolExecutor(1, mp_context=context) as executor:
+            found.append(executor.submit(work, kind).result(timeout=60))
+        queue = context.Queue()
+        process = context.Process(target=put, args=(queue, kind))
+        process.start()
+        found.append(queue.get(timeout=60))
+        process.join()
+        assert process.exitcode == 0
+        for each in found:
+            check(each, kind)
+        del found, each, queue, process
+        gc.collect()
+        number = len(os.listdir("/proc/self/fd"))
+        before = number if kind == kinds[-1] and before is None else before
+    assert number <= before, (number, before)
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
+    print("right")
+"""
+
+
+def run(text, *arguments, folder, timeout=240):
+    """Run a program from a file, as spawn needs it; return its output."""
+    file = folder / "program.py"
+    file.write_text(text)
+    command = [sys.executable, "-W", "ignore", str(file), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_results_of_workers_are_shared(np, tmp_path, method):
+    """A pool, an executor and a process that ends at once return handles, tensors and numpy arrays."""
+    assert run(PROGRAM, method, "handle", "dlx", "numpy", folder=tmp_path) == "right"
+
+
+def test_results_of_torch_workers_are_shared(np, torch, tmp_path):
+    assert run(PROGRAM, "fork", "torch", folder=tmp_path) == "right"
+
+
+def test_results_of_joblib_are_shared(np, tmp_path):
+    """Its default workers (loky) send handles and tensors."""
+    if importlib.util.find_spec("joblib") is None:
+        pytest.skip("joblib is not installed")
+    text = (
+        PROGRAM[: PROGRAM.index("def main")]
+        + """
+from joblib import Parallel, delayed
+if __name__ == "__main__":
+    for kind in ("handle", "dlx"):
+        for each in Parallel(2)(delayed(work)(kind) for _ in range(4)):
+            check(each, kind)
+    print("right")
+"""
+    )
+    assert run(text, folder=tmp_path).splitlines()[-1] == "right"
+
+
+LOADER = """
+import os, sys
+import numpy as np
+import dlx
+from torch.utils.data import DataLoader
+
+def collate(samples):
+    batch = [dlx.stack(column, to="numpy") for column in zip(*samples)]
+    return dlx.attach(dlx.share(batch), to="torch", writable=True)
+
+samples = [(np.full((3, 8, 8), i, np.float32), i, *(np.array([i]) for _ in range(30))) for i in range(32)]
+
+if __name__ == "__main__":
+    loader = DataLoader(samples, batch_size=4, num_workers=2, collate_fn=collate, multiprocessing_context=sys.argv[1])
+    before = len(os.listdir("/proc/self/fd"))
+    kept = list(loader)
+    opened = len(os.listdir("/proc/self/fd")) - before
+    assert opened <= len(kept) + 4, opened  # 32 arrays of a batch need one descriptor
+    for i, (images, labels, *_) in enumerate(kept):
+        assert images[:, 0, 0, 0].tolist() == labels.tolist() == [*range(4 * i, 4 * i + 4)]
+        with dlx.share(images) as handle:
+            assert handle["size"] <= 512
+    kept.clear()
+    for batch in loader:
+        break
+    print(len(os.listdir("/proc/self/fd")) - before < 12)
+"""
+
+
+@pytest.mark.parametrize("method", ("fork", "spawn"))
+def test_batches_of_a_data_loader_are_shared(np, torch, tmp_path, method):
+    """The collate function of the cookbook returns tensors in one segment."""
+    assert run(LOADER, method, folder=tmp_path) == "True"
+
+
+LATE = """
+import multiprocessing, os, signal, sys, time
+import dlx
+
+def put(queue):
+    queue.put(dlx.share(b"abc"))
+    time.sleep(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=put, args=(queue,))
+    process.start()
+    while queue.empty():
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    try:
+        queue.get()
+    except dlx.errors.HandleError as error:
+        print(error)
+"""
+
+
+def test_a_worker_that_was_killed_before_its_result_arrived_is_named(tmp_path):
+    found = run(LATE, folder=tmp_path)
+    assert "the process that sent it has ended" in found and found.endswith("has received its results.")
+
+
+LIMIT = """
+import multiprocessing, resource, sys
+import dlx
+
+def work(n):
+    return [dlx.share(b"abc") for _ in range(n)]
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.Process(target=lambda: (sender.send(work(60)), receiver.recv()))
+    process.start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    try:
+        receiver.recv()
+    except OSError as error:
+        print(error)
+    process.kill()
+"""
+
+
+def test_the_limit_of_descriptors_names_the_remedy(tmp_path):
+    found = run(LIMIT, folder=tmp_path)
+    assert "cannot open more files" in found and "share one tree instead of many arrays" in found
+
+
+def test_other_pickles_of_handles_stay_dicts():
+    """A plain pickle may be read without dlx, and much later."""
+    import pickle
+
+    import dlx
+
+    with dlx.share(b"abc") as handle:
+        assert type(pickle.loads(pickle.dumps(handle))) is dict
+        assert not any(name.startswith("memfd") for name in os.listdir("/dev/shm"))
+
+
+def test_ordinary_arrays_are_pickled_as_before(np):
+    """Only arrays in shared memory are sent as descriptors."""
+    from multiprocessing.reduction import ForkingPickler
+
+    import dlx
+
+    own = np.arange(3.0)
+    with dlx.share(own) as handle:
+        dlx.attach(handle, to="numpy")
+        data = bytes(ForkingPickler.dumps({"own": own, "tensor": dlx.convert(own, to="dlx"), "odd": own[:0]}))
+    found = ForkingPickler.loads(data)
+    assert b"dlx._sharing" not in data and np.array_equal(found["own"], own) and found["own"].flags.writeable
+    assert np.array_equal(dlx.convert(found["tensor"], to="numpy"), own)
