@@ -116,8 +116,8 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
   if (from == to && !hop) return DLX_OK;
   int status = dlx_cuda_push(from_device);
   if (status != DLX_OK) return status;
-  status = can_order(from_device, from, to_device, to);
-  if (status == DLX_OK) status = take_event(from_device, &event);
+  status = take_event(from_device, &event);
+  if (status == DLX_OK) status = can_order(from_device, from, to_device, to);
   if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
