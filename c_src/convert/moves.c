@@ -164,8 +164,7 @@ static int take_arrays(const py_call* call, py_target* t, arrays* a) {
 static int copy_rows(const py_call* call, const py_target* t, const arrays* a, PyObject* array) {
   int is_own = t->stack != NULL, status = DLX_OK;
   for (Py_ssize_t i = 0; i < a->n && is_own; i++)
-    is_own = Py_IS_TYPE(PyTuple_GET_ITEM(a->objs, i), t->kind.type) &&
-             dlx_layout(&a->rows[i].made->dl_tensor) == 0;
+    is_own = Py_IS_TYPE(PyTuple_GET_ITEM(a->objs, i), t->kind.type);
   if (is_own) {
     PyObject* done = PyObject_CallFunctionObjArgs(t->stack, a->objs, array, NULL);
     Py_XDECREF(done);

@@ -12,15 +12,13 @@ static int enter(int32_t device_id, int* before) {
   return status == DLX_OK ? cuda_enter(device_id, before) : status;
 }
 
-int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
-  int device = 0;
+int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) { /* makes no context on the device */
+  int device = 0, status = dlx_cuda_load();
   cu_uuid found;
-  int before, status = enter(device_id, &before);
-  if (status != DLX_OK) return status;
-  status = CUDA(DeviceGet, &device, device_id);
+  if (status == DLX_OK) status = cuda_can_share();
+  if (status == DLX_OK) status = CUDA(DeviceGet, &device, device_id);
   if (status == DLX_OK) status = CUDA(DeviceGetUuid, &found, device);
   if (status == DLX_OK) memcpy(uuid, found.bytes, sizeof found.bytes);
-  cuda_leave(before);
   return status;
 }
 

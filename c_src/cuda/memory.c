@@ -161,22 +161,17 @@ static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes
 
 static int copy_rows(const transfer* t, char* to, const char* from, const dlx_axis* rows,
                      size_t width) {
-  cu_box box = {.from_type = CU_MEMORY_UNIFIED,
+  /* The driver may not know the address of host memory, and reads the field of the type. */
+  cu_box box = {.from_type = t->from_device < 0 ? CU_MEMORY_HOST : CU_MEMORY_UNIFIED,
+                .from_host = from,
                 .from_device = to_address(from),
                 .from_pitch = (size_t)rows->from,
-                .to_type = CU_MEMORY_UNIFIED,
+                .to_type = t->to_device < 0 ? CU_MEMORY_HOST : CU_MEMORY_UNIFIED,
+                .to_host = to,
                 .to_device = to_address(to),
                 .to_pitch = (size_t)rows->to,
                 .width = width,
                 .height = (size_t)rows->extent};
-  if (t->from_device < 0) { /* the driver may not know the address */
-    box.from_type = CU_MEMORY_HOST;
-    box.from_host = from;
-  }
-  if (t->to_device < 0) {
-    box.to_type = CU_MEMORY_HOST;
-    box.to_host = to;
-  }
   int code = cu.Memcpy2DAsync(&box, t->stream), status = DLX_OK;
   if (code != CU_INVALID_VALUE || t->from_device < 0 || t->to_device < 0)
     return cuda_check("cuMemcpy2DAsync", code);
@@ -228,13 +223,17 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) 
   return plan_calls(&t, axes, dlx_find_axes(from, &to, item, item, axes), item, &p) != DLX_OK;
 }
 
+static const char* get_first(const DLTensor* tensor) {
+  return (const char*)tensor->data + tensor->byte_offset;
+}
+
 /* Start a copy. Errors: DLX_E_PACKED; DLX_E_SCATTERED before anything is copied. */
 static int start_copy(const transfer* t) {
   const DLTensor *from = t->from, *to = t->to;
   int64_t index[DLX_MAX_NDIM] = {0}, item = dlx_itemsize(from->dtype, t->flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
   char* target = (char*)to->data + to->byte_offset;
-  const char* source = (const char*)from->data + from->byte_offset;
+  const char* source = get_first(from);
   if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
@@ -280,7 +279,7 @@ static int fetch_whole(const transfer* t) {
   dlx_extent(&here, t->flags, &low, &high);
   char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
-  const char* first = (const char*)here.data + here.byte_offset + low;
+  const char* first = get_first(&here) + low;
   int status = finish_copy(t, copy_run(t, bytes, first, (size_t)(high - low)));
   here.data = bytes - low;
   here.byte_offset = 0;
@@ -328,10 +327,6 @@ static DLTensor add_axis(const DLTensor* tensor, int64_t extent, int64_t step, i
   more.shape = shape;
   more.strides = strides;
   return more;
-}
-
-static const char* get_first(const DLTensor* tensor) {
-  return (const char*)tensor->data + tensor->byte_offset;
 }
 
 /* Count the rows from the first one at equal distances, and of equal strides; set the distance. */

@@ -110,13 +110,14 @@ int dlx_cuda_can_order(int32_t from_device, uint64_t from, int32_t to_device, ui
   return status;
 }
 
-/* Like dlx_cuda_order, for different streams; `from_device` is current. */
-static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   int hop = from_device != to_device;
-  cu_event event;
-  int status = take_event(from_device, &event);
+  cu_event event = NULL;
+  if (from == to && !hop) return DLX_OK;
+  int status = dlx_cuda_push(from_device);
   if (status != DLX_OK) return status;
-  status = can_order(from_device, from, to_device, to);
+  status = take_event(from_device, &event);
+  if (status == DLX_OK) status = can_order(from_device, from, to_device, to);
   if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
@@ -124,14 +125,6 @@ static int order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t
     if (hop) dlx_cuda_pop();
   }
   (status == DLX_E_DRIVER ? reject_event : return_event)(from_device, event);
-  return status;
-}
-
-int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  if (from == to && from_device == to_device) return DLX_OK;
-  int status = dlx_cuda_push(from_device);
-  if (status != DLX_OK) return status;
-  status = order(from_device, from, to_device, to);
   dlx_cuda_pop();
   return status;
 }
@@ -305,7 +298,7 @@ int dlx_ready_synchronize(dlx_ready* ready) {
 /* ---- deferred release ------------------------------------------------------------------------ */
 
 /* Memory that a stream may still use after its release waits in a queue, one per stream, for an
- * event on that stream. */
+ * event on that stream. The device finishes a queue in its order. */
 typedef struct use {
   void *owner, *keep;
   dlx_release release, release_keep;
@@ -313,17 +306,10 @@ typedef struct use {
   uint64_t stream;
   int is_substitute; /* `stream` is the legacy stream, which waits for the real one */
   cu_event event;
-  struct use* next;
+  struct use *next, *last, *next_queue; /* only the first of a queue has the last two */
 } use;
 
-typedef struct queue { /* of one stream: the device finishes in this order */
-  int32_t device;
-  uint64_t stream;
-  use *first, *last;
-  struct queue* next;
-} queue;
-
-static queue* queues; /* guarded by cuda_lock */
+static use* queues; /* guarded by cuda_lock */
 static atomic_int_least64_t
     n_waiting; /* relaxed: a hint outside of cuda_lock, which guards the uses */
 
@@ -402,25 +388,20 @@ static int is_done(use* self) {
   return is_final(code);
 }
 
-/* The caller holds cuda_lock. Errors: 0 = no memory. */
-static int append(use* self) {
-  queue* at = queues;
-  while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
-  if (at == NULL) {
-    at = dlx_allocate(sizeof *at);
-    if (at == NULL) return 0;
-    *at = (queue){.device = self->device, .stream = self->stream, .next = queues};
-    queues = at;
-  }
+/* The caller holds cuda_lock. */
+static void append(use* self) {
+  use* at = queues;
+  while (at && (at->device != self->device || at->stream != self->stream)) at = at->next_queue;
   self->next = NULL;
-  if (at->last) {
+  if (at) {
     at->last->next = self;
+    at->last = self;
   } else {
-    at->first = self;
+    self->last = self;
+    self->next_queue = queues;
+    queues = self;
   }
-  at->last = self;
   atomic_fetch_add_explicit(&n_waiting, 1, memory_order_relaxed);
-  return 1;
 }
 
 void dlx_use_release(void* object) {
@@ -429,40 +410,42 @@ void dlx_use_release(void* object) {
     free(self);
     return;
   }
-  int mode, code = dlx_cuda_loaded() ? push_device(self->device) : CU_DEINITIALIZED;
+  int code = dlx_cuda_loaded() ? push_device(self->device) : CU_DEINITIALIZED;
   int done = code != CU_OK && is_final(code);
   if (code == CU_OK) {
     done = is_done(self);
     dlx_cuda_pop();
   }
-  if (!done) {
+  if (done) {
+    finish(self);
+    release_finished();
+  } else {
     dlx_lock(&cuda_lock);
-    int is_queued = append(self);
+    append(self);
     dlx_unlock(&cuda_lock);
-    if (is_queued) return;
-    /* no memory: wait, or leak the owner */
-    if (self->event == NULL || cuda_enter(self->device, &mode) != DLX_OK) return;
-    code = cu.EventSynchronize(self->event);
-    cuda_leave(mode);
-    if (!is_final(code)) return;
   }
-  finish(self);
-  release_finished();
 }
 
-/* The caller holds cuda_lock. */
-static void take_finished(queue* at, use** done) {
-  int code = push_device(at->device);
-  if (!is_final(code)) return;
-  while (at->first && (code != CU_OK || is_done(at->first))) {
-    use* self = at->first;
-    at->first = self->next;
-    if (at->first == NULL) at->last = NULL;
+/* Move the finished uses of a queue to `done`, and return the place of the next queue. The caller
+ * holds cuda_lock. */
+static use** take_finished(use** queue, use** done) {
+  use* self = *queue;
+  int code = push_device(self->device);
+  if (!is_final(code)) return &self->next_queue;
+  while (self && (code != CU_OK || is_done(self))) {
+    use* next = self->next;
+    if (next) {
+      next->last = self->last;
+      next->next_queue = self->next_queue;
+    }
+    *queue = next ? next : self->next_queue;
     self->next = *done;
     *done = self;
+    self = next;
     atomic_fetch_sub_explicit(&n_waiting, 1, memory_order_relaxed);
   }
   if (code == CU_OK) dlx_cuda_pop();
+  return self ? &self->next_queue : queue;
 }
 
 static int64_t release_finished(void) {
@@ -470,16 +453,7 @@ static int64_t release_finished(void) {
   if (n == 0 || !dlx_cuda_loaded()) return n;
   use* done = NULL;
   dlx_lock(&cuda_lock);
-  for (queue** at = &queues; *at;) {
-    queue* here = *at;
-    take_finished(here, &done);
-    if (here->first) {
-      at = &here->next;
-    } else {
-      *at = here->next;
-      free(here);
-    }
-  }
+  for (use** at = &queues; *at;) at = take_finished(at, &done);
   dlx_unlock(&cuda_lock);
   while (done) {
     use* self = done;

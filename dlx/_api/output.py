@@ -79,6 +79,8 @@ def open_output(obj: Any, path: Path = ()) -> Array:
                 reason = "it is read-only"
             elif not _copies(adapter):
                 reason, fix, kind = f"dlx cannot write to {adapter.name} arrays like it", "", LayoutError
+                if tensor is not None:
+                    reason, fix = f"it is on {tensor.device}", "Pass to= and device= instead of out=."
         elif _overlaps_itself(tensor):
             reason, kind = f"its elements overlap (strides {tensor.strides} in elements)", LayoutError
             fix = "Pass an array in which each element has its own memory."

@@ -250,7 +250,7 @@ class Devices:
     def stack(self, arrays: Sequence[Any], out: Any) -> Any:
         """Copy arrays of the framework along a new first axis into `out`, an array of `new_array`, on its stream.
 
-        They are contiguous and have one shape, dtype and device. Override this if the framework does it with one
+        They have one shape, dtype and device, and any strides. Override this if the framework does it with one
         kernel. The default: dlx copies each array.
         """
         raise NotImplementedError

@@ -14,7 +14,7 @@ from dlx._core import native
 from dlx._core.native import ffi, lib
 from dlx._core.stream import Stream
 from dlx._registry.registry import registry
-from dlx.errors import CopyRequiredError, DeviceError, StreamError
+from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
 
 N = 64
 CUDA0, MANAGED0 = dlx.Device("cuda:0"), dlx.Device("cuda_managed:0")
@@ -394,3 +394,11 @@ def test_pinned_memory_is_stacked(cuda):
     assert dlx.stack(rows, "dlx", device="cuda:1").device == (2, 1)
     with pytest.raises(DeviceError, match="to cuda_host:0"):
         dlx.stack(rows, "dlx", device="cuda_host")
+
+
+def test_device_memory_of_dlx_is_no_output(cuda, np):
+    """It names the device, and what to pass instead."""
+    for out in (dlx.empty(4, "float32", "cuda"), dlx.empty((1, 4), "float32", "cuda:1")):
+        call = dlx.convert if out.ndim == 1 else lambda x, out: dlx.stack([x], out=out)
+        with pytest.raises(LayoutError, match=r"at out: it is on cuda:.\. Pass to= and device= instead of out=\."):
+            call(np.zeros(4, "float32"), out=out)

@@ -353,6 +353,20 @@ def test_shared_memory_is_made_on_a_device(cuda, other):
     assert cuda.blocks == 0
 
 
+def test_attaching_makes_no_context_on_other_devices(cuda, other):
+    """A context takes some hundred megabytes of its device; finding the device of shared memory needs none."""
+    tensor = dlx.empty(4, "uint8", "cuda:1", shared=True)
+    with dlx.share(tensor) as handle:
+        out = other(
+            """
+attached = dlx.attach(handle, writable=True)
+print(attached.device, [line for line in cuda.log if "cuDevicePrimaryCtxRetain" in line])
+""",
+            handle,
+        )
+    assert out.split("[")[0].strip() == "cuda:1" and "Retain 0" not in out and "Retain 1" in out, out
+
+
 def test_a_forked_child_takes_nothing_from_its_parent(cuda, other):
     """A child that drops inherited memory and exits does not affect it; other processes can still attach."""
     with dlx.share(unpooled(cuda, b"abc")) as handle:
