@@ -1,8 +1,9 @@
-"""`share` and `attach`: arrays, and containers of arrays, in shared memory of several processes."""
+"""`share`, `attach` and `ring`: arrays, and containers of arrays, in shared memory of several processes."""
 
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from dlx._sharing import sharing
     from dlx._sharing.handle import Handle
+    from dlx._sharing.ring import Ring
     from dlx.typing import DeviceLike, Readonly, Target
 else:
     sharing = Late("dlx._sharing.sharing")  # most programs share nothing
@@ -159,3 +161,63 @@ def attach(
     if isinstance(to, str) and to == "dlx":
         return attach_tree(handle, mode, fd)
     return attach_tree(handle, mode, fd, functools.partial(convert, to=to), to)
+
+
+@public
+def ring(slots: int, like: Any, *, to: Target = "dlx", overwrite: bool = False, readers: int = 1) -> Ring:
+    """Create a ring: a fixed number of frames in shared memory, from this process to any number of readers.
+
+    A frame is a tree of arrays. Nothing is pickled, and no memory is allocated per frame. Send ``ring.handle`` to the
+    readers; there, ``dlx.attach(handle, to=...)`` returns an iterator over the frames. Every reader gets all frames
+    that are published after it has joined.
+
+    Parameters
+    ----------
+    slots
+        Number of frames, 2 to 1,024.
+    like
+        An array or a container of arrays with the shapes and dtypes of a frame. Its values are not read; plain data in
+        it is the same in all frames.
+    to
+        Framework of the arrays that ``ring.write()`` returns. `put` takes arrays of any framework.
+    overwrite
+        What happens when a reader is slow. False: the producer waits for it. True: the producer replaces the oldest
+        frame that no reader currently reads; with at least two slots more than readers it never waits.
+    readers
+        The first frame waits until so many readers have joined; 0 does not wait.
+
+    Returns
+    -------
+    Ring
+        Its method `put` copies a frame, and its context manager `write` returns the arrays of the next frame to fill.
+
+    Raises
+    ------
+    DeviceError
+        If the system is not Linux, or an array is not in host memory.
+    ConversionError, LayoutError, ReadOnlyError, DTypeError
+        As `share`, and as `convert` with ``copy=False`` for the framework `to`.
+    ValueError, MemoryError, OSError
+        If a number is out of range, there is not enough memory, or the process has too many open files.
+
+    Notes
+    -----
+    If a process is killed, at most the frame that it was writing or reading is lost: the others remove a dead reader,
+    and get a HandleError for a dead producer, within about 0.1 s.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.ring(4, like=b"...") as ring:
+    ...     reader = dlx.attach(ring.handle)
+    ...     ring.put(b"abc")
+    ...     reader.read()
+    dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
+    """
+    check_sharing("the arrays")
+    slots, readers = operator.index(slots), operator.index(readers)
+    if not 2 <= slots <= 1024 or not 0 <= readers < 1 << 30:
+        raise ValueError(f"ring takes 2 to 1,024 slots and 0 or more readers; found {slots} and {readers}")
+    request_of(to)
+    options = (slots, int(bool(overwrite)), readers)
+    return sharing.create_ring(options, like, request_of("dlx", detach=True), functools.partial(convert, to=to))

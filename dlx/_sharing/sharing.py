@@ -28,15 +28,16 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decode, encode, needs_tensors, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
+from dlx._sharing.ring import Frames, Ring, RingReader, build_frames
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._sharing.workers import register_types
 from dlx._support.text import amount
-from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, DTypeError, HandleError, LayoutError, ReadOnlyError
 
 if TYPE_CHECKING:
     from dlx._sharing.device import Export, Memory
 
-__all__ = ["attach_tree", "share_tree", "shared_empty"]
+__all__ = ["attach_tree", "create_ring", "share_tree", "shared_empty"]
 
 _BYTE = (lib.kDLUInt, 8, 1)
 
@@ -79,8 +80,11 @@ _Fail = Callable[[DlxError, _Item], None]
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, *, with_values: bool = True) -> Handle:
-    """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead."""
+def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tuple[int, ...] = ()) -> Handle:
+    """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead.
+
+    With the options of a `ring`, share one slot after the other.
+    """
     handler = lookup.kind_of(obj).handler
     failures, path = _AllFailures("shared memory", collect=True), None
     tree = None if handler is None else Tree(obj, handler, failures, compounds=Compounds(None))
@@ -100,7 +104,7 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True) -> Handl
     nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add)
     failures.raise_first()
     register_types()
-    return _write_segment(layout, nodes, names, with_values)
+    return _write_segment(layout, nodes, names, with_values, ring)
 
 
 class _Layout(NamedTuple):
@@ -150,7 +154,7 @@ def _place_items(items: list[_Item], batch: Batch, with_values: bool, fail: _Fai
     return _Layout([fresh, *held.values(), *of_devices], blocks, [*segments.values()], export)
 
 
-def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values: bool) -> Handle:
+def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values: bool, ring: tuple[int, ...]) -> Handle:
     """Create the segment of a layout, with its description and the copied arrays."""
     numbers = []
     for group in layout.groups:
@@ -165,8 +169,12 @@ def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values:
     if export is not None:
         fields["memories"] = [each.describe() for each in export.memories]
         fields["events"] = export.events.record()
+    room = layout.blocks.room
+    if ring:
+        fields["ring"] = [*ring, room]
+        room = lib.DLX_RING_BYTES + ring[0] * room
     text = json.dumps(fields, separators=(",", ":")).encode()
-    segment = new_segment(layout.blocks.room, b"".join(numbers), text, names)
+    segment = new_segment(room, b"".join(numbers), text, names)
     if with_values:
         _fill(segment, layout.blocks.blocks)
     if export is not None:
@@ -385,7 +393,7 @@ def attach_tree(
     handle: Any,
     mode: str,
     received: int | Sequence[int] | None = None,
-    convert: Callable[[Any], Any] | None = None,
+    convert: Callable[..., Any] | None = None,
     to: Any = None,
 ) -> Any:
     """Return the tree of a handle, over shared memory; with `to`, the fast path converts without tensors."""
@@ -398,6 +406,10 @@ def attach_tree(
     if not text:
         raise HandleError("its segment has no description of arrays")
     fields = parse(text)
+    if "ring" in fields:
+        if mode == "private":
+            raise ReadOnlyError("the frames of a ring have no private pages", fix="Pass writable=True.")
+        return RingReader(_build_frames(segment, fields, numbers, names, mode, convert))
     try:
         segments = [segment, *_open_segments(fields["segments"], handle["pid"], access)]
         counts, memories = fields["numbers"], fields.get("memories", [])
@@ -432,6 +444,38 @@ def attach_tree(
         except DlxError:
             pass  # raised again below, with a path
     return convert(decode(whole, names, tensors, joins=True))
+
+
+def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
+    """Create a ring for frames like a tree; reserve its memory."""
+    handle = share_tree(like, request, with_values=False, ring=options)
+    (segment,) = handle._segments
+    try:
+        if segment.size >= MIN_MAPPED and has_huge_pages(segment.size):
+            lib.dlx_write_runs(segment.fd, segment.mapping("write").pages, segment.size, ffi.NULL, 0)
+        os.posix_fallocate(segment.fd, 0, segment.size)
+    except OSError as error:
+        raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
+    numbers, text, names = read_description(segment)
+    frames = _build_frames(segment, parse(text), numbers, names, "write", None)
+    return Ring(frames, handle, [convert(each, copy=False) for each in frames.trees])
+
+
+def _build_frames(segment: Segment, fields: Any, numbers: memoryview, names: bytes, mode: str, convert: Any) -> Frames:
+    """Return the frames of a ring, converted without a copy."""
+
+    def build(tensors: list[Any]) -> Any:
+        tree = decode(fields.get("tree"), names, tensors)
+        try:
+            return tree if convert is None else convert(tree, copy=False)
+        except ReadOnlyError as error:
+            error.sharing, error.option, error.fix = False, (), "Pass writable=True."
+            raise
+        except CopyRequiredError as error:
+            error.sharing, error.option, error.fix = False, (), "Attach it with to='dlx', and convert each frame."
+            raise
+
+    return build_frames(segment, fields["ring"], numbers, mode, build)
 
 
 def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:
