@@ -104,6 +104,7 @@ def attach(
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
     fd: int | Sequence[int] | None = None,
+    lazy: bool = False,
 ) -> Any:
     """Return the arrays of another process over the same memory.
 
@@ -124,11 +125,14 @@ def attach(
         A descriptor of the memory that the other process sent (``handle.fileno()`` there), or all descriptors
         (``handle.filenos()``), if this process may not open the other one's files. They stay open and belong to the
         caller.
+    lazy
+        Whether lists of 256 or more texts, bytes or records (dicts, lists and tuples of plain data) are views, which
+        create an element when it is read. Otherwise they are lists.
 
     Returns
     -------
     array or container
-        As passed to `share`; see there for containers.
+        As passed to `share`; see there for containers. A `RingReader` for the handle of a ring.
 
     Raises
     ------
@@ -157,10 +161,11 @@ def attach(
     request_of(to, device=device, readonly=readonly)  # before anything is mapped
     mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":
-        return attach_tree(handle, mode, fd, functools.partial(convert, to=to, device=device, readonly=readonly))
+        whole = functools.partial(convert, to=to, device=device, readonly=readonly)
+        return attach_tree(handle, mode, fd, whole, lazy=lazy)
     if isinstance(to, str) and to == "dlx":
-        return attach_tree(handle, mode, fd)
-    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), to)
+        return attach_tree(handle, mode, fd, lazy=lazy)
+    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), to, lazy)
 
 
 @public

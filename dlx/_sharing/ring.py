@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
-from weakref import WeakSet, finalize
+from weakref import WeakSet
 
 from dlx._core import native
 from dlx._core.extension import ffi, lib
@@ -105,12 +105,13 @@ class _Member:
 
     def _wait(self, timeout: float | None, what: str) -> int:
         """Return a slot, or raise TimeoutError; `timeout` is in seconds, None for no limit."""
-        self._check_open()
         end = None if timeout is None else time.monotonic() + timeout
         left = SLICE if timeout is None else min(SLICE, timeout)
+        self._check_open()
         while (slot := self._try(int(left * 1e9))) == -1:
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(f"{what} within {timeout} s")
+            self._check_open()  # another thread may close it
             self._check_others()
             left = SLICE if end is None else min(SLICE, max(end - time.monotonic(), 0.0))
         return slot
@@ -128,11 +129,6 @@ def _forget_members() -> None:
 os.register_at_fork(after_in_child=_forget_members)
 
 
-def _end(ring: Any, keep: Any, pid: int, getpid: Any = os.getpid, end: Any = lib.dlx_ring_end) -> None:
-    if getpid() == pid:
-        end(ring)
-
-
 @set_module("dlx")
 class Ring(_Member):
     """The producer's side of a ring, created by `dlx.ring`; `handle` goes to the readers.
@@ -147,7 +143,6 @@ class Ring(_Member):
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them
         self._try_lock(0)
-        self._finalizer = finalize(self, _end, self._ring, self._control, os.getpid())
 
     def _try(self, nanoseconds: int) -> int:
         return int(lib.dlx_ring_claim(self._ring, *self._frames.options, nanoseconds))
@@ -202,7 +197,7 @@ class Ring(_Member):
     def close(self) -> None:
         """End the ring: readers get the remaining frames, and then their iterators end."""
         if self._lock is not None:
-            self._finalizer()
+            lib.dlx_ring_end(self._ring)
         self._lock = None
         self.handle.close()
 

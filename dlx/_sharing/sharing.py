@@ -26,7 +26,7 @@ from dlx._engine.tree import Tree
 from dlx._protocols.pointer import dltensor
 from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decode, encode, needs_tensors, parse
+from dlx._sharing.description import decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
 from dlx._sharing.ring import Frames, Ring, RingReader, build_frames
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
@@ -91,20 +91,40 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tu
     if tree is None:
         objs, sources = [obj], [lookup.source(obj, target=request.target.name)[1]]
     else:
-        objs, sources, path = tree.arrays, tree.sources, tree.path
+        objs, sources, path = [*tree.arrays], [*tree.sources], tree.path
+    found, inside = pack_lists(tree) if with_values and tree is not None else ({}, set())
+    packed: dict[int, tuple[str, int, int]] = {}
+    further: list[Tensor] = []  # the arrays of packed lists
+
+    def add(rows: Any) -> int:
+        further.append(FAST_PATH(rows, TENSOR.name))
+        return len(objs) + len(further) - 1
+
+    for node, (kind, data, offsets) in found.items():
+        packed[node] = kind, add(data), add(offsets)
+    for i, array_ in enumerate(objs if tree is not None and with_values else ()):
+        rows = pack_rows(array_.tolist()) if is_text(array_) else None
+        if rows is not None:  # its joined bytes take its place
+            objs[i], sources[i] = FAST_PATH(rows[1], TENSOR.name), TENSOR
+            packed[~i] = f"packed {rows[0]} list", i, add(rows[2])
 
     def fail(error: DlxError, item: _Item) -> None:
         failures.add(error, () if path is None else path(item.index))
 
     batch = Batch(request, objs, sources, path, failures, TENSOR.name)
-    layout = _place_items(_collect_items(batch.tensors(), with_values, fail), batch, with_values, fail)
-    number = [0] * len(objs)
+    layout = _place_items(_collect_items([*batch.tensors(), *further], with_values, fail), batch, with_values, fail)
+    number = [0] * (len(objs) + len(further))
     for n, item in enumerate(itertools.chain(*layout.groups)):
         number[item.index] = n
-    nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add)
+    nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add, packed, inside)
     failures.raise_first()
     register_types()
     return _write_segment(layout, nodes, names, with_values, ring)
+
+
+def is_text(obj: Any) -> bool:
+    """Return whether an array has text or bytes as elements, in one dimension."""
+    return getattr(getattr(obj, "dtype", None), "kind", "") in ("U", "S", "T") and getattr(obj, "ndim", 0) == 1
 
 
 class _Layout(NamedTuple):
@@ -395,6 +415,7 @@ def attach_tree(
     received: int | Sequence[int] | None = None,
     convert: Callable[..., Any] | None = None,
     to: Any = None,
+    lazy: bool = False,
 ) -> Any:
     """Return the tree of a handle, over shared memory; with `to`, the fast path converts without tensors."""
     fds: list[int | None] = [*received] if isinstance(received, Sequence) and received else [None]
@@ -433,7 +454,7 @@ def attach_tree(
         raise HandleError(f"its description is invalid: {why}") from error
     if convert is None or (are_converted and not memories):
         register_types({*map(type, tensors)})
-        return decode(whole, names, tensors)
+        return decode(whole, names, tensors, lazy=lazy)
     if not as_tensors:  # build the containers once, with the converted arrays
         try:
             arrays = convert(tensors)
@@ -443,7 +464,7 @@ def attach_tree(
             raise
         except DlxError:
             pass  # raised again below, with a path
-    return convert(decode(whole, names, tensors, joins=True))
+    return convert(decode(whole, names, tensors, joins=True, lazy=lazy))
 
 
 def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
