@@ -239,7 +239,7 @@ class RingReader(_Member):
         numbers = (n for n in range(lib.DLX_RING_READERS) if self._try_lock(1 + n))
         number = next(numbers, None)
         if number is None:
-            raise HandleError(_FULL, fix="Close readers that you do not need.")
+            raise HandleError(_FULL, fix="Use fewer readers, or close one.")
         self._number = number
         lib.dlx_ring_join(self._ring, number)
 
@@ -252,7 +252,7 @@ class RingReader(_Member):
             return
         slot = self._try(0)  # a frame that it published before its end
         if slot == -1:
-            fix = "Close rings in their process (use `with dlx.ring(...)`), and restart it if it crashed."
+            fix = "Start that process again; if it ended by itself, close the ring there."
             raise HandleError("the process that fills it has ended without closing it", fix=fix)
 
     @property

@@ -9,6 +9,7 @@ others finish: the producer publishes all its frames, readers get whole frames, 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -27,6 +28,7 @@ ENDED, DEAD = 0, 3  # exit statuses of readers
 
 def fill(pipes, seed: int) -> None:
     """Publish frames whose words all have the frame's number."""
+    faulthandler.dump_traceback_later(1.5 * LIMIT, exit=True)  # shows where it is stuck
     with dlx.ring(4, like=dlx.empty((WORDS,), "uint64"), overwrite=bool(seed & 1), readers=0) as ring:
         for pipe in pipes:
             pipe.send(ring.handle)
@@ -40,6 +42,7 @@ def fill(pipes, seed: int) -> None:
 
 def read(pipe) -> None:
     """Read whole frames until the end of the ring."""
+    faulthandler.dump_traceback_later(1.5 * LIMIT, exit=True)
     if not pipe.poll(1):  # the producer was killed; other processes hold copies of the pipe's ends
         os._exit(DEAD)
     try:
