@@ -471,9 +471,10 @@ def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: 
     """Create a ring for frames like a tree; reserve its memory."""
     handle = share_tree(like, request, with_values=False, ring=options)
     (segment,) = handle._segments
+    mapping = segment.mapping("write")
     try:
         if segment.size >= MIN_MAPPED and has_huge_pages(segment.size):
-            lib.dlx_write_runs(segment.fd, segment.mapping("write").pages, segment.size, ffi.NULL, 0)
+            lib.dlx_write_runs(segment.fd, mapping.pages, segment.size, ffi.NULL, 0)
         os.posix_fallocate(segment.fd, 0, segment.size)
     except OSError as error:
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
