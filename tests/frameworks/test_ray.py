@@ -221,8 +221,7 @@ def test_actors_exchange_arrays_in_shared_memory(to):
         def make(self, is_shared):
             self.tensor = dlx.empty((1000,), "float32", shared=True)
             memoryview(self.tensor)[0] = 7
-            tree = {"x": dlx.convert(self.tensor, to=to, copy=None if is_shared else True), "n": [1, "text"]}
-            return tree
+            return {"x": dlx.convert(self.tensor, to=to, copy=None if is_shared else True), "n": [1, "text"]}
 
         def peek(self):
             return memoryview(self.tensor)[1]
