@@ -22,7 +22,7 @@ def cuda(*, quick=False):
     found = {}
     ours, theirs = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
     streams = {"one stream": cupy.cuda.Stream.from_external(ours), "two streams": theirs}
-    for cases, number in ((_single, 200), (_moves, 50), (_many, 1)):  # short cases first
+    for cases, number in ((_single, 200), (_moves, 50), (_stacks, 1), (_many, 1)):  # short cases first
         for name, stream in streams.items():
             with torch.cuda.stream(ours), stream:
                 for what, both in cases(torch, cupy, dlx).items():
@@ -65,6 +65,20 @@ def _moves(torch, cupy, dlx):
         "numpy -> torch, flipped channels": (
             lambda: dlx.convert(image, to="torch", device="cuda"),
             lambda: torch.from_numpy(np.ascontiguousarray(image)).cuda(),
+        ),
+    }
+
+
+def _stacks(torch, cupy, dlx):
+    """Return the same for stacks of 64 rows."""
+    tensors, arrays = [torch.zeros(16, device="cuda") for _ in range(64)], [cupy.zeros(16) for _ in range(64)]
+    mixed = [array if i % 2 else torch.as_tensor(array) for i, array in enumerate(arrays)]
+    return {
+        "stack of 64 torch": (lambda: dlx.stack(tensors, to="torch"), lambda: torch.stack(tensors)),
+        "stack of 64 cupy": (lambda: dlx.stack(arrays, to="cupy"), lambda: cupy.stack(arrays)),
+        "stack of 32 torch and 32 cupy": (
+            lambda: dlx.stack(mixed, to="torch"),
+            lambda: torch.stack([torch.as_tensor(each) for each in mixed]),
         ),
     }
 

@@ -192,6 +192,8 @@ class DlxError(Exception):
     ----------
     source, target, path, root, option, via, details, sharing
         The parameters, for programs.
+    can_stay
+        Whether ``errors="pass"`` of `dlx.convert` would leave the object as it is; the message says so.
     action
         Name of the called function of dlx: ``"convert"``, ``"open"``, ``"share"``; ``"read"`` for an open file.
     brief
@@ -234,6 +236,7 @@ class DlxError(Exception):
         self.via = via
         self.details = details
         self.sharing = sharing
+        self.can_stay = False
 
     @property
     def reason(self) -> str:
@@ -278,7 +281,8 @@ class DlxError(Exception):
                 action += " without a copy"
         if self.where:
             action += f" at {self.where}" if action else f"at {self.where}"
-        return sentences(f"{action}: {self.reason}" if action else self.reason, self.fix)
+        stay = "Pass errors='pass' to leave it as it is." if self.can_stay and self.action == "convert" else ""
+        return sentences(f"{action}: {self.reason}" if action else self.reason, self.fix, stay)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.brief,), self.__dict__  # notes included

@@ -328,6 +328,7 @@ class JaxAdapter(api.Adapter):
         ready=_is_ready,
     )
     gradients = dlx_jax_gradients.support(DTYPES, _import_host)
+    is_tracing = staticmethod(dlx_jax_gradients.is_tracing)
     known_issues = (
         api.KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits silently if x64 is off, even with copy=False",
@@ -490,7 +491,10 @@ class JaxAdapter(api.Adapter):
             tensor = api.over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
         array = sys.modules["jax"].dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # x64 may be on in another thread only
-            raise DTypeError(f"jax returned {array.dtype} for {tensor.dtype}", fix=_X64_ON)
+            raise DTypeError(
+                f"jax returned {array.dtype} for {tensor.dtype}",
+                fix='Call jax.config.update("jax_enable_x64", True) first.',
+            )
         return array if committed or not _is_row_major(tensor) else _uncommit(array)
 
     def copy(self, obj: Any, device: api.Device | None = None) -> Any:
@@ -502,14 +506,15 @@ def _has_cuda_plugin() -> bool:
     return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
 
 
-_X64_ON = 'Call jax.config.update("jax_enable_x64", True) first.'
-
-
 def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
     """Return (reason, fix) for refused dtypes; for the host, too, if `platforms` are the others that jax may use."""
     found = {name: (f"jax has no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
-        found[name] = f"jax would narrow {name} to {api.DType(name).bits // 2} bits because x64 is off", _X64_ON
+        bits = api.DType(name).bits // 2
+        narrow = f"{name.rstrip('0123456789')}{bits}"
+        dtype = narrow if name == "float64" else {name: narrow}
+        fix = f'Call dlx.convert(x, to="jax", dtype={dtype!r}), or jax.config.update("jax_enable_x64", True) first.'
+        found[name] = f"jax would narrow {name} to {bits} bits because x64 is off", fix
     if platforms:
         found[HOST.name] = (
             f"jax may use only {platforms!r}, not the host",

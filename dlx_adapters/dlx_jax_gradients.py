@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dlx
-from dlx.adapter import Device, DType, DTypes, GradSupport, Operation, Tensor, over_memory
+from dlx.adapter import Device, DType, DTypes, GradSupport, Tensor, over_memory
+from dlx_adapters.dlx_jax_primitives import as_arrays, call_once, conjugate, is_inexact, is_tracer, record
 
-__all__ = ["support"]
+__all__ = ["is_tracing", "support"]
 
 HOST = Device("cpu")
 
 
-def _is_tracked(array: Any) -> bool:
-    return isinstance(array, sys.modules["jax"].core.Tracer)
-
-
-def _is_differentiable(array: Any) -> bool:
-    numpy = sys.modules["jax"].numpy
-    return bool(numpy.issubdtype(array.dtype, numpy.inexact))
-
-
-def _arrays(objs: Iterable[Any]) -> list[Any]:
-    """Return a function's arguments as arrays; jax may pass Python numbers."""
-    jax = sys.modules["jax"]
-    return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
-
-
-def _conjugates(arrays: Iterable[Any]) -> list[Any]:
-    """Convert gradients between the conventions of `GradSupport` and jax."""
-    return [each.conj() if each is not None and each.dtype.kind == "c" else each for each in arrays]
+def is_tracing() -> bool:
+    """Return whether jax traces what this thread computes."""
+    try:
+        return not sys.modules["jax"]._src.core.trace_state_clean()
+    except AttributeError:  # unknown: traced arrays have a separate type
+        return True
 
 
 def _split_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bool], Any]:
@@ -41,8 +30,8 @@ def _split_vjp(function: Any, arrays: Sequence[Any]) -> tuple[list[Any], list[bo
     which: list[bool] = []
 
     def split(*operands: Any) -> Any:
-        results = _arrays(function(*operands))
-        which[:] = map(_is_differentiable, results)
+        results = as_arrays(function(*operands))
+        which[:] = map(is_inexact, results)
         pairs = list(zip(results, which, strict=True))
         return [each for each, is_one in pairs if is_one], [each for each, is_one in pairs if not is_one]
 
@@ -58,7 +47,7 @@ def _pull_back(pull: Any, results: Sequence[Any], which: Sequence[bool], gradien
         for result, gradient, is_one in zip(results, gradients, which, strict=True)
         if is_one
     ]
-    return _conjugates(pull(_conjugates(complete)))
+    return conjugate(pull(conjugate(complete)))
 
 
 def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
@@ -66,66 +55,25 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     return results, lambda gradients: _pull_back(pull, results, which, gradients)
 
 
-def _commit_like(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """Return results, moved to the operands' device if an operand is committed."""
-    devices = {each.device for each in operands if isinstance(each, sys.modules["jax"].Array) and _is_committed(each)}
-    return sys.modules["jax"].device_put([*results], devices.pop()) if len(devices) == 1 else [*results]
+def _jvp(function: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the results, and the tangents of the differentiable results."""
+    results, moved = sys.modules["jax"].jvp(lambda *operands: as_arrays(function(*operands)), [*arrays], [*tangents])
+    return results, [each for result, each in zip(results, moved, strict=True) if is_inexact(result)]
 
 
-def _commit_gradients(gradients: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """Apply `_commit_like` to gradients, which may be None."""
-    committed = iter(_commit_like([each for each in gradients if each is not None], operands))
-    return [None if each is None else next(committed) for each in gradients]
+def _vmap(function: Any, axes: Sequence[int | None]) -> Any:
+    return sys.modules["jax"].vmap(lambda *arrays: as_arrays(function(*arrays)), tuple(axes))
 
 
-def _is_committed(array: Any) -> bool:
-    return not _is_tracked(array) and array.committed and len(array.sharding.device_set) == 1
+def _jit(function: Any) -> Any:
+    return sys.modules["jax"].jit(lambda *arrays: as_arrays(function(*arrays)))
 
 
-def _record(dtypes: DTypes, operation: Operation, arrays: Sequence[Any]) -> Any:
-    operation, states = operation.replayable()
-    results = _create_function(dtypes, operation, states)(*arrays)
-    return results[: len(results) - states]
-
-
-def _create_function(dtypes: DTypes, operation: Operation, states: int) -> Any:
-    """Return a differentiable jax function for a `replayable` operation; its last results are `states`."""
+def _eval_shape(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[int, ...], DType]]) -> Any:
     jax = sys.modules["jax"]
-
-    def run(*operands: Any) -> Any:
-        if not any(map(_is_tracked, operands)):
-            return _commit_like(operation(_arrays(operands)), operands)
-        like = [
-            jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(operands)
-        ]
-        # Only numpy arrays in the callback: jax arrays could deadlock.
-        return jax.pure_callback(lambda *now: operation(now, "numpy"), like, *operands, vmap_method="sequential")
-
-    def forward(*primals: Any) -> Any:
-        operands, wanted = [each.value for each in primals], [each.perturbed for each in primals]
-        if any(map(_is_tracked, operands)):  # there may be an outer derivative
-            results, pullback = differentiable(*operands), None
-        else:
-            results, pullback = operation.vjp(_arrays(operands), wanted)
-            results = _commit_like(results, operands)
-        state = list(results[len(results) - states :])
-        return results, (operands, state, jax.tree_util.Partial(lambda: (wanted, pullback)))
-
-    def backward(saved: Any, gradients: Any) -> Any:
-        operands, state, partial = saved
-        wanted, pullback = partial.func()
-        zero = jax.custom_derivatives.SymbolicZero
-        own = _conjugates(each if type(each) is not zero and _is_differentiable(each) else None for each in gradients)
-        if pullback is not None and not any(map(_is_tracked, own)):
-            return tuple(_commit_gradients(_conjugates(pullback(own)), operands))
-        derived, extra = operation.derivative(own, wanted, state)
-        found = iter(_conjugates(_record(dtypes, derived, (*operands, *extra))))
-        pairs = zip(operands, wanted, strict=True)
-        return tuple(next(found) if is_wanted and _is_differentiable(each) else None for each, is_wanted in pairs)
-
-    differentiable = jax.custom_vjp(run)
-    differentiable.defvjp(forward, backward, symbolic_zeros=True)
-    return differentiable
+    like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in specs]
+    results = jax.eval_shape(lambda *arrays: as_arrays(function(*arrays)), *like)
+    return [(tuple(each.shape), dtypes.from_native(each.dtype)) for each in results]
 
 
 def _import_tensor(tensor: Any, import_tensor: Callable[[Tensor], Any], host: bool) -> Any:
@@ -140,7 +88,7 @@ def _export_results(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> li
     """Return writable tensors over new results without other references; return others unchanged."""
     found = []
     for array, known in zip(arrays, own, strict=True):
-        if known is None or not host or not array.size or _is_tracked(array):
+        if known is None or not host or not array.size or is_tracer(array):
             found.append(array)
             continue
         array.block_until_ready()
@@ -176,7 +124,7 @@ def _own(dtypes: DTypes, results: Sequence[Any], others: Sequence[Any]) -> list[
     arrays = [*others, *results]
     own: list[tuple[Any, DType] | None] = []
     for each in results:
-        is_new = _is_tracked(each) and sum(each is other for other in arrays) == 1
+        is_new = is_tracer(each) and sum(each is other for other in arrays) == 1
         dtype = dtypes.from_native(each.dtype) if is_new else None
         own.append((each.shape, dtype) if dtype is not None and dtype.bits >= 8 else None)  # smaller ones are packed
     return own
@@ -251,10 +199,15 @@ def _compile(dtypes: DTypes, import_tensor: Callable[[Tensor], Any], function: A
 def support(dtypes: DTypes, import_tensor: Callable[[Tensor], Any]) -> GradSupport:
     """Return jax's `GradSupport`; ``import_tensor(tensor)`` returns an array over a host tensor, or None."""
     return GradSupport(
-        _is_tracked,
-        _is_differentiable,
+        is_tracer,
+        is_inexact,
         _vjp,
-        functools.partial(_record, dtypes),
+        functools.partial(record, dtypes),
+        functools.partial(_eval_shape, dtypes),
+        jvp=_jvp,
+        vmap=_vmap,
+        jit=_jit,
+        call=functools.partial(call_once, dtypes),
         compile=functools.partial(_compile, dtypes, import_tensor),
         by_type=True,
     )

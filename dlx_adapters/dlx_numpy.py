@@ -97,7 +97,7 @@ class _DTypes(api.DTypes):
         if out is not None:
             sys.modules[self.package].copyto(out, array, casting="unsafe")
             return out
-        return array.astype(self.to_native(dtype), order="K")
+        return sys.modules[self.package].asanyarray(array).astype(self.to_native(dtype), order="K")  # of a scalar, too
 
     def refusals(self) -> dict[str, tuple[str, str]]:
         """Return (reason, fix) for the missing dtypes of ml_dtypes."""
@@ -190,9 +190,11 @@ def _reads_correctly(array: Any, dtype: api.DType) -> bool:
 
 def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass uses numpy's export and has no attribute that would be lost."""
-    for name in _LOST_NAMES:
-        if hasattr(kind, name):
-            return False
+    for base in kind.__mro__:
+        attributes = base.__dict__  # hasattr of a class formats an error for each missing name
+        for name in _LOST_NAMES:
+            if name in attributes:
+                return False
     return kind.__dlpack__ is sys.modules["numpy"].ndarray.__dlpack__
 
 

@@ -59,7 +59,7 @@ class PaddleAdapter(api.Adapter):
         return api.Description(blockers=grad if obj.is_dense() else (_SPARSE, *grad))
 
     def capabilities(self) -> api.Capabilities:
-        return replace(_TAKES, dtypes=self.dtypes.known())
+        return replace(_TAKES, dtypes=self.dtypes.known()) if "paddle" in sys.modules else _TAKES
 
     def load(self, tensor: api.Tensor) -> Any:
         paddle = sys.modules["paddle"]

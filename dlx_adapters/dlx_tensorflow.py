@@ -155,7 +155,8 @@ class TensorFlowAdapter(api.Adapter):
         return super().export(obj)  # tensorflow accepts no stream; it waits itself
 
     def capabilities(self) -> api.Capabilities:
-        return api.Capabilities(dtypes=self.dtypes.known(), min_alignment=64, keeps_readonly=True)
+        names = self.dtypes.known() if "tensorflow" in sys.modules else frozenset(self.dtypes.names)
+        return api.Capabilities(dtypes=names, min_alignment=64, keeps_readonly=True)
 
     def load(self, tensor: api.Tensor) -> Any:
         if tensor.readonly:  # it only accepts legacy capsules, without this flag

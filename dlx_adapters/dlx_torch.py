@@ -81,6 +81,9 @@ _CONTAINERS: tuple[api.Container | api.Compound, ...] = (
 
 
 _STRIDES: dict[str, Any] = {"layouts": api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED}
+_EVERY_VERSION = api.Capabilities(
+    frozenset((*api.COMMON_DTYPES, "complex64", "complex128")), empty_extents="leading", **_STRIDES
+)
 _READONLY: dict[str, Any] = {"keeps_readonly": False}
 _LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
 _TO_2_9 = _tested_issue(
@@ -98,9 +101,10 @@ _UNPAIRED = {
 
 
 class _DTypes(api.DTypes):
-    @functools.cached_property
+    @property
     def storage(self) -> Mapping[str, str]:  # type: ignore[override]
-        if not _TO_2_9.affects(sys.modules["torch"].__version__):
+        torch = sys.modules.get("torch")
+        if torch is None or not _TO_2_9.affects(torch.__version__):
             return {}
         return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
 
@@ -175,6 +179,9 @@ class _Devices(api.Devices):
             return torch.empty_strided(shape, strides, **options)
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, **options)
+
+    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
+        return sys.modules["torch"].stack(arrays, out=out)
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -516,6 +523,8 @@ class TorchAdapter(api.Adapter):
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def capabilities(self) -> api.Capabilities:
+        if "torch" not in sys.modules:
+            return _EVERY_VERSION
         self.is_tracing = _is_tracing()
         kind = DEVICES.kind
         version, fix = sys.modules["torch"].__version__, "Install a build for the device, or leave device out."
@@ -524,8 +533,8 @@ class TorchAdapter(api.Adapter):
             dtypes=DTYPES.known(),
             # Not whether a device exists: that would initialize CUDA, which breaks forked workers.
             device_types=frozenset(api.Device(name).type for name in ("cpu", kind) if name),
-            layouts=api.Layout.ZERO | api.Layout.GAPS | api.Layout.PERMUTED,
-            empty_extents="leading",
+            layouts=_EVERY_VERSION.layouts,
+            empty_extents=_EVERY_VERSION.empty_extents,
             refusals=_UNPAIRED | ({} if kind else dict.fromkeys(("cuda", "cuda_host", "rocm"), why)),
         )
 

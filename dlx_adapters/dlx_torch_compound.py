@@ -36,7 +36,9 @@ def _join_compressed(kind: str, parts: dict[str, Any]) -> Any:
 def _split_coo(obj: Any) -> dict[str, Any]:
     if obj.dense_dim():
         raise LayoutError("it has dense dimensions", fix="Call .to_dense() first.")
-    values = obj._values().detach().requires_grad_(obj.requires_grad)  # `values()` needs unique indices
+    if obj.requires_grad and not obj.is_coalesced():  # only `values()`, which needs unique indices, keeps the graph
+        raise LayoutError("it records gradients, and is not coalesced", fix="Call .coalesce() or .detach() first.")
+    values = obj.values() if obj.requires_grad else obj._values()
     return {"data": values, "coords": obj._indices(), "shape": tuple(obj.shape)}
 
 

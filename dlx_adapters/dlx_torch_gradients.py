@@ -13,12 +13,13 @@ from weakref import ref
 
 from dlx.adapter import DTypes, GradSupport, Operation
 from dlx.errors import ConversionError
+from dlx_adapters.dlx_torch_operators import call_once, is_traced, is_tracing, record
 
 __all__ = ["support"]
 
 
 def _is_tracked(tensor: Any) -> bool:
-    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled()) or is_traced(tensor)
 
 
 def _is_differentiable(tensor: Any) -> bool:
@@ -52,6 +53,26 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     return results, pullback
 
 
+def _jvp(function: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return the results, and the tangents of the differentiable results, by differentiating the gradients twice."""
+    torch = sys.modules["torch"]
+    results, pullback = _vjp(function, tensors)
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        seeds = [torch.zeros_like(each).requires_grad_() if _is_differentiable(each) else None for each in results]
+        some, moved = [each for each in seeds if each is not None], []
+        for gradient, tangent in zip(pullback(seeds), tangents, strict=True):
+            if gradient.requires_grad:
+                moved.append((gradient, tangent))
+        is_outer = any(each.requires_grad for each in (*tensors, *tangents))
+        if not moved:
+            return results, [torch.zeros_like(each) for each in some]
+        gradients, given = zip(*moved, strict=True)
+        found = torch.autograd.grad(
+            gradients, some, given, create_graph=is_outer, allow_unused=True, materialize_grads=True
+        )
+    return results, list(found)
+
+
 @functools.cache
 def _node() -> Any:
     """Return the class of graph nodes for functions of other frameworks."""
@@ -74,7 +95,7 @@ def _node() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            _refuse_transforms(each for each in gradients if each is not None)
+            _refuse_batches(each for each in gradients if each is not None)
             holder, *saved = ctx.saved_tensors
             tensors = saved[: ctx.count]
             if all(each is None for each in gradients):
@@ -94,18 +115,18 @@ def _node() -> Any:
     return Using
 
 
-def _refuse_transforms(tensors: Iterable[Any]) -> None:
-    """Refuse tensors of `torch.func` and of vectorized Jacobians, which have no memory."""
-    inner = sys.modules["torch"]._C
-    if inner._are_functorch_transforms_active() or any(map(inner._functorch.is_legacy_batchedtensor, tensors)):
+def _refuse_batches(tensors: Iterable[Any]) -> None:
+    """Refuse tensors of vectorized Jacobians, which have no memory."""
+    if any(map(sys.modules["torch"]._C._functorch.is_legacy_batchedtensor, tensors)):
         raise ConversionError(
-            "torch.func cannot differentiate functions of other frameworks",
-            fix="Call torch.autograd.grad or .backward() outside of torch.func, without vectorize=True.",
+            "torch.autograd.functional cannot vectorize functions of other frameworks",
+            fix="Use torch.func.jacrev or torch.func.jacfwd, or leave out vectorize=True.",
         )
 
 
 def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
-    _refuse_transforms(())
+    if is_tracing() or any(map(is_traced, tensors)):
+        return record(operation, tensors)
     return _node().apply(operation, *tensors)
 
 
@@ -163,7 +184,14 @@ def _at_random_state(state: Any) -> Iterator[None]:
 
 
 _GRADIENTS = GradSupport(
-    _is_tracked, _is_differentiable, _vjp, _record, random_state=_random_state, at_random_state=_at_random_state
+    _is_tracked,
+    _is_differentiable,
+    _vjp,
+    _record,
+    jvp=_jvp,
+    call=call_once,
+    random_state=_random_state,
+    at_random_state=_at_random_state,
 )
 
 

@@ -56,10 +56,19 @@ def pytest_collection(session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark tests that build the sdist or the wheel as slow."""
+    """Mark tests that build the sdist or the wheel as slow, and of functions with the mark `few` all other cases."""
+    cases = {}
     for item in items:
         if {"sdist", "wheel"} & {*item.fixturenames}:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("few") is not None and item.get_closest_marker("slow") is None:
+            cases.setdefault((item.parent, item.originalname), []).append(item)
+    for few in cases.values():
+        count = few[0].get_closest_marker("few").args[0]
+        kept = {number * len(few) // count for number in range(count)}  # evenly spread
+        for number, item in enumerate(few):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item):

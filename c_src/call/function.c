@@ -268,6 +268,22 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_NotImplemented);
 }
 
+PyDoc_STRVAR(fast_path_stack_doc,
+             "_stack(arrays, to, /)\n--\n\n"
+             "Stack a tuple of arrays of one CUDA device; None if Python must.");
+
+static PyObject* fast_path_stack(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 || !PyTuple_CheckExact(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "_stack takes a tuple and a target");
+    return NULL;
+  }
+  py_call call = {.function = (FastPathObject*)self, .to = args[1]};
+  py_maps_begin();
+  PyObject* result = py_stack(&call, args[0]);
+  py_maps_end();
+  return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
+}
+
 PyDoc_STRVAR(fast_path_overlap_doc,
              "_overlap(a, b, /)\n--\n\n"
              "Return whether two arrays in host memory share a byte. Return None if Python must "
@@ -291,6 +307,7 @@ static PyMethodDef fast_path_methods[] = {
     {"_bind", (PyCFunction)(void (*)(void))fast_path_bind, METH_VARARGS | METH_KEYWORDS,
      fast_path_bind_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
+    {"_stack", (PyCFunction)(void (*)(void))fast_path_stack, METH_FASTCALL, fast_path_stack_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
     {"_exchange_api", (PyCFunction)(void (*)(void))fast_path_exchange_api, METH_FASTCALL,
      fast_path_exchange_api_doc},

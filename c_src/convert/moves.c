@@ -1,5 +1,5 @@
-/* Moves of one array between the host and a CUDA device, in one run. Everything else is left to the
- * Python path. */
+/* Moves of one array between the host and a CUDA device, in one run, and stacks of arrays on a
+ * device. Everything else is left to the Python path. */
 
 #include "pairs.h"
 #include "streams.h"
@@ -20,17 +20,17 @@ static DLManagedTensorVersioned* take_in_place(const py_call* call, PyObject* ob
   return offer.made;
 }
 
-/* Whether a target accepts a dense copy of a tensor on a device; set its strides. */
-static int accepts_copy(const py_target* t, const DLTensor* tensor, DLDevice device,
-                        int64_t* strides) {
-  DLTensor copy = *tensor;
+/* Whether a target accepts a dense copy of a tensor on the device of `copy`; describe the copy. */
+static int accepts_copy(const py_target* t, const DLTensor* tensor, int64_t* strides,
+                        DLTensor* copy) {
+  DLDevice device = copy->device;
   dlx_fresh_strides(tensor, t->accepts.layouts & DLX_LAYOUT_PERMUTED, strides);
-  copy.device = device;
-  copy.data = (void*)(uintptr_t)DLX_ALIGNMENT;
-  copy.byte_offset = 0;
-  copy.strides = strides;
-  return dlx_size(tensor) && dlx_itemsize(tensor->dtype, 0) &&
-         dlx_check(&copy, 0, &t->accepts) == 0;
+  *copy = *tensor;
+  copy->device = device;
+  copy->data = (void*)(uintptr_t)DLX_ALIGNMENT;
+  copy->byte_offset = 0;
+  copy->strides = strides;
+  return dlx_size(tensor) && dlx_itemsize(tensor->dtype, 0) && dlx_check(copy, 0, &t->accepts) == 0;
 }
 
 /* Copy to the host on the producer's stream. Owns: the caller owns the result. */
@@ -51,25 +51,19 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
   return copy;
 }
 
-/* Call `allocate` for an array like a tensor with other strides. Owns: takes `like`. Errors: NULL =
- * fallback. */
-static PyObject* allocate(const py_target* t, PyObject* like, int ndim, const int64_t* strides,
-                          PyObject* device) {
-  PyObject* args[] = {like ? PyObject_GetAttr(like, py_name_shape) : NULL, NULL, device, NULL};
-  if (args[0]) args[1] = PyObject_GetAttr(like, py_name_dtype);
-  if (args[1]) args[3] = PyTuple_New(ndim);
-  for (int i = 0; args[3] && i < ndim; i++) {
-    PyObject* step = PyLong_FromLongLong(strides[i]);
-    if (step)
-      PyTuple_SET_ITEM(args[3], i, step);
-    else
-      Py_CLEAR(args[3]);
-  }
-  PyObject* array = args[3] ? PyObject_Vectorcall(t->allocate, args, 4, NULL) : NULL;
+/* Call `allocate` for an array like a tensor. Owns: new reference. Errors: NULL = fallback. */
+static PyObject* allocate(const py_target* t, const DLTensor* like, PyObject* device) {
+  DLManagedTensorVersioned* made;
+  if (dlx_managed_new(like, 0, NULL, NULL, &made) != DLX_OK) return NULL;
+  PyObject *tensor = py_tensor_wrap(made), *array = NULL;
+  PyObject* args[] = {tensor ? PyObject_GetAttr(tensor, py_name_shape) : NULL, NULL, device, NULL};
+  if (args[0]) args[1] = PyObject_GetAttr(tensor, py_name_dtype);
+  if (args[1]) args[3] = PyObject_GetAttr(tensor, py_name_strides);
+  if (args[3]) array = PyObject_Vectorcall(t->allocate, args, 4, NULL);
   Py_XDECREF(args[0]);
   Py_XDECREF(args[1]);
   Py_XDECREF(args[3]);
-  Py_XDECREF(like);
+  Py_XDECREF(tensor);
   if (array == Py_None) Py_CLEAR(array);
   return array;
 }
@@ -81,16 +75,14 @@ static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersione
   DLManagedTensorVersioned* to = NULL;
   uint64_t stream = 0;
   int64_t strides[DLX_MAX_NDIM];
-  DLDevice device;
+  DLTensor copy = {.data = NULL};
   py_pair pair;
   int status = DLX_E_DEVICE;
-  if (where && where != Py_None && py_read_device(where, &device) == 0 &&
-      accepts_copy(t, &from->dl_tensor, device, strides) &&
-      py_stream_ask(&t->streams, device.device_id, &stream, &keep) &&
-      dlx_cuda_can_order(device.device_id, stream, -1, 0) == DLX_OK) {
-    dlx_managed_hold(from);
-    array = allocate(t, py_tensor_wrap(from), from->dl_tensor.ndim, strides, where);
-  }
+  if (where && where != Py_None && py_read_device(where, &copy.device) == 0 &&
+      accepts_copy(t, &from->dl_tensor, strides, &copy) &&
+      py_stream_ask(&t->streams, copy.device.device_id, &stream, &keep) &&
+      dlx_cuda_can_order(copy.device.device_id, stream, -1, 0) == DLX_OK)
+    array = allocate(t, &copy, where);
   if (array) to = take_in_place(call, array, &pair);
   if (to) {
     PY_WITHOUT_GIL(status = dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, 0, stream, 1));
@@ -115,20 +107,148 @@ PyObject* py_move(const py_call* call, PyObject* obj) {
   int goes = (pair.what == PY_CONVERTS || stays) && py_target_holds(t, 0) && t->place == NULL;
   DLManagedTensorVersioned* made = goes ? take_in_place(call, obj, &in_place) : NULL;
   if (made) {
-    DLDevice device = made->dl_tensor.device, host = {kDLCPU, 0};
+    DLDevice device = made->dl_tensor.device;
+    DLTensor on_host = {.device = {kDLCPU, 0}};
     int64_t strides[DLX_MAX_NDIM];
     int takes_device = t->accepts.device_types >> device.device_type & 1;
     if (device.device_type == kDLCPU && t->allocate && (call->device || !takes_device)) {
       result = send(call, t, made);
     } else if (device.device_type == kDLCUDA && call->device == NULL && !takes_device &&
                dlx_layout(&made->dl_tensor) == 0 &&
-               accepts_copy(t, &made->dl_tensor, host, strides)) {
+               accepts_copy(t, &made->dl_tensor, strides, &on_host)) {
       DLManagedTensorVersioned* copy = fetch(in_place.source, made, obj);
       if (copy) result = t->hand_over(call, t, copy, obj);
     }
     dlx_managed_release(made);
     py_pair_release(&in_place);
   }
+  py_pair_release(&pair);
+  return result;
+}
+
+/* ---- stacks ---------------------------------------------------------------------------------- */
+
+/* The arrays of a stack, on one device, of one dtype and shape. */
+typedef struct {
+  PyObject* objs; /* a tuple; borrowed */
+  Py_ssize_t n;   /* of rows that are taken */
+  struct {
+    DLManagedTensorVersioned* made;
+    py_pair pair;
+  }* rows;
+  py_stream_pairs streams;
+} arrays;
+
+/* Take all arrays, and make the target's stream wait for them. Errors: 0 = fallback. */
+static int take_arrays(const py_call* call, py_target* t, arrays* a) {
+  for (; a->n < PyTuple_GET_SIZE(a->objs); a->n++) {
+    PyObject* obj = PyTuple_GET_ITEM(a->objs, a->n);
+    py_pair* pair = &a->rows[a->n].pair;
+    DLManagedTensorVersioned* made = take_in_place(call, obj, pair);
+    if (made == NULL) return 0;
+    const DLTensor *tensor = &made->dl_tensor, *first = &(a->n ? a->rows[0].made : made)->dl_tensor;
+    a->rows[a->n].made = made;
+    if (tensor->device.device_type != kDLCUDA || !dlx_has_same_elements(first, tensor) ||
+        tensor->device.device_id != first->device.device_id ||
+        !py_streams_order(&a->streams, pair->source, t, made, obj))
+      return a->n++, 0;
+  }
+  for (int i = 0; i < a->streams.n; i++) { /* each dlx.Tensor may have another stream */
+    if (a->streams.at[i].from == 0) return 0;
+  }
+  return a->n > 0;
+}
+
+/* Copy the rows by the framework, or by the driver. Errors: a status, 0 = done; or an exception. */
+static int copy_rows(const py_call* call, const py_target* t, const arrays* a, PyObject* array) {
+  int is_own = t->stack != NULL, status = DLX_OK;
+  for (Py_ssize_t i = 0; i < a->n && is_own; i++)
+    is_own = Py_IS_TYPE(PyTuple_GET_ITEM(a->objs, i), t->kind.type) &&
+             dlx_layout(&a->rows[i].made->dl_tensor) == 0;
+  if (is_own) {
+    PyObject* done = PyObject_CallFunctionObjArgs(t->stack, a->objs, array, NULL);
+    Py_XDECREF(done);
+    return done ? DLX_OK : DLX_E_DEVICE;
+  }
+  py_pair pair;
+  DLManagedTensorVersioned* to = take_in_place(call, array, &pair);
+  const DLTensor** from = PyMem_Calloc((size_t)a->n, sizeof *from);
+  if (to && from) {
+    for (Py_ssize_t i = 0; i < a->n; i++) from[i] = &a->rows[i].made->dl_tensor;
+    uint64_t stream = a->streams.at[0].to;
+    PY_WITHOUT_GIL(status = dlx_cuda_stack(from, a->n, &to->dl_tensor, stream));
+  } else {
+    status = DLX_E_MEMORY;
+  }
+  PyMem_Free(from);
+  if (to) {
+    dlx_managed_release(to);
+    py_pair_release(&pair);
+  }
+  return status;
+}
+
+/* Make the producers' streams wait for the copies; the host waits if that fails. */
+static void order_back(const arrays* a, int32_t device) {
+  int status = DLX_OK;
+  for (int i = 0; i < a->streams.n; i++) {
+    const py_stream_pair* x = &a->streams.at[i];
+    int is_first = 1;
+    for (int k = 0; k < i; k++) is_first &= a->streams.at[k].from != x->from;
+    if (is_first && status == DLX_OK)
+      PY_WITHOUT_GIL(status = dlx_cuda_order(device, x->to, device, x->from));
+  }
+  if (status != DLX_OK) PY_WITHOUT_GIL(dlx_cuda_synchronize(device, a->streams.at[0].to));
+}
+
+static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
+  int64_t strides[DLX_MAX_NDIM], shape[DLX_MAX_NDIM];
+  if (!take_arrays(call, t, a)) return NULL;
+  DLTensor whole = a->rows[0].made->dl_tensor, copy = {.device = whole.device};
+  int32_t device = whole.device.device_id;
+  if (whole.ndim == DLX_MAX_NDIM) return NULL;
+  shape[0] = a->n;
+  memcpy(&shape[1], whole.shape, (size_t)whole.ndim * sizeof *shape);
+  whole.ndim++;
+  whole.shape = shape;
+  whole.strides = NULL;
+  if (!accepts_copy(t, &whole, strides, &copy) ||
+      dlx_cuda_can_order(device, a->streams.at[0].to, -1, 0) != DLX_OK)
+    return NULL;
+  PyObject *number = PyLong_FromLong(device), *array = NULL;
+  PyObject* where = number ? PyObject_CallOneArg(t->where, number) : NULL;
+  if (where && where != Py_None) array = allocate(t, &copy, where);
+  Py_XDECREF(number);
+  Py_XDECREF(where);
+  if (array) {
+    int status = copy_rows(call, t, a, array);
+    order_back(a, device);
+    if (status != DLX_OK) Py_CLEAR(array);
+  }
+  return array;
+}
+
+PyObject* py_stack(const py_call* call, PyObject* objs) {
+  py_pair pair;
+  PyObject* result = NULL;
+  arrays a = {.objs = objs, .streams.n = 0};
+  if (!dlx_cuda_loaded() || PyTuple_GET_SIZE(objs) == 0 ||
+      !py_pair_learn(call->function, Py_TYPE(PyTuple_GET_ITEM(objs, 0)), call->to, &pair))
+    return NULL;
+  py_target* t = pair.target;
+  a.streams.n_waited = 0;
+  if (t->allocate && t->place == NULL && py_target_holds(t, 0))
+    a.rows = PyMem_Calloc((size_t)PyTuple_GET_SIZE(objs), sizeof *a.rows);
+  if (a.rows) result = stack(call, t, &a);
+  if (result == NULL && PyErr_Occurred()) py_error_forget();
+  py_pending pending = py_pending_save();
+  for (Py_ssize_t i = 0; i < a.n; i++) {
+    dlx_managed_release(a.rows[i].made);
+    py_pair_release(&a.rows[i].pair);
+  }
+  py_streams_clear(&a.streams);
+  py_pending_restore(pending);
+  PyMem_Free(a.rows);
   py_pair_release(&pair);
   return result;
 }

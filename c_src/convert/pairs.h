@@ -65,6 +65,10 @@ PyObject* py_target_like(py_call* call, PyObject* like);
  * whether its stream captures. Called when py_convert falls back, or if the call names a device. */
 PyObject* py_move(const py_call* call, PyObject* obj);
 
+/* Stack a tuple of arrays of a CUDA device into a new array of the target on that device, with one
+ * wait per stream of a producer. Asks first whether a stream captures. */
+PyObject* py_stack(const py_call* call, PyObject* objs);
+
 /* ---- convert/exchange_any.c ------------------------------------------------------------------ */
 
 /* Return a capsule with the exchange table for any array. `function` is the fast path;

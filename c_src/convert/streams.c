@@ -40,6 +40,8 @@ int py_stream_ask(const py_stream_source* s, int32_t device, uint64_t* stream, P
   if (s->table) {
     if (s->table(kDLCUDA, device, &handle) != 0 || PyErr_Occurred()) return 0;
     *keep = Py_NewRef(Py_None); /* the framework keeps it alive, see StreamSupport.quick */
+  } else if (s->function == NULL) {
+    return 0;
   } else {
     number = PyLong_FromLong(device);
     *keep = number ? PyObject_CallOneArg(s->function, number) : NULL;

@@ -212,6 +212,7 @@ static const py_member members[] = {
     {"place", py_read_object, AT(place)},
     {"where", py_read_object, AT(where)},
     {"allocate", py_read_object, AT(allocate)},
+    {"stack", py_read_object, AT(stack)},
     {"storage", py_read_object, AT(storage)},
     {"accepts", read_accepts, AT(accepts)},
     {"is_narrow", py_read_flag, AT(is_narrow)},

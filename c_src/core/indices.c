@@ -57,8 +57,45 @@ int64_t dlx_find_descent(const DLTensor* offsets) {
                                    : find_descent(first(offsets), 32, count);
 }
 
+/* A hash table of the indices of one row, with open addressing. Entries of other rows are free. */
+typedef struct {
+  int64_t row, index; /* row: plus one */
+} place;
+
+typedef struct {
+  place* places; /* NULL = not yet allocated */
+  uint64_t mask;
+} table;
+
+/* Return 1 if a row already has an index, else add it. */
+static int is_repeated(table* t, int64_t row, int64_t index) {
+  uint64_t hash = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15), at = hash >> 32;
+  for (;; at++) {
+    place* p = &t->places[at & t->mask];
+    if (p->row != row + 1) {
+      *p = (place){row + 1, index};
+      return 0;
+    }
+    if (p->index == index) return 1;
+  }
+}
+
+/* Allocate a table that is half full with the longest row. Errors: 0 = no memory. */
+static int allocate_table(const void* indptr, int bits, int64_t rows, table* t) {
+  int64_t most = 1;
+  for (int64_t row = 0; row < rows; row++) {
+    int64_t count = read_at(indptr, bits, row + 1) - read_at(indptr, bits, row);
+    if (count > most) most = count;
+  }
+  t->mask = 1;
+  while (t->mask < 2 * (uint64_t)most) t->mask = t->mask << 1 | 1;
+  t->places = dlx_allocate((size_t)(t->mask + 1) * sizeof *t->places);
+  if (t->places) memset(t->places, 0, (size_t)(t->mask + 1) * sizeof *t->places);
+  return t->places != NULL;
+}
+
 INLINE int64_t find_repeat(const void* indptr, int bits, const void* indices, int wide,
-                           int64_t rows, int64_t end, int64_t** seen) {
+                           int64_t rows, int64_t end, table* seen) {
   for (int64_t row = 0; row < rows; row++) {
     int64_t from = read_at(indptr, bits, row), to = read_at(indptr, bits, row + 1), rises = 1;
     for (int64_t i = from + 1; i < to; i++)
@@ -66,22 +103,18 @@ INLINE int64_t find_repeat(const void* indptr, int bits, const void* indices, in
     if (rises &&
         (from == to || (read_at(indices, wide, from) >= 0 && read_at(indices, wide, to - 1) < end)))
       continue;
-    if (*seen == NULL) { /* for each index the last row, plus one, that has it */
-      *seen = dlx_allocate((size_t)end * sizeof **seen);
-      if (*seen == NULL) return -2;
-      memset(*seen, 0, (size_t)end * sizeof **seen);
-    }
+    if (seen->places == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
     for (int64_t i = from; i < to; i++) {
       int64_t index = read_at(indices, wide, i);
-      if (index < 0 || index >= end || (*seen)[index] == row + 1) return i;
-      (*seen)[index] = row + 1;
+      if (index < 0 || index >= end || is_repeated(seen, row, index)) return i;
     }
   }
   return -1;
 }
 
 int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end) {
-  int64_t *seen = NULL, rows = dlx_size(indptr) - 1, found;
+  table seen = {NULL, 0};
+  int64_t rows = dlx_size(indptr) - 1, found;
   const void *p = first(indptr), *i = first(indices);
   int wide = indices->dtype.bits;
   if (indptr->dtype.bits == 64)
@@ -90,7 +123,7 @@ int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t
   else
     found = wide == 64 ? find_repeat(p, 32, i, 64, rows, end, &seen)
                        : find_repeat(p, 32, i, 32, rows, end, &seen);
-  free(seen);
+  free(seen.places);
   return found;
 }
 

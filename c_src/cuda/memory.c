@@ -6,6 +6,7 @@
 #include "core/copy.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
@@ -246,6 +247,12 @@ static int start_copy(const transfer* t) {
   return status;
 }
 
+/* Wait for a copy, also if one of its calls failed: the memory may be freed next. */
+static int finish_copy(const transfer* t, int status) {
+  int code = cu.StreamSynchronize(t->stream);
+  return status == DLX_OK ? cuda_check("cuStreamSynchronize", code) : status;
+}
+
 static int send_packed(transfer t) {
   DLTensor like = *t.to; /* keep its layout: one run if the target is compact */
   DLManagedTensorVersioned* packed;
@@ -254,8 +261,7 @@ static int send_packed(transfer t) {
   if (status != DLX_OK) return status;
   status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
   t.from = &packed->dl_tensor;
-  if (status == DLX_OK) status = start_copy(&t);
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t.stream);
+  if (status == DLX_OK) status = finish_copy(&t, start_copy(&t));
   dlx_managed_release(packed);
   return status;
 }
@@ -275,8 +281,7 @@ static int fetch_whole(const transfer* t) {
   char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
   const char* first = (const char*)here.data + here.byte_offset + low;
-  int status = copy_run(t, bytes, first, (size_t)(high - low));
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, t->stream);
+  int status = finish_copy(t, copy_run(t, bytes, first, (size_t)(high - low)));
   here.data = bytes - low;
   here.byte_offset = 0;
   here.device = (DLDevice){kDLCPU, 0};
@@ -299,13 +304,65 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   transfer t = {from_device, to_device, packs, cuda_stream(stream), from, to, flags};
   int before, status = cuda_enter(up ? to_device : from_device, &before);
   if (status != DLX_OK) return status;
-  if (wait) status = cuda_can_wait(stream);
-  if (status == DLX_OK) status = start_copy(&t);
+  if (wait && (status = cuda_can_wait(stream)) != DLX_OK) return cuda_leave(before), status;
+  status = start_copy(&t);
   if (status == DLX_E_SCATTERED && (up || down)) {
     status = wait ? DLX_OK : cuda_can_wait(stream); /* the host takes part in this one */
     if (status == DLX_OK) status = up ? send_packed(t) : fetch_whole(&t);
-  } else if (status == DLX_OK && wait) {
-    status = CUDA(StreamSynchronize, t.stream);
+  } else if (wait) {
+    status = finish_copy(&t, status);
+  }
+  cuda_leave(before);
+  return status;
+}
+
+/* Add a leading axis to a tensor. */
+static DLTensor add_axis(const DLTensor* tensor, int64_t extent, int64_t step, int64_t* shape,
+                         int64_t* strides) {
+  DLTensor more = *tensor;
+  shape[0] = extent;
+  strides[0] = step;
+  memcpy(&shape[1], tensor->shape, (size_t)tensor->ndim * sizeof *shape);
+  memcpy(&strides[1], tensor->strides, (size_t)tensor->ndim * sizeof *strides);
+  more.ndim++;
+  more.shape = shape;
+  more.strides = strides;
+  return more;
+}
+
+static const char* get_first(const DLTensor* tensor) {
+  return (const char*)tensor->data + tensor->byte_offset;
+}
+
+/* Count the rows from the first one at equal distances, and of equal strides; set the distance. */
+static int64_t count_even(const DLTensor* const* rows, int64_t n, int64_t* step) {
+  int64_t count = 1;
+  *step = n > 1 ? get_first(rows[1]) - get_first(rows[0]) : 0;
+  for (; count < n; count++) {
+    const DLTensor *one = rows[count - 1], *next = rows[count];
+    if (get_first(next) - get_first(one) != *step ||
+        memcmp(one->strides, next->strides, (size_t)one->ndim * sizeof *one->strides) != 0)
+      break;
+  }
+  return count;
+}
+
+int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t stream) {
+  int64_t shapes[2][DLX_MAX_NDIM], strides[2][DLX_MAX_NDIM];
+  int64_t item = dlx_itemsize(to->dtype, 0), nbytes = dlx_nbytes(rows[0], 0), step, count;
+  int32_t device = to->device.device_id;
+  int before, status = cuda_enter(device, &before);
+  if (status != DLX_OK) return status;
+  for (int64_t i = 0; i < n && status == DLX_OK; i += count) {
+    count = count_even(&rows[i], n - i, &step);
+    if (step % item) count = 1;
+    DLTensor from = add_axis(rows[i], count, step / item, shapes[0], strides[0]);
+    DLTensor part = *to;
+    shapes[1][0] = count;
+    memcpy(&shapes[1][1], &to->shape[1], (size_t)(to->ndim - 1) * sizeof **shapes);
+    part.shape = shapes[1];
+    part.byte_offset += (uint64_t)(i * nbytes);
+    status = start_copy(&(transfer){device, device, 0, cuda_stream(stream), &from, &part, 0});
   }
   cuda_leave(before);
   return status;

@@ -120,6 +120,10 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
 
+/* Copy `n` > 0 tensors with whole bytes, of one shape, dtype and device, to the first axis of `to`
+ * on the same device. Rows at equal distances are copied together. Waits for nothing. */
+int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t stream);
+
 /* Return 1 if a copy to new memory on the same device would fail with DLX_E_SCATTERED. */
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order);
 

@@ -94,12 +94,13 @@ def convert(
         with its reason. Errors that another option would avoid are raised.
     dtype
         A floating dtype for all floating arrays: a name, a `dlx.DType`, or a framework's dtype. Other arrays keep
-        theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. The array's framework
-        casts it, or dlx (buffers, columns of a table). An array that changes is a copy.
+        theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. An array that changes
+        is a copy. In host memory dlx casts in the same pass as it copies; the array's framework casts on devices, and
+        if the array stays in it. Of a sparse or ragged array, the elements change, not the indices.
     out
         Instead of `to` and `like`: an array, or a tree of arrays, of any framework with writable memory. The values are
         copied there, in one pass. Shapes must match, dtypes too unless `dtype` changes them, and containers must hold
-        arrays at the same places. If one array does not fit, none is written to.
+        arrays at the same places. Sparse and ragged arrays are refused. If one array does not fit, none is written to.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
         no effect on a single array.
@@ -148,10 +149,10 @@ def convert(
     True
     """
     if out is not None:
-        is_alone = to is like is device is stream is dtype is copy is None and not lazy and errors == "raise"
-        if is_alone and output.fill_plain([obj], out, -1):
+        is_alone = to is like is device is stream is dtype is copy is None and detach is lazy is strict is False
+        if is_alone and wait is True and readonly == "copy" and errors == "raise" and output.fill_plain([obj], out, -1):
             return out
-        requests.check_flags(detach=detach, strict=strict)
+        requests.request_of("dlx", None, device, copy, readonly, detach, None, errors, lazy, strict, wait=wait)
         if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise" or not wait:
             names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"
             raise TypeError(f"convert takes out= without {names}. Leave these or out= out.")

@@ -14,7 +14,7 @@ from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import SUBBYTE_PADDED, DType, host_readable
 from dlx._engine.batch import Batch
-from dlx._engine.casting import Casts, can_cast, read_casts
+from dlx._engine.casting import Casts, can_cast, read_casts, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
@@ -94,8 +94,8 @@ def check_fits(out: Array, shape: tuple[int, ...], dtype: DType) -> None:
         fix = "Pass an array of that shape."
         error = LayoutError(f"the values have shape {shape}, but its shape is {out.shape}", fix=fix)
     elif dtype != out.dtype:
-        option = (("dtype", {dtype.name: out.dtype.name}),)
-        error = DTypeError(f"the values are {dtype}, but it is {out.dtype}", option=option)
+        fix, option = suggest_cast(dtype, out.dtype)
+        error = DTypeError(f"the values are {dtype}, but it is {out.dtype}", fix=fix, option=option)
     if error is not None:
         raise error.complete(root="out", path=out.path)
 
@@ -235,13 +235,15 @@ def _convert(array: Array, target: Target | None, **options: Any) -> Any:
 def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any, Path]]:
     """Yield (array, its adapter, array of `out`, path) of all arrays, also of repeated ones."""
     (one, handler), (other, there) = lookup.unwrap(obj), lookup.unwrap(out)
+    written = None if there is None else _find_dense(Tree(other, there, Failures("")), "out")
+    read = None if handler is None else _find_dense(Tree(one, handler, Failures(""), strict=strict), "obj")
     if (handler is None) != (there is None):
         raise LayoutError("one of obj and out is an array, the other one a container", fix="Pass two of a kind.")
-    if handler is None or there is None:
+    if read is None or written is None:
         array, adapter = lookup.source(one)
         yield array, adapter, other, ()
         return
-    trees = Tree(one, handler, Failures(""), strict=strict), Tree(other, there, Failures(""))
+    trees = read, written
     links = [_links(tree) for tree in trees]
     waiting: list[tuple[int, int, Path]] = [(0, 0, ())]
     seen: set[tuple[int, int]] = set()
@@ -262,10 +264,32 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
         raise AdapterNotFoundError("it holds no array", fix="Pass the arrays themselves.")
 
 
+def _find_dense(tree: Tree, root: str) -> Tree:
+    """Return a tree, or raise if it has a compound array: two of them need not have indices of the same size."""
+    for path, each, handler, *_ in tree.compounds():
+        dense = f" or x{handler.compound.dense}" if handler.compound.dense else ""
+        fix = "Pass to= instead of out=." if root == "out" else f"Pass dlx.parts(x){dense} instead."
+        why = f"it is a {handler.kind_of(each)} array, and out= takes dense ones"
+        raise LayoutError(why, root=root, path=path, fix=fix)
+    return tree
+
+
 def _links(tree: Tree) -> list[dict[Path, int]]:
     """Return the links to arrays and containers with arrays of each node, by key; () inside a wrapper."""
-    nodes = tree.nodes()
-    return [{handler.path(keys, i): link for i, link in links.items()} for _, handler, keys, _, links in nodes]
+    nodes = [(handler, keys, links) for _, handler, keys, _, links in tree.nodes()]
+    above: dict[int, list[int]] = {}
+    for number, (_, _, links) in enumerate(nodes):
+        for link in links.values():
+            above.setdefault(link, []).append(number)
+    waiting, holds_arrays = [link for link in above if link < 0], set[int]()
+    while waiting:
+        new = {*above.get(waiting.pop(), ())} - holds_arrays
+        holds_arrays |= new
+        waiting += new
+    return [
+        {handler.path(keys, i): link for i, link in links.items() if link < 0 or link in holds_arrays}
+        for handler, keys, links in nodes
+    ]
 
 
 def _unwrap(links: list[dict[Path, int]], link: int) -> int:

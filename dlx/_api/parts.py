@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dlx._api.convert import convert
 from dlx._core.public import public
 from dlx._engine.compound import split
+from dlx._engine.request import request_of
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import registry
@@ -56,16 +57,17 @@ def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
     if not isinstance(handler, CompoundHandler):
         fix = "Pass a sparse or ragged array; dlx.convert takes dense ones, and containers."
         raise LayoutError("it is not a sparse or ragged array", source=type_name(type(obj)), fix=fix)
-    return _convert(split(inside, handler, None), to or _framework_of(handler))
+    return _convert(inside, handler, to or _framework_of(handler))
 
 
-def _convert(found: dict[str, Any], to: Any) -> dict[str, Any]:
-    """Convert the arrays among parts; inner compound arrays become parts, too."""
+def _convert(obj: Any, handler: CompoundHandler, to: Any) -> dict[str, Any]:
+    """Convert the arrays among the parts of an object; inner compound arrays become parts, too."""
     arrays: dict[str, Any] = {}
+    found = split(obj, handler, request_of(to), joins=False)
     for name, part in found.items():
-        _, handler = lookup.unwrap(part)
-        if isinstance(handler, CompoundHandler):
-            found[name] = _convert(split(part, handler, None), to)
+        inside, inner = lookup.unwrap(part)
+        if isinstance(inner, CompoundHandler):
+            found[name] = _convert(inside, inner, to)
         else:
             arrays[name] = part
     found |= convert(arrays, to)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._core.native import Tensor
 from dlx._core.public import public
-from dlx._core.types import contiguous
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
@@ -119,29 +117,44 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
     """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
     from dlx._files.header import NO_ARRAYS
     from dlx._files.selection import dotted_path
+    from dlx._files.writing import Item
 
-    leaves: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    paths: dict[str, tuple[Any, ...]] = {}
+    arrays: list[Any] = []
     others: list[tuple[str, Any]] = []
-    handler = lookup.kind(type(tree)).handler
+    handler = lookup.kind_of(tree).handler
     if handler is None:
-        leaves[stem] = tree, ()
+        paths[stem] = ()
+        arrays.append(tree)
     else:
-        for path, child, is_array in Tree(tree, handler, Failures("")).leaves():
+        found = Tree(tree, handler, Failures(""))
+        for path, obj, compound, *_ in found.compounds():
+            if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
+                reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
+                dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
+                raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape'{dense}.")
+        for path, child, is_array in found.leaves():
             name = dotted_path(path, str) or stem
-            if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
+            if not is_array or (type(child) is Deferred and child.info.dtype_name in NO_ARRAYS):
                 others.append((name, child))
-            elif name in leaves:
+            elif name in paths:
                 raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
             else:
-                leaves[name] = child, path
-    if not leaves:
+                paths[name] = path
+                arrays.append(child)
+    if not arrays:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    arrays = [obj for obj, _ in leaves.values()]
     try:
         shared = convert(arrays, to="dlx", copy=False, detach=True)
     except DlxError:  # one of them is copied or refused when it is read
         shared = [_share(array) for array in arrays]
-    return [_item(name, *leaf, each) for (name, leaf), each in zip(leaves.items(), shared, strict=True)], others
+    items = [
+        Item(name, each.dtype, each.shape, each.nbytes, each, None)
+        if type(each) is Tensor and each.is_host
+        else _describe_item(name, obj, path, each)
+        for (name, path), obj, each in zip(paths.items(), arrays, shared, strict=True)
+    ]
+    return items, others
 
 
 def _share(array: Any) -> Any:
@@ -151,12 +164,9 @@ def _share(array: Any) -> Any:
         return array
 
 
-def _item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:
+def _describe_item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:
     """Return an array as an item, without reading it if its dtype and shape are known."""
     from dlx._files.writing import Item
-
-    if type(shared) is Tensor and shared.is_host:
-        return Item(name, shared.dtype, shared.shape, shared.nbytes, lambda: shared, shared)
 
     def read() -> Tensor:
         try:
@@ -171,7 +181,7 @@ def _item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:
         info = describe(read())
     assert info.dtype is not None and info.shape is not None
     nbytes = -(-math.prod(info.shape) * info.dtype.bits * info.dtype.lanes // 8)
-    return Item(name, info.dtype, info.shape, nbytes, read, shared)
+    return Item(name, info.dtype, info.shape, nbytes, shared, read)
 
 
 def write_items(
@@ -197,10 +207,12 @@ def write_items(
 
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
-    start = operator.attrgetter("source.data_ptr")
-    placed = sorted((item for item in items if type(item.source) is Tensor and item.nbytes), key=start)
-    if all(contiguous(item.shape, item.source.strides) for item in placed) and all(
-        start(one) + one.nbytes <= start(other) for one, other in itertools.pairwise(placed)
+    from dlx._files.writing import is_row_major
+
+    placed = [item for item in items if type(item.source) is Tensor and item.nbytes]
+    starts = sorted((item.source.data_ptr, item.nbytes) for item in placed)
+    if all(is_row_major(item.shape, item.source.strides) for item in placed) and all(
+        at + size <= next_one for (at, size), (next_one, _) in itertools.pairwise(starts)
     ):
         return
     pair = collision([item.source for item in placed], [])

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Number
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from dlx._core.public import public
 from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
-from dlx._engine.casting import can_cast, read_casts
+from dlx._engine.casting import can_cast, common_dtype, read_casts
 from dlx._engine.compound import split
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
@@ -27,7 +28,7 @@ from dlx._engine.plan import Step
 from dlx._engine.planner import keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
-from dlx._engine.seam import borrow_all
+from dlx._engine.seam import FAST_PATH, borrow_all
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._protocols.pointer import empty
@@ -35,7 +36,7 @@ from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.generic import BUFFER, INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx._support.reflect import foreign_errors, is_key, type_name
+from dlx._support.reflect import foreign_errors, is_key, safe_repr, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -74,8 +75,8 @@ def stack(
     dtype
         The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
     pad
-        The number that fills the result where an array is shorter than the longest one. None: arrays of several shapes
-        are refused.
+        The number, of the result's dtype, that fills the result where an array is shorter than the longest one. None:
+        arrays of several shapes are refused.
     out
         Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
@@ -103,6 +104,7 @@ def stack(
     Notes
     -----
     dlx allocates the memory (aligned to 256 bytes) and passes it to the target; the copies run without the GIL.
+    There is no ``errors="pass"``: one array cannot hold text next to numbers. Leave such columns out.
 
     Examples
     --------
@@ -119,6 +121,9 @@ def stack(
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
+        stacked = FAST_PATH._stack(tuple(objs), to)
+        if stacked is not None:
+            return stacked
     is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
     if is_at_once and not trace.observers and fill_plain(objs, out, axis):
         return out
@@ -129,6 +134,8 @@ def stack(
         if not (to is device is stream is None):
             raise TypeError("stack takes out= alone, or to= with device= and stream=. Leave out= or the others out.")
         request, target = request_of("dlx"), type_name(type(out))
+    if not (pad is None or isinstance(pad, Number)):
+        raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
     whole = _pack_numbers(objs) if whole is None else whole
@@ -204,11 +211,7 @@ def _stack_unlike(
             reason = "its elements are packed below one byte, and a row may begin inside a byte"
             raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
     if any(tensor.shape != row for tensor in tensors):
-        number = _read_lists(pad, 0, "")
-        if not can_cast(number.dtype, wanted, HOST):
-            reason = f"dlx cannot make {wanted} of pad={pad}"
-            raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
-        number = native.tensor_copy(number, False, 0, wanted)
+        number = _read_pad(pad, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
@@ -216,6 +219,25 @@ def _stack_unlike(
     if output is not None:
         mark_written(output.adapter, output.obj)
     return whole
+
+
+_KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: complex}  # of dtypes; others: float
+
+
+def _read_pad(pad: Any, dtype: DType) -> Tensor:
+    """Return the number of the option `pad` as a tensor without dimensions."""
+    kind = _KINDS.get(dtype.code, float)
+    try:
+        number = _read_lists(kind(pad), 0, "")
+    except (TypeError, ValueError, OverflowError):  # such as NaN for integers
+        number = None
+    if number is not None and not can_cast(number.dtype, dtype, HOST):
+        reason = f"dlx cannot make {dtype} of pad={pad}"
+        raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
+    made: Any = None if number is None else native.tensor_copy(number, False, 0, dtype)
+    if made is None or (kind in (bool, int) and memoryview(made)[()] != pad):
+        raise DTypeError(f"pad={pad} is not a value of {dtype}", root="arrays", fix="Pass another number as pad=.")
+    return made  # type: ignore[no-any-return]
 
 
 def _move_axis(whole: Tensor, at: int) -> Tensor:
@@ -367,7 +389,7 @@ def _find_dtype(tensors: list[Tensor], keys: Sequence[Any], dtype: Any) -> DType
     found = [(casts.find(tensor.dtype) if casts else None) or tensor.dtype for tensor in tensors]
     i = next((i for i, each in enumerate(found) if each != found[0]), None)
     if i is not None:
-        raise _odd("dtype", found[0], found[i], keys[0], keys[i])
+        raise _odd("dtype", found, i, keys)
     return found[0]
 
 
@@ -376,7 +398,7 @@ def _find_shape(tensors: list[Tensor], keys: Sequence[Any], *, is_padded: bool) 
     first = tensors[0].shape
     for i, tensor in enumerate(tensors):
         if tensor.ndim != len(first) if is_padded else tensor.shape != first:
-            raise _odd("shape", first, tensor.shape, keys[0], keys[i])
+            raise _odd("shape", [each.shape for each in tensors], i, keys)
     return tuple(map(max, zip(*(tensor.shape for tensor in tensors), strict=True))) if is_padded else first
 
 
@@ -426,9 +448,8 @@ def _read_lists(obj: Any, key: Any, target: str) -> Any:
         raise
 
 
-_RANKS = {lib.kDLBool: 0, lib.kDLInt: 1, lib.kDLUInt: 1, lib.kDLComplex: 3}  # of dtypes; floating ones have 2
 _ODD: dict[str, tuple[type[DlxError], str]] = {
-    "dtype": (DTypeError, ""),
+    "dtype": (DTypeError, "Pass arrays of one dtype."),
     "shape": (LayoutError, "Pass arrays of one shape."),
     "device": (DeviceError, "Move it in its own framework first."),
     "flags": (LayoutError, "Pass arrays whose elements are all packed, or all padded."),
@@ -445,16 +466,20 @@ def _difference_error(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> Dlx
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
     word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
-    return _odd(word, getattr(one, word), getattr(other, word), keys[0], keys[i])
+    return _odd(word, [getattr(tensor, word) for tensor in tensors], i, keys)
 
 
-def _odd(word: str, one: Any, other: Any, first: Any, key: Any) -> DlxError:
-    """Return the error for an array whose attribute differs from the first one's."""
+def _odd(word: str, found: list[Any], i: int, keys: Sequence[Any]) -> DlxError:
+    """Return the error for array number `i`, whose attribute differs from the first one's."""
     kind, fix = _ODD[word]
-    reason = f"its {word} is {other}, but {path_text((first,), 'arrays')} has {one}"
+    reason = f"its {word} is {found[i]}, but {path_text((keys[0],), 'arrays')} has {found[0]}"
     option: tuple[tuple[str, Any], ...] = ()
     if word == "dtype":
-        option = (("dtype", max(one, other, key=lambda dtype: (_RANKS.get(dtype.code, 2), dtype.bits)).name),)
-    elif word == "shape" and len(one) == len(other):
+        common = common_dtype(found)
+        if common is not None:
+            option, fix = (("dtype", common[0].name),), ""
+            if not common[1]:
+                fix = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
+    elif word == "shape" and len({*map(len, found)}) == 1:
         option, fix = (("pad", 0),), ""
-    return kind(reason, root="arrays", path=(key,), fix=fix, option=option)
+    return kind(reason, root="arrays", path=(keys[i],), fix=fix, option=option)

@@ -49,11 +49,11 @@ class Transfer:
 
     __slots__ = (
         *("claimed", "decision", "deferred", "description", "device", "known_info", "needs_export", "obj", "readiness"),
-        *("resolution", "source", "stream_device", "tensor", "written"),
+        *("request", "resolution", "source", "stream_device", "tensor", "written"),
     )
 
-    def __init__(self, obj: Any, source: Adapter) -> None:
-        self.obj, self.source = obj, source
+    def __init__(self, obj: Any, source: Adapter, request: Request) -> None:
+        self.obj, self.source, self.request = obj, source, request
         self.description: Any = None  # `Description.info`
         self.device: Device | None = None  # `Description.device`
         self.needs_export = False
@@ -114,8 +114,9 @@ class Transfer:
                 return (f"{self.source.name} failed to restore it: {exception_text(failure)}",)
         return ()
 
-    def complete(self, error: DlxError, request: Request, *, consumed: bool = False) -> DlxError:
+    def complete(self, error: DlxError, *, consumed: bool = False) -> DlxError:
         """Add source and target to an error of an inner layer; `consumed` means that the consumer failed."""
+        request = self.request
         if isinstance(error, LayoutError) and error.__cause__ is None and not consumed:
             error.complete(fix=ProtocolError.usual_fix)
         sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
@@ -146,7 +147,7 @@ class Batch:
 
     __slots__ = (
         *("_borrowed", "_cast", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
-        *("sources", "to", "written"),
+        *("sources", "to", "tree", "written"),
     )
 
     def __init__(
@@ -167,6 +168,7 @@ class Batch:
         self._sync: StreamSync | None = None
         self._may_defer = request.later
         self.written: frozenset[int] = frozenset()  # indices of arrays that the caller writes to
+        self.tree: Tree | None = None  # of the arrays, if it may have compound arrays
 
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
@@ -229,14 +231,16 @@ class Batch:
 
     def _prepare(self, *, brief: bool) -> None:
         """Run all stages before `_load`; after them only a consumer can fail."""
-        to, borrow = self.to, FAST_PATH._borrow
+        to, borrow, request = self.to, FAST_PATH._borrow, self.request
+        without_casts = request if request.casts is None else request._replace(casts=None)
         for i, obj in enumerate(self.objs):
-            if self.request.casts is None:
+            keeps_dtype = request.casts is None or (self.tree is not None and self.tree.is_index(i))
+            if keeps_dtype:
                 borrowed = None if to is None else borrow(obj, to, brief)
             else:
                 borrowed = None if to is None else self._borrow_cast(i, brief)
             if borrowed is None:
-                self._transfers[i] = Transfer(obj, self.sources[i])
+                self._transfers[i] = Transfer(obj, self.sources[i], without_casts if keeps_dtype else request)
                 self._transfers[i].written = i in self.written
             elif i in self.written and borrowed.readonly:
                 kind, target = type_name(type(obj)), self.request.target.name
@@ -246,6 +250,7 @@ class Batch:
             else:
                 self._borrowed.append((i, borrowed))
         self._each(self.describe)
+        self.failures.can_pass = False  # from here on, the target refuses an array
         if len(self._transfers) > 1 or self.failures.collect:
             self._each(self._preview)
         self._each(self.export)
@@ -281,9 +286,19 @@ class Batch:
                 stage(transfer)
             except DlxError as error:
                 del self._transfers[i]
-                if self.failures.keep(transfer.complete(error, self.request), self.path(i)):
-                    self.results[i] = self.objs[i]
+                self._keep(i, transfer.complete(error))
                 del transfer
+
+    def _keep(self, i: int, error: DlxError) -> bool:
+        """Return whether array number `i` stays as it is, because of an error that is reported otherwise."""
+        whole = -1 if self.tree is None else self.tree.whole(i)
+        try:
+            is_kept = self.failures.keep(error, self.path(i), whole)
+        finally:
+            del error  # break the cycle with this frame
+        if is_kept:
+            self.results[i] = self.objs[i]
+        return is_kept
 
     def describe(self, transfer: Transfer) -> None:
         """Describe one array and plan the steps before its export."""
@@ -292,12 +307,12 @@ class Batch:
             transfer.description, blockers, transfer.tensor, transfer.needs_export, transfer.device = source.describe(
                 obj
             )
-            maps = self._may_defer and source.arrays.map_chunks is not None
-            later = defer_chunks(obj, source, self.request) if maps else None
+            request, maps = transfer.request, self._may_defer and source.arrays.map_chunks is not None
+            later = defer_chunks(obj, source, transfer.info, request) if maps else None
             if later is not None:
                 transfer.resolution, transfer.deferred = DEFERRED, later
-            elif blockers or source is self.request.target.source or self.request.casts is not None:
-                transfer.resolution = decide_before_export(obj, source, blockers, transfer.info, self.request)
+            elif blockers or source is request.target.source or request.casts is not None:
+                transfer.resolution = decide_before_export(obj, source, blockers, transfer.info, request)
             on_host = transfer.device == HOST if transfer.tensor is None else transfer.tensor.is_host
             if transfer.resolution.outcome == "unknown" and not on_host:
                 self._reach(transfer)
@@ -313,7 +328,7 @@ class Batch:
         if not is_cuda(tensor.device) or dense(tensor) or type(transfer.source).copy is Adapter.copy:
             return
         try:
-            steps = decide(tensor, transfer.resolution, transfer.source, self.request, self.sync).steps
+            steps = decide(tensor, transfer.resolution, transfer.source, transfer.request, self.sync).steps
         except MemoryError:
             raise
         except Exception:
@@ -373,7 +388,7 @@ class Batch:
         transfer.tensor = mark_immutable(tensor, source) if source.arrays.immutable and not before.copies else tensor
         if transfer.written and transfer.tensor.readonly and not before.copies:
             raise not_writable()
-        unchanged = share_unchanged(transfer.tensor, before, source, self.request)
+        unchanged = share_unchanged(transfer.tensor, before, source, transfer.request)
         transfer.decision = self.decide(transfer, transfer.tensor) if unchanged is None else unchanged
 
     def _resolve(self, transfer: Transfer) -> Any:
@@ -389,7 +404,7 @@ class Batch:
     def decide(self, transfer: Transfer, tensor: Tensor) -> Decision:
         """Return the decision of `planner.decide`."""
         try:
-            decision = decide(tensor, transfer.resolution, transfer.source, self.request, self.sync)
+            decision = decide(tensor, transfer.resolution, transfer.source, transfer.request, self.sync)
             if not tensor.is_host:
                 check_copies(decision, tensor)
             return decision
@@ -410,21 +425,19 @@ class Batch:
                 cast = i in self._cast
                 results[i] = FAST_PATH(borrowed, self.to) if cast else FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
-                    transfer = Transfer(objs[i], self.sources[i])
+                    transfer = Transfer(objs[i], self.sources[i], self.request._replace(casts=None))  # cast already
                     transfer.tensor = borrowed
                     self.export(transfer)
                     self._transfers[i] = transfer
             except DlxError as error:
-                if self.failures.keep(error, self.path(i)):
-                    results[i] = objs[i]
+                self._keep(i, error)
         self._borrowed.clear()
         for i, transfer in self._transfers.items():
             try:
                 results[i] = self._load_one(transfer)
             except DlxError as error:
-                if self.failures.keep(error, self.path(i)):
+                if self._keep(i, error):
                     transfer.restore()
-                    results[i] = objs[i]
 
     def _load_one(self, transfer: Transfer) -> Any:
         """Consume one array and load it into the target; `undo` restores it if the consumer fails."""
@@ -436,7 +449,7 @@ class Batch:
             try:
                 return self._resolve(transfer)
             except DlxError as error:
-                transfer.complete(error, self.request)
+                transfer.complete(error)
                 raise
         consume, consumed = source.arrays.consume, False
         transfer.claimed = tensor  # for an interrupt between `consume` and the assignment
@@ -451,10 +464,10 @@ class Batch:
             if not consumed:
                 transfer.claimed = None  # `consume` failed, so there is nothing to undo
             if isinstance(error, DlxError):
-                transfer.complete(error, self.request, consumed=consumed)
+                transfer.complete(error, consumed=consumed)
                 raise
             what = f"{target.name} refused it:" if consumed else f"{source.name} failed:"
-            raise transfer.complete(foreign_error(what, error), self.request, consumed=consumed) from error
+            raise transfer.complete(foreign_error(what, error), consumed=consumed) from error
 
     def undo(self, error: BaseException) -> None:
         """Release all results and restore consumed arrays."""
@@ -486,14 +499,17 @@ def convert_tree(
 ) -> Any:
     """Convert every array in a container and rebuild the container; `to` as in `Batch`."""
     collect, passes = errors == "collect", errors == "pass"
-    failures = Failures(request.target.name, collect=collect, passes=passes, locate=locate)
-    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
-    if tree.is_one_array():
+    is_call = locate is None  # not an element of a view
+    failures = Failures(request.target.name, collect=collect, passes=passes, can_pass=is_call, locate=locate)
+    compounds = Compounds(request.for_root() if is_call else request)
+    tree = Tree(root, handler, failures, strict=strict, compounds=compounds)
+    if is_call and tree.is_one_array():
         request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
+    batch.tree = tree
     new: Any = None
     try:
-        if locate is None:  # not an element of a view
+        if is_call:
             tree.check_found()
         new = tree.rebuild(batch.run(), request.target.name)
         failures.check()

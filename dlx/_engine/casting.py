@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dlx._core.extension import lib
@@ -25,10 +25,20 @@ class Casts(NamedTuple):
         """Return the new dtype of an array, or None if it stays; raise for a root that `floating` does not apply to."""
         found = self.dtypes.get(dtype.name)
         if found is None and self.at_root and self.floating is not None and dtype != self.floating:
-            option = (("dtype", {dtype.name: self.floating.name}),)
             reason = f"dtype={self.floating.name!r} changes floating arrays only, and it is {dtype}"
-            raise DTypeError(reason, option=option)
+            fix, option = suggest_cast(dtype, self.floating)
+            raise DTypeError(reason, fix=fix, option=option)
         return found
+
+
+def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Return the fix and the option of an error: the mapping that changes a dtype, unless it is refused."""
+    change = {old.name: new.name}
+    try:
+        _read(change)
+    except DTypeError as error:
+        return error.fix, ()
+    return "", (("dtype", change),)
 
 
 def read_casts(dtype: Any) -> Casts | None:
@@ -60,6 +70,39 @@ def check_cast(old: DType, new: DType, shape: tuple[int, ...] | None, copy: bool
     """Raise if ``copy=False`` forbids a cast; an array without elements is never copied."""
     if copy is False and (shape is None or 0 not in shape):
         raise CopyRequiredError(f"a cast from {old} to {new} makes a copy", option=(("copy", None),))
+
+
+_FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}  # exponent, fraction
+
+
+def common_dtype(dtypes: Iterable[DType]) -> tuple[DType, bool] | None:
+    """Return the smallest dtype for the values of several dtypes, and whether it is exact; None for other dtypes."""
+    signed = unsigned = exponent = fraction = 0  # bits
+    is_floating = is_complex = False
+    for each in dtypes:
+        if each.code == lib.kDLInt:
+            signed = max(signed, each.bits)
+        elif each.code in (lib.kDLUInt, lib.kDLBool):
+            unsigned = max(unsigned, 1 if each.code == lib.kDLBool else each.bits)
+        else:
+            is_floating, is_complex = True, is_complex or each.code == lib.kDLComplex
+            name = f"float{each.bits // 2}" if each.code == lib.kDLComplex else each.name
+            small = name.partition("_e")[2]  # "4m3fn"
+            sizes = (int(small[0]), int(small[2])) if small else _FORMATS.get(name)
+            if sizes is None or each.lanes != 1:
+                return None
+            exponent, fraction = max(exponent, sizes[0]), max(fraction, sizes[1])
+    if not (is_floating or signed) and unsigned == 1:
+        return DType("bool"), True
+    bits = max(8, signed, unsigned * (2 if signed and unsigned >= signed else 1))
+    if not is_floating and bits <= 64:
+        return DType(f"{'' if signed else 'u'}int{bits}"), True
+    if not is_floating:
+        return DType("float64"), False
+    fraction = max(fraction, signed - 2, unsigned - 1)
+    wide = [name for name, found in _FORMATS.items() if found[0] >= exponent and found[1] >= fraction]
+    name = next((name for name in wide if not (is_complex and name.endswith("16"))), "float64")
+    return DType(f"complex{2 * int(name[-2:])}" if is_complex else name), bool(wide)
 
 
 @functools.lru_cache(maxsize=256)

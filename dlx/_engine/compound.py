@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from dlx._engine.sources import array_info
 from dlx._protocols.arrow import Column, Offsets
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
-from dlx._registry.compound import CompoundHandler, Parts, compounds_of, find_joiner
+from dlx._registry.compound import CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._support.reflect import foreign_errors, type_name
@@ -35,26 +35,37 @@ from dlx.errors import DeviceError, DlxError, LayoutError, path_text
 _WIDTHS = ("int32", "int64")
 
 
-def split(obj: Any, handler: CompoundHandler, request: Request | None, nested: bool = False) -> dict[str, Any]:
-    """Return the parts of a compound array, as the target of a request needs them; {}: the object stays unchanged."""
+def split(
+    obj: Any, handler: CompoundHandler, request: Request | None, nested: bool = False, *, joins: bool = True
+) -> dict[str, Any]:
+    """Return the parts of a compound array, as the target of a request needs them; {}: the object stays unchanged.
+
+    Without `joins`, the parts are the result.
+    """
     source, kind = handler.compound, handler.kind_of(obj)
-    wanted = None
-    if request is not None:
-        inside = any(each is source for each in compounds_of(request.target.source))
-        if inside and request.device is None and not (request.copy or request.detach):
+    wanted, inside = None, False
+    if request is not None and joins:
+        is_own = any(each is source for each in compounds_of(request.target.source))
+        inside = is_own and request.device is None and not (request.copy or request.detach)
+        if inside and request.casts is None:
             return {}
         wanted = find_joiner(request.target.adapter, kind)
         if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
             raise _unsupported(kind, source, request.target.name, nested).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
+    if request is not None and request.casts is not None:
+        found = info_of(_elements_of(parts)).dtype
+        if (found is None or request.casts.find(found) is None) and inside:
+            return {}
     swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
     dtype = None
     if wanted is not None and request is not None:
         _check(kind, parts, "swapped" in source.limits, "unique" in wanted.limits, request.target.name)
+    if request is not None:
         dtype = _choose_dtype(parts, wanted, request.target.dtypes())
     first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
-    indices = () if wanted is None else wanted.indices
+    indices = _indices_of(wanted)
     made: dict[str, Any] = {}
     for name, part in parts.items():
         minus = first if name == "offsets" else 0
@@ -81,9 +92,10 @@ class Compounds:
     def __init__(self, request: Request | None) -> None:
         self._request = request
 
-    def split(self, obj: Any, handler: CompoundHandler, nested: bool) -> tuple[Keys, list[Any]]:
+    def split(self, obj: Any, handler: CompoundHandler, nested: bool, is_root: bool) -> tuple[Keys, list[Any]]:
         """Return the names of the parts that are arrays, with the other parts as their context, and these arrays."""
-        found = split(obj, handler, self._request, nested)
+        request = self._request
+        found = split(obj, handler, request if request is None or is_root else request.for_element(), nested)
         keys = Keys(name for name, part in found.items() if not isinstance(part, _PLAIN))
         keys.context = {name: part for name, part in found.items() if isinstance(part, _PLAIN)}
         return keys, [found[name] for name in keys]
@@ -126,13 +138,19 @@ def _rows(part: Any) -> list[Any]:
     return list(part) if isinstance(part, list | tuple) else [part]
 
 
-def _choose_dtype(parts: dict[str, Any], wanted: Compound, known: Iterable[str]) -> DType | None:
-    """Return the dtype that all indices must have; None if they have it."""
-    used = {name: accepted for name, accepted in wanted.indices.items() if name in parts}
+def _indices_of(wanted: Compound | None) -> Mapping[str, tuple[str, ...]]:
+    """Return the dtypes of a joiner's indices, by part."""
+    names = ("indices", "indptr", "coords", "offsets")
+    return dict.fromkeys(names, _WIDTHS) if wanted is None else wanted.indices
+
+
+def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collection[str]) -> DType | None:
+    """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
+    used = {name: accepted for name, accepted in _indices_of(wanted).items() if name in parts}
     found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
     names = {dtype.name for dtype in found if dtype is not None}
-    if not common or (len(names) == 1 and names <= {*common}):
+    if not common or (names <= {*known} if wanted is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 
@@ -342,14 +360,20 @@ def arrays_of(obj: Any, handler: CompoundHandler) -> list[Any]:
     return found
 
 
+def _elements_of(parts: dict[str, Any]) -> Any:
+    """Return the array of the elements among parts, also of nested ragged arrays; None for a kind without one."""
+    elements = parts.get("data", parts.get("values"))
+    while isinstance(inner := lookup.unwrap(elements)[1], CompoundHandler):
+        elements = _elements_of(inner.compound.split(lookup.unwrap(elements)[0]))
+    return elements
+
+
 def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     """Return the description of a compound array, from those of its arrays."""
     kind, name = handler.kind_of(obj), name_of(obj)
     with foreign_errors("it cannot be described:", source=name):
         parts = handler.compound.split(obj)
-        elements: Any = parts.get("data", parts.get("values"))
-        while isinstance(inner := lookup.unwrap(elements)[1], CompoundHandler):
-            elements = inner.compound.split(lookup.unwrap(elements)[0])["values"]
+        elements = _elements_of(parts)
         infos = [info_of(each) for each in arrays_of(obj, handler)]
         first = info_of(elements) if elements is not None else infos[0]
     devices = {info.device for info in infos}
@@ -369,28 +393,14 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     )
 
 
-def find_error(place: tuple[Any, ...], errors: list[DlxError]) -> DlxError | None:
-    """Return the first error of a tree about the compound array at a path, or inside it; or None."""
-    path, depth = path_text(place), len(place)
-    return next((each for each in errors if path_text(each.path[:depth]) == path), None)
-
-
-def fold(
-    place: tuple[Any, ...],
-    obj: Any,
-    handler: CompoundHandler,
-    leaves: list[Plan],
-    errors: list[DlxError],
-    target: str,
-) -> Plan:
-    """Return the plan of a compound array from the plans of its parts, and the errors of its tree in their order."""
-    refused = find_error(place, errors)
-    error = refused or next((leaf.error for leaf in leaves if leaf.error is not None), None)
+def fold(whole: Whole, leaves: list[Plan], target: str) -> Plan:
+    """Return the plan of a compound array from the plans of its parts."""
+    error = whole.error or next((leaf.error for leaf in leaves if leaf.error is not None), None)
     try:
-        info = describe_compound(obj, handler)
+        info = describe_compound(whole.obj, whole.handler)
     except DlxError:
         info = None
-    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (refused is not None)
+    outcomes = [leaf.outcome for leaf in leaves] + ["refused"] * (whole.error is not None)
     outcome = next((each for each in ("refused", "passed", "unknown", "copied", "shared") if each in outcomes), "same")
     steps = tuple(
         replace(step, why=": ".join(filter(None, (leaf.path.rpartition(".")[2], step.why))))
@@ -399,4 +409,4 @@ def fold(
     )
     device = next((leaf.device for leaf in leaves), None if info is None else info.device)
     nbytes = sum(leaf.nbytes for leaf in leaves)
-    return Plan(path_text(place), info, target, None if error else device, outcome, steps, nbytes, error)  # type: ignore[arg-type]
+    return Plan(path_text(whole.path), info, target, None if error else device, outcome, steps, nbytes, error)  # type: ignore[arg-type]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlx.errors import AdapterNotFoundError, ConsumedError, ConversionError, DeviceError, DlxError, StreamError
+from dlx.errors import (
+    AdapterNotFoundError,
+    ConsumedError,
+    ConversionError,
+    DeviceError,
+    DlxError,
+    ReadOnlyError,
+    StreamError,
+)
 
 Locate = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
@@ -30,7 +38,7 @@ _OF_THE_CALL = frozenset({"copy", "readonly", "detach", "device", "stream", "str
 def concerns_object(error: DlxError) -> bool:
     """Return whether the object cannot be converted, not only with the options of this call."""
     is_of_object = isinstance(error, ConversionError | AdapterNotFoundError)
-    is_of_call = isinstance(error, ConsumedError | DeviceError | StreamError) or any(
+    is_of_call = isinstance(error, ConsumedError | DeviceError | ReadOnlyError | StreamError) or any(
         name in _OF_THE_CALL for name, _ in error.option
     )
     return is_of_object and not is_of_call
@@ -39,41 +47,52 @@ def concerns_object(error: DlxError) -> bool:
 class Failures:
     """Adds paths to errors and raises or collects them; ``locate(path)`` returns an error's (root, path).
 
-    With `passes`, objects inside a container that cannot be converted stay as they are.
+    With `passes`, objects inside a container that cannot be converted stay as they are. With `can_pass`, errors about
+    such an object say that `convert` can do so.
     """
 
     def __init__(
-        self, target: str, *, collect: bool = False, passes: bool = False, locate: Locate | None = None
+        self,
+        target: str,
+        *,
+        collect: bool = False,
+        passes: bool = False,
+        can_pass: bool = False,
+        locate: Locate | None = None,
     ) -> None:
-        self.target = target
+        self.target, self.can_pass = target, can_pass
         self.collect = collect
         self.passes = passes
         self.locate = locate
         self.errors: list[DlxError] = []
         self.passed: list[tuple[tuple[Any, ...], DlxError]] = []  # (path, reason)
+        self.wholes: dict[int, DlxError] = {}  # the first error of each compound array, by its number in the tree
 
-    def keep(self, error: DlxError, path: tuple[Any, ...]) -> bool:
+    def keep(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> bool:
         """Return whether the object at a path stays as it is; if not, `add` the error."""
         if self.passes and path and concerns_object(error):
             forget_frames(error)
             self.passed.append((path, error.complete(path=path, target=self.target)))
             return True
         try:
-            self.add(error, path)
+            self.add(error, path, whole)
         finally:
             del error  # break the cycle with this frame
         return False
 
-    def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
-        """Collect an error, or raise it unless `collect`."""
+    def add(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> None:
+        """Collect an error, or raise it unless `collect`. Of the parts of a compound array, only one error is kept."""
         root, path = ("", path) if self.locate is None else self.locate(path)
         error.complete(path=path, root=root, target=self.target)
+        is_data = isinstance(error, ConversionError) and not error.option and concerns_object(error)
+        error.can_stay = self.can_pass and bool(path) and is_data
         if not self.collect:
             try:
                 raise error
             finally:
                 del error  # break the cycle with this frame
-        self.errors.append(error)
+        if whole < 0 or self.wholes.setdefault(whole, error) is error:
+            self.errors.append(error)
 
     def check(self) -> None:
         """Raise the collected errors, if any."""

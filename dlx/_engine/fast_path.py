@@ -427,6 +427,7 @@ def _target_fields(consumer: Target) -> dict[str, Any]:
         made |= {
             "where": functools.partial(_find_device, adapter, {}),
             "allocate": adapter.devices.new_array,
+            "stack": None if type(adapter.devices).stack is Devices.stack else adapter.devices.stack,
         }
     if adapter is not TENSOR:
         made |= {"arrays": classes_of(adapter)[0], "load": adapter.load}

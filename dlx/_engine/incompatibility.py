@@ -8,9 +8,12 @@ from typing import Any
 
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
+from dlx._core.types import DType
+from dlx._engine.casting import can_cast
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
+_FLOAT32 = DType("float32")
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes whose values float32 represents exactly."""
 
@@ -48,10 +51,11 @@ class Rule:
             return known[1]
         if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (tensor.dtype.bits, tensor.dtype.lanes) == (4, 2):
             return "Convert its bytes, x.view(torch.uint8); the low four bits of each byte are the first value."
-        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
-            accepted = target.capabilities.dtypes
-            if accepted is not None and "float32" in accepted:
-                return "Convert the values to float32 in its own framework first; that is exact."
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and can_cast(tensor.dtype, _FLOAT32, tensor.device):
+            accepted, is_exact = target.capabilities.dtypes, tensor.dtype.code in _INSIDE_FLOAT32
+            if accepted is not None and "float32" in accepted and (is_exact or tensor.dtype.name == "float64"):
+                call = f"dlx.convert(x, to={target.name!r}, dtype='float32')"
+                return f"Call {call}{', which is exact' * is_exact}."
         return self.fix
 
 

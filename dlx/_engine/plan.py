@@ -80,9 +80,10 @@ class Relabel(Step):
     device: Device = HOST
 
 
-@dataclass(frozen=True, slots=True)
 class Unmark(Step):
     """Pass read-only memory on without the flag."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,16 @@ class Copy(Step):
     dtype: DType | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Repack(Step):
     """Pack or unpack elements of less than a byte, in host memory."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
+
 class Address(Step):
     """Give a tensor without elements a non-null address."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,8 @@ def _own_cast(source: Adapter, info: ArrayInfo, request: Request, in_one_copy: b
 DEFERRED = Decision((Step("defer", "its chunks are converted when they are computed"),), "deferred")
 
 
-def defer_chunks(obj: Any, source: Adapter, request: Request) -> Any:
-    """Return a collection that converts its chunks when they are computed; None for other arrays."""
+def defer_chunks(obj: Any, source: Adapter, info: Any, request: Request) -> Any:
+    """Return a collection that converts its chunks when they are computed, else None; ``info()`` describes it."""
     map_chunks = source.arrays.map_chunks
     if map_chunks is None or request.target.name in _NOT_CHUNKS or is_inside(obj, source, request.target):
         return None
@@ -106,8 +106,13 @@ def defer_chunks(obj: Any, source: Adapter, request: Request) -> Any:
         "copy": copy,
         "readonly": readonly,
         "detach": detach,
+        "wait": request.wait,
     }
     if request.casts is not None:
+        old, shape = info().dtype, info().shape
+        new = None if old is None else request.casts.find(old)
+        if new is not None:
+            check_cast(old, new, shape, copy)
         options["dtype"] = {old: new.name for old, new in request.casts.dtypes.items()}
     try:
         return map_chunks(obj, options)

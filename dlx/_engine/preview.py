@@ -32,6 +32,8 @@ def plan_known(request: Request, obj: Any) -> Plan | None:
     try:
         if source is target.source or request.casts is not None:
             decision = decide_before_export(obj, source, (), lambda: info, request)
+        if decision.steps and decision.outcome == "unknown":
+            return None  # its framework casts it
         if decision.outcome == "unknown":
             unchanged = share_unchanged(tensor, decision, source, request, in_full=True)
             decision = decide(tensor, decision, source, request, _no_sync) if unchanged is None else unchanged
@@ -54,7 +56,7 @@ def _no_sync() -> StreamSync:
 
 def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:
     """Return the plan of one array, and the stage of a refusal: 0 describing, 1 deciding, 2 calling the producer."""
-    batch, transfer = Batch(request, [obj], [source]), Transfer(obj, source)
+    batch, transfer = Batch(request, [obj], [source]), Transfer(obj, source, request)
     stage = 0
     try:
         batch.describe(transfer)
@@ -66,7 +68,7 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
             decision = _decide(batch, transfer, tensor, probe)
         info = None if decision.outcome == "unknown" and transfer.description is None else transfer.info()
     except DlxError as error:
-        transfer.complete(error, request)
+        transfer.complete(error)
         forget_frames(error)
         return Plan("", transfer.known_info, request.target.name, None, "refused", error=error), stage
     nbytes = sum(step.nbytes for step in decision.steps) if decision.steps else 0
@@ -91,37 +93,41 @@ def _decide(batch: Batch, transfer: Transfer, tensor: Tensor | None, probe: bool
 def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, errors: str, probe: bool) -> Plan:
     """Return the plan of `batch.convert_tree`, with the error that it would raise."""
     target = request.target.name
-    failures = Failures(target, collect=True, passes=errors == "pass")
-    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request))
+    failures = Failures(target, collect=True, passes=errors == "pass", can_pass=True)
+    tree = Tree(root, handler, failures, strict=strict, compounds=Compounds(request.for_root()))
     tree.check_found()
     for each in failures.errors:
         forget_frames(each)
     if tree.is_one_array():
         request = request.for_root()
+    without_casts = request._replace(casts=None)
     leaves: list[Plan] = []
-    late: list[tuple[int, DlxError]] = []
+    late: list[tuple[int, int, DlxError]] = []
     for i, (obj, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
-        known = plan_known(request, obj)
-        plan, stage = (known, 0) if known is not None else plan_one(request, obj, source, probe=probe)
+        options = without_casts if request.casts is not None and tree.is_index(i) else request
+        known = plan_known(options, obj)
+        plan, stage = (known, 0) if known is not None else plan_one(options, obj, source, probe=probe)
         refused = plan.error
         if isinstance(refused, DlxError):
             refused.complete(path=tree.path(i))
             if failures.passes and tree.path(i) and concerns_object(refused):
                 plan = plan._replace(outcome="passed")
             else:
-                late.append((stage, refused))
+                late.append((stage, i, refused))
         if tree.is_one_array():
             return plan
         leaves.append(plan._replace(path=tree.path_text(i)))
-    late.sort(key=lambda each: each[0])  # in the order of the stages
-    found = [*failures.errors, *(error for _, error in late)]
-    compounds, inside = tree.compounds()
-    ordered = [(i, leaf) for i, leaf in enumerate(leaves) if i not in inside]
-    for place, obj, compound, numbers in compounds:
-        whole = fold(place, obj, compound, [leaves[i] for i in numbers], found, target)
-        if not place and not (errors == "collect" and whole.error):  # the root is a compound array
-            return whole._replace(path="")
-        ordered.append((min(numbers, default=len(leaves)), whole))
+    late.sort(key=operator.itemgetter(0))  # in the order of the stages
+    for stage, i, refused in late:
+        failures.can_pass = stage == 0  # as `convert`
+        failures.add(refused, tree.path(i), tree.whole(i))
+    found = failures.errors
+    ordered = [(i, leaf) for i, leaf in enumerate(leaves) if tree.whole(i) < 0]
+    for whole in tree.compounds():
+        plan = fold(whole, [leaves[i] for i in whole.numbers], target)
+        if not whole.path and not (errors == "collect" and plan.error):  # the root is a compound array
+            return plan._replace(path="")
+        ordered.append((min(whole.numbers, default=len(leaves)), plan))
     leaves = [leaf for _, leaf in sorted(ordered, key=operator.itemgetter(0))]
     for path, reason in failures.passed:
         leaves.append(Plan(path_text(path), None, target, None, "passed", error=reason))

@@ -8,6 +8,7 @@ from dlx._core import native
 from dlx._core.types import HOST, Device
 from dlx._engine.casting import Casts, read_casts
 from dlx._engine.sources import array_info
+from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import NOT_INSPECTED, registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import foreign_errors, module_of, packages, type_name
@@ -32,6 +33,10 @@ class Request(NamedTuple):
     def for_root(self) -> Request:
         """Return the request for one array at the root, to which `dtype` must apply."""
         return self if self.casts is None else self._replace(casts=self.casts._replace(at_root=True))
+
+    def for_element(self) -> Request:
+        """Return the request for an array that `dtype` need not apply to."""
+        return self if self.casts is None else self._replace(casts=self.casts._replace(at_root=False))
 
 
 def request_of(
@@ -118,7 +123,10 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to the device."""
     kind = registry.kinds().find(type(like))
     with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):
-        known = registry.owner(type(like)) if kind is None else kind.adapter or getattr(kind.handler, "adapter", None)
+        known = registry.owner(type(like)) if kind is None else kind.adapter
+        if known is None:
+            handlers = registry.declared_handlers(type(like)) if kind is None else (kind.handler, *kind.compounds)
+            known = next((each.adapter for each in handlers if isinstance(each, CompoundHandler)), None)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         raise AdapterNotFoundError(

@@ -245,16 +245,16 @@ class StreamSync:
         others = set(streams) - {base}
         for other in others:
             cuda.order(base, other)  # which may still use the memory
-        for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
-            if on_device:
-                self.wait(readiness, stream)
-            if not waits and not (on_device and source is None):  # keep it alive
-                row = native.tensor_behind(row, stream.device.id, stream.handle, stream.keep)
-            if row.nbytes:
-                address, steps = whole.data_ptr + whole.byte_offset + i * row.nbytes, like.strides[-row.ndim :]
-                part = native.tensor_new(address, row.shape, steps[: row.ndim], row.dtype, place, like.flags, whole)
-                native.tensor_transfer(row, part, stream.handle, waits and not on_device)
         try:
+            for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
+                if on_device:
+                    self.wait(readiness, stream)
+                if not waits and not (on_device and source is None):  # keep it alive
+                    row = native.tensor_behind(row, stream.device.id, stream.handle, stream.keep)
+                if row.nbytes:
+                    address, steps = whole.data_ptr + whole.byte_offset + i * row.nbytes, like.strides[-row.ndim :]
+                    part = native.tensor_new(address, row.shape, steps[: row.ndim], row.dtype, place, like.flags, whole)
+                    native.tensor_transfer(row, part, stream.handle, waits and not on_device)
             for other in others:
                 cuda.order(other, base)
             if waits and on_device:

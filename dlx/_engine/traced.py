@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 from types import CodeType
 from typing import Any
 
@@ -62,6 +63,24 @@ def leave_out(function: Any, name: str) -> Any:
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = f"cannot trace {name}: {_NOT_TRACED}"
     skip_frames(function)
+    return function
+
+
+def make_opaque(function: Any, name: str) -> Any:
+    """Have the compiler call a function instead of tracing it: with tensors without data, and later in its graph."""
+
+    def mark(dynamo: Any) -> None:
+        try:
+            rules = dynamo.trace_rules
+            several = rules._allowed_callable_ids, rules._nonstrict_trace_callable_ids
+            for each in several:
+                each.add(id(function))
+                weakref.finalize(function, each.remove, id(function))
+        except AttributeError:  # a fake torch of a test
+            leave_out(function, name)
+
+    skip_frames(function)
+    when_imported(f"{TRACING[0]}._dynamo", mark)
     return function
 
 

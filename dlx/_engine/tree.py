@@ -15,7 +15,7 @@ from typing import Any
 from dlx._engine.failures import Failures
 from dlx._protocols.arrow import Column
 from dlx._registry import lookup
-from dlx._registry.compound import CompoundHandler
+from dlx._registry.compound import CompoundHandler, Whole
 from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
 from dlx._support.reflect import foreign_error, foreign_errors, is_key, type_name
 from dlx._support.text import SHOWN
@@ -31,7 +31,7 @@ class Node:
 
     __slots__ = (
         *("at", "cursor", "cyclic", "handler", "is_kept", "is_open", "keys", "links", "obj", "parent", "parts"),
-        "result",
+        *("result", "whole"),
     )
 
     def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
@@ -45,6 +45,7 @@ class Node:
         self.cyclic = False  # it contains itself
         self.is_kept = False  # it cannot be flattened, and stays as it is
         self.result: Any = None
+        self.whole = -1  # number of the outermost compound array that it is in, or is
 
 
 class Tree:
@@ -108,6 +109,8 @@ class Tree:
                         continue
                 else:
                     key = id(child) if inside is None else _key(child, None, inside)
+                    if node.whole >= 0 and _is_index(node, i):  # it keeps its dtype
+                        key = "index", key
                     link = self._met.get(key)
                     if link is None:
                         source = kind.adapter if kind.verdict == "array" else self._look(child, kind, number, i)
@@ -129,16 +132,29 @@ class Tree:
         node = Node(obj, handler, parent, at)
         self._nodes.append(node)
         self._met[key] = number
+        is_compound, above = isinstance(handler, CompoundHandler), self._nodes[parent].whole if parent >= 0 else -1
+        node.whole = number if above < 0 and is_compound else above
         try:
-            if isinstance(handler, CompoundHandler) and self._compounds is not None:
-                above = parent >= 0 and isinstance(self._nodes[parent].handler, CompoundHandler)
-                node.keys, node.parts = self._compounds.split(obj, handler, above)
+            if is_compound and self._compounds is not None:
+                is_root = above < 0 and not self._path(parent, at)
+                node.keys, node.parts = self._compounds.split(obj, handler, above >= 0, is_root)
             else:
                 node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
             error = _failure(node, error, "cannot be flattened")
-            node.is_kept = self.failures.keep(error, self._path(parent, at))
+            node.is_kept = self._keep(error, self._path(parent, at), node.whole)
         return number
+
+    def _keep(self, error: DlxError, path: tuple[Any, ...], whole: int) -> bool:
+        """Return whether an object stays as it is; if it is a part of a compound array, so does this one."""
+        try:
+            path = path if whole < 0 or not self.failures.passes else self.path_in(whole)
+            is_kept = self.failures.keep(error, path, whole)
+        finally:
+            del error  # break the cycle with this frame
+        if is_kept and whole >= 0:
+            self._nodes[whole].is_kept = True
+        return is_kept
 
     def _kind(self, cls: type, number: int, i: int) -> Kind:
         try:
@@ -190,6 +206,15 @@ class Tree:
         node = self._nodes[number]
         return self._path(number, i) if i is not None else self._path(node.parent, node.at)
 
+    def whole(self, i: int) -> int:
+        """Return the number of the outermost compound array that array number `i` is a part of, or -1."""
+        return self._nodes[self._spots[i][0]].whole
+
+    def is_index(self, i: int) -> bool:
+        """Return whether array number `i` has the indices or offsets of a compound array."""
+        number, at = self._spots[i]
+        return _is_index(self._nodes[number], at)
+
     def path_text(self, i: int) -> str:
         """Return the path of array number `i` as text."""
         return self._path_text(*self._spots[i])
@@ -219,8 +244,7 @@ class Tree:
 
     def check_found(self) -> None:
         """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""
-        is_compound = any(isinstance(node.handler, CompoundHandler) for node in self._nodes)
-        if self.arrays or self._refused or is_compound:
+        if self.arrays or self._refused or any(node.whole >= 0 for node in self._nodes):
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
         found = list(islice(self.iter_passed(), SHOWN + 1))
@@ -273,7 +297,7 @@ class Tree:
         """Report a refused child of a container."""
         self._refused.add((number, i))
         try:
-            self.failures.keep(error, self._path(number, i))
+            self._keep(error, self._path(number, i), self._nodes[number].whole)
         finally:
             del error  # break the cycle with this frame
 
@@ -285,19 +309,17 @@ class Tree:
         """Return (container, keys, a copy of the children, result) of all nodes."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
 
-    def compounds(self) -> tuple[list[tuple[tuple[Any, ...], Any, CompoundHandler, list[int]]], set[int]]:
-        """Return (path, object, handler, numbers of its arrays) of each outermost compound array, and all inside."""
-        found: dict[int, tuple[tuple[Any, ...], Any, CompoundHandler, list[int]]] = {}
-        tops: dict[int, int] = {}  # node -> its outermost compound array, or -1
+    def compounds(self) -> list[Whole]:
+        """Return the outermost compound arrays, without those that stay as they are."""
+        found: dict[int, Whole] = {}
         for number, node in enumerate(self._nodes):
-            top = tops.get(node.parent, -1)
-            if top < 0 and isinstance(node.handler, CompoundHandler) and not node.is_kept:
-                top = number
-                found[number] = self.path_in(number), node.obj, node.handler, []
-            tops[number] = top
-            if top >= 0:
-                found[top][3].extend(~link for _, link in node.links if link < 0)
-        return [*found.values()], {i for i, (number, _) in enumerate(self._spots) if tops[number] >= 0}
+            if node.whole == number and not node.is_kept:
+                handler: Any = node.handler
+                error = self.failures.wholes.get(number)
+                found[number] = Whole(self.path_in(number), node.obj, handler, [], error)
+            if node.whole in found:
+                found[node.whole].numbers.extend(~link for _, link in node.links if link < 0)
+        return [*found.values()]
 
     def compound_of(self, i: int) -> CompoundHandler | None:
         """Return the handler of the compound array that array number `i` is a part of, or None."""
@@ -394,6 +416,11 @@ class Tree:
             return False  # the handler's author is responsible for `unflatten`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
+
+
+def _is_index(node: Node, i: int) -> bool:
+    """Return whether child number `i` of a container has the indices or offsets of a compound array."""
+    return node.whole >= 0 and node.keys is not None and node.keys[i] not in ("data", "values")
 
 
 def _failure(node: Node, cause: Exception, what: str) -> DlxError:

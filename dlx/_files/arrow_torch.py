@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import mmap
+import pickle
 import re
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -15,6 +17,7 @@ from dlx._core.types import HOST
 from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
 from dlx._files.npy import find_data_start, open_zip
 from dlx._registry.generic import Deferred
+from dlx._support.locks import lock_of
 from dlx._support.reflect import find_in
 from dlx._support.text import amount, one_line
 from dlx.adapter.declarations import Blocker
@@ -77,6 +80,15 @@ def _check_end(ipc: Any, mapped: Any, size: int) -> None:
         raise FileError("it contains several Arrow files, one after the other", fix="Split it into separate files.")
 
 
+class _Globals:
+    """The holder of the lock for torch's list of safe globals."""
+
+    _lock: threading.RLock | None = None
+
+
+_GLOBALS = _Globals()
+
+
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:
     """Load a torch checkpoint of tensors and plain data, memory-mapped; return it and the devices it was saved from."""
     with open_zip(file) as archive:  # torch reads all members into memory, except for the tensors' data
@@ -118,11 +130,13 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         try:
             loaded = load()
         except Exception:
-            code = _find_code(package, file)
-            if not code:
-                raise
-            with package.serialization.safe_globals([*map(_refuse_object, code), (Deferred, "dlx.Deferred")]):
-                loaded = load()
+            with lock_of(_GLOBALS):  # torch's list of safe globals belongs to all threads
+                code = _find_code(package, file)
+                if not code:
+                    raise
+                # Deferred may set its state; no pickle can name it without a dot.
+                with package.serialization.safe_globals([*map(_refuse_object, code), (Deferred, "Deferred")]):
+                    loaded = load()
             if not saved_on:  # no tensor
                 raise
     except Exception as error:  # a damaged or hostile file can cause any exception
@@ -166,8 +180,12 @@ def _refuse_object(name: str) -> tuple[Any, str]:
     why = f"it needs code ({shown}) that torch's weights_only does not allow; nothing was run"
     blocker = Blocker(why, f"Leave it out with skip=. {TRUST.format(f'[{shown}]')}", ConversionError)
 
+    reader = threading.get_ident()
+
     class Refused:
         def __new__(cls, *args: Any, **options: Any) -> Any:
+            if threading.get_ident() != reader:  # torch.load in another thread
+                raise pickle.UnpicklingError(why)
             return Deferred(info, blocker)
 
     Refused.__qualname__ = f"<refused {shown}>"  # if the class itself is a value

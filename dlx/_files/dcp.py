@@ -7,6 +7,7 @@ The metadata is a pickle, which is read without its code: each class in it becom
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 from collections.abc import Callable, Mapping
 from math import prod
@@ -18,9 +19,9 @@ from dlx._core.native import Tensor
 from dlx._core.types import HOST, DType, row_major
 from dlx._engine.seam import FAST_PATH
 from dlx._files.arrow_torch import load_checkpoint
-from dlx._files.header import AGAIN, File, Memory, Named, copy_to_memory
+from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, File, Memory, Named, copy_to_memory, is_sibling
 from dlx._files.reading import naming_part
-from dlx._protocols.pointer import empty, extents_of
+from dlx._protocols.pointer import empty
 from dlx._registry.generic import Deferred
 from dlx._support.text import one_line
 from dlx.adapter.base import over_memory
@@ -31,7 +32,13 @@ __all__ = ["read_dcp"]
 
 MAX_METADATA = 256 << 20  # bytes
 _OTHER = "Read it with torch.distributed.checkpoint.load."
-_REMOVED = (pickle.ADDITEMS, pickle.FROZENSET, pickle.EXT1, pickle.EXT2, pickle.EXT4)
+MAX_CORNERS = 1 << 24  # of the chunks of a tensor
+_OPCODES = frozenset(
+    "PROTO FRAME STOP MARK GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD NONE NEWTRUE NEWFALSE BININT BININT1 "  # noqa: SIM905
+    "BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE".split()
+)
+"""What pickles of checkpoints consist of; others allocate what a file claims, or hash nested tuples for years."""
 
 
 class _Record:
@@ -62,7 +69,7 @@ class _Unpickler(pickle._Unpickler):  # the one in C allocates what a file claim
     def load_setitems(self, items: list[Any] | None = None) -> None:
         items = self.pop_mark() if items is None else items
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) is not str and not isinstance(key, _Record):  # nested tuples take years to hash
+            if type(key) is not str and not isinstance(key, _Record):
                 raise TypeError("unusual key")
             self.stack[-1][key] = value
 
@@ -71,7 +78,9 @@ class _Unpickler(pickle._Unpickler):  # the one in C allocates what a file claim
         self.load_setitems([self.stack.pop(), value])
 
     dispatch: ClassVar[dict[int, Any]] = {
-        code: function for code, function in pickle._Unpickler.dispatch.items() if bytes([code]) not in _REMOVED
+        code: function
+        for code, function in pickle._Unpickler.dispatch.items()
+        if any(getattr(pickle, word)[0] == code for word in _OPCODES)
     } | {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
 
 
@@ -81,9 +90,9 @@ def read_dcp(file: File, pick: Callable[[Any], list[str]], *, private: bool, map
         raise FileError(f"its metadata has {file.size:,} bytes; dlx reads at most {MAX_METADATA:,}", fix=_OTHER)
     try:
         root = _Unpickler(io.BytesIO(file.read_at(file.size, 0))).load().state
-        members = {name: _Member(info.state) for name, info in root["state_dict_metadata"].items()}
+        members = {_text(name): _Member(info.state) for name, info in root["state_dict_metadata"].items()}
         for index, info in root["storage_data"].items():
-            members[index.state["fqn"]].add(index.state.get("offset"), info.state)
+            members[_text(index.state["fqn"])].add(index.state.get("offset"), info.state)
     except MemoryError:
         raise
     except Exception as error:  # a damaged or hostile pickle can cause any exception
@@ -95,7 +104,7 @@ def read_dcp(file: File, pick: Callable[[Any], list[str]], *, private: bool, map
         spans.setdefault(name, []).append((begin, end))
     memories: dict[str, Memory] = {}
     for name, wanted in spans.items():
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
+        if not is_sibling(name):
             raise FileError(f"it lists {one_line(name, 80)!r}, which is not a file in its folder")
         with naming_part(name), File(file.path.parent / name) as part:
             if max(end for _, end in wanted) > part.size:
@@ -111,19 +120,52 @@ class _Member:
         self.chunks = {_extents(e.state["offsets"]): _extents(e.state["sizes"]) for e in state.get("chunks", ())}
         self.shape = _extents(state["size"]) if "size" in state else None
         self.dtype = DType(state["properties"].state[0].name.removeprefix("torch.")) if "size" in state else None
+        if self.dtype is not None and self.dtype.lanes != 1:
+            raise ValueError("unusual dtype")
         self.places: dict[tuple[int, ...] | None, tuple[str, int, int]] = {}
 
     def add(self, offset: Any, place: Any) -> None:
         """Add the place of a chunk: a file, its first byte and the number of bytes."""
-        name, begin, length = place["relative_path"], place["offset"], place["length"]
-        if type(name) is not str or min(extents_of((begin, length))) < 0 or place.get("transform_descriptors"):
-            raise ValueError("a file is compressed or invalid")
-        self.places[None if offset is None else _extents(offset)] = name, begin, begin + length
+        begin, length = _numbers(place["offset"], place["length"])
+        if place.get("transform_descriptors"):
+            raise ValueError("a file is compressed")
+        places = None if offset is None else _extents(offset)
+        self.places[places] = _text(place["relative_path"]), begin, begin + length
 
 
 def _extents(size: Any) -> tuple[int, ...]:
     """Return the extents of a pickled ``torch.Size``."""
-    return extents_of(tuple(size.arguments[0])) if size.arguments else ()
+    return _numbers(*size.arguments[0]) if size.arguments else ()
+
+
+def _numbers(*values: Any) -> tuple[int, ...]:
+    """Return sizes or offsets; errors do not quote them, since the text of nested tuples takes years, too."""
+    if not all(type(each) is int and 0 <= each < MAX_BYTES for each in values) or len(values) > MAX_NDIM:
+        raise ValueError("unusual sizes")
+    return values
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError("unusual name")
+    return value
+
+
+def _cover(shape: tuple[int, ...], chunks: Mapping[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Return whether chunks, sizes by offsets, cover each element of a tensor exactly once.
+
+    They do if each corner of a chunk, with the sign of its parity, is cancelled by corners of others or of the whole.
+    """
+    whole = (0,) * len(shape), shape
+    split = [i for i, n in enumerate(shape) if any((at[i], sizes[i]) != (0, n) for at, sizes in chunks.items())]
+    if len(chunks) << len(split) > MAX_CORNERS:
+        return False
+    corners: dict[tuple[int, ...], int] = {}
+    for sign, (at, sizes) in [(-1, whole), *((1, each) for each in chunks.items())]:
+        for ends in itertools.product((0, 1), repeat=len(split)):
+            corner = tuple(at[i] + end * sizes[i] for i, end in zip(split, ends, strict=True))
+            corners[corner] = corners.get(corner, 0) + sign * (-1) ** sum(ends)
+    return not any(corners.values())
 
 
 class _Members(Named[Any]):
@@ -150,14 +192,16 @@ class _Members(Named[Any]):
         """Return a tensor with the values of all chunks, which must cover it exactly."""
         member = self._names[name]
         assert member.shape is not None and member.dtype is not None
-        whole, steps = empty(member.shape, member.dtype), row_major(member.shape)
-        if sum(map(prod, member.chunks.values())) != prod(member.shape):
+        nbytes = prod(member.shape) * member.dtype.bits // 8
+        if nbytes > sum(len(self._memories[place].bytes) for place in {name for name, _, _ in member.places.values()}):
+            raise FileError(f"its files are smaller than the {nbytes:,} bytes of {one_line(name, 80)!r}", fix=AGAIN)
+        if nbytes and not _cover(member.shape, member.chunks):
             raise FileError(f"the chunks of {one_line(name, 80)!r} overlap or leave gaps", fix=AGAIN)
+        whole, steps = empty(member.shape, member.dtype), row_major(member.shape)
         for offsets, sizes in member.chunks.items():
             try:
                 chunk = FAST_PATH(self._read_item(member.places.get(offsets)), "dlx")
-                inside = all(o + n <= extent for o, n, extent in zip(offsets, sizes, member.shape, strict=True))
-                if chunk.shape != sizes or chunk.dtype != member.dtype or not inside:
+                if chunk.shape != sizes or chunk.dtype != member.dtype:
                     raise FileError("it does not fit")
             except (DlxError, ValueError) as error:
                 why = getattr(error, "reason", "") or error

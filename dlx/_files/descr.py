@@ -1,4 +1,4 @@
-"""Entries of arrays whose dtype is written as numpy's: in .npy and HDF5 files."""
+"""Entries of arrays whose dtype is written as numpy's: in .npy, .npz, HDF5 and Zarr files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 from dlx._core.array_protocol import NUMBERS
-from dlx._files.header import Stored, check_names
+from dlx._files.header import MAX_BYTES, MAX_NDIM, Stored, check_names
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["entry_from_descr"]
+__all__ = ["entry_from_descr", "entry_from_dtype"]
 
 _DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _REFUSED = {
@@ -41,18 +41,33 @@ def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, 
     return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
 
 
+def entry_from_dtype(name: str, dtype: Any, shape: tuple[int, ...]) -> Stored:
+    """Return the entry for an array that a library decodes, given its ``numpy.dtype``."""
+    if dtype.names is not None:
+        dtype = dtype[sorted(dtype.names, key=lambda field: dtype.fields[field][1])]
+    return entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, shape, "C", None)
+
+
 def _describe_structure(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
     """Return the entry for records; the offset of a field counts from the start of a record."""
     fields, width = [], 0
     try:
         for word, kind, *inner in descr:
             kind = kind[0] if isinstance(kind, tuple) else kind  # without numpy's metadata
-            field = entry_from_descr(word[-1] if isinstance(word, tuple) else word, kind, tuple(*inner), "C", width)
+            word, extents = word[-1] if isinstance(word, tuple) else word, tuple(*inner)
+            usable = type(word) is str and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in extents)
+            if not usable or len(shape) + len(extents) >= MAX_NDIM:
+                raise ValueError
+            field = entry_from_descr(word, kind, extents, "C", width)
+            if field.nbytes is None:  # then the records are pickled, too
+                return Stored(name, None, "object", shape, None, order, offset, refused=field.refused)
             fields += [field] if field.name else []
-            width += field.nbytes or 0
+            width += field.nbytes
         check_names([field.name for field in fields])
-    except (TypeError, ValueError) as error:
+        if width >= MAX_BYTES:
+            raise ValueError
+    except (TypeError, ValueError, IndexError) as error:
         raise FileError("its header has an invalid structure") from error
     refused = f"DLPack has no structures (fields: {one_line(', '.join(each.name for each in fields), 60)})"
-    entry = Stored(name, None, "structure", shape, math.prod(shape) * width, order, offset, refused=refused)
-    return entry._replace(fix="Take its fields: file[name][field].", fields=tuple(fields) if order == "C" else ())
+    nbytes = math.prod(shape) * width
+    return Stored(name, None, "structure", shape, nbytes, order, offset, refused=refused, fields=tuple(fields))

@@ -7,10 +7,11 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import HOST
-from dlx._files.descr import entry_from_descr
-from dlx._files.header import AGAIN, MAX_NDIM, Contents, File, Stored, by_name, import_reader, reader_error
+from dlx._files.descr import entry_from_dtype
+from dlx._files.header import AGAIN, Contents, File, Named, Stored, by_name, import_reader, is_sibling, reader_error
 from dlx._files.signatures import HDF5
 from dlx._support.text import one_line
 from dlx.errors import FileError
@@ -25,17 +26,16 @@ def read_hdf5(file: File) -> Contents:
         opened = h5py.File(file.path if file.data is None else file.reopen(), "r")
     except Exception as error:
         raise reader_error("h5py", error) from error
-    metadata: dict[str, Any] = {}
+    members = [""]
     try:
         _check_end(file, opened.userblock_size)
-        _keep_attributes(metadata, "", opened)
-        entries = by_name(_walk(h5py, file, opened, metadata))
+        entries = by_name(_walk(h5py, file, opened, members))
     except BaseException as error:
         opened.close()
         if isinstance(error, FileError) or not isinstance(error, Exception):
             raise
         raise reader_error("h5py", error) from error
-    return Contents("HDF5", entries, metadata, close=opened.close)
+    return Contents("HDF5", entries, _Attributes(opened, members), close=opened.close)
 
 
 def _check_end(file: File, start: int) -> None:
@@ -47,8 +47,8 @@ def _check_end(file: File, start: int) -> None:
         raise FileError("it contains several HDF5 files, one after the other", fix="Split it into separate files.")
 
 
-def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterator[Stored]:
-    """Yield an entry for each name in the file; a group with several names is entered under the first one."""
+def _walk(h5py: Any, file: File, root: Any, members: list[str]) -> Iterator[Stored]:
+    """Yield an entry for each name in the file, and add it to `members`; a group is entered under its first name."""
     groups = {root: "/"}
     waiting = [("", root, iter(root))]
     while waiting:
@@ -68,7 +68,7 @@ def _walk(h5py: Any, file: File, root: Any, metadata: dict[str, Any]) -> Iterato
                     groups[item] = f"/{name}"
                     waiting.append((f"{name}/", item, iter(item)))
             if item is not None:
-                _keep_attributes(metadata, f"{name}@", item)
+                members.append(name)
         except FileError:
             raise
         except Exception as error:  # damaged, or unknown to this h5py
@@ -105,16 +105,35 @@ def _open_member(h5py: Any, file: File, name: str, group: Any, key: str) -> tupl
     return (None if isinstance(item, h5py.Group) else _refuse(name, "type", "it is a named type, without data")), item
 
 
-def _keep_attributes(metadata: dict[str, Any], prefix: str, item: Any) -> None:
-    """Add the attributes of a member to `metadata`; an unreadable value is replaced by a note."""
-    attributes = item.attrs
-    for key in attributes if len(attributes) else ():
+class _Attributes(Named[Any]):
+    """The attributes of the members of a file, listed and read when they are used."""
+
+    def __init__(self, root: Any, members: list[str]) -> None:
+        self._root, self._members = root, members
+
+    @functools.cached_property
+    def _names(self) -> dict[str, tuple[str, str]]:  # type: ignore[override]
+        if not self._root:
+            raise FileError("it is closed, so its attributes cannot be read", fix="Open it again.")
         try:
-            metadata[f"{prefix}{key}"] = _to_builtin(attributes[key])
+            return {
+                f"{member}@{key}" if member else key: (member, key)
+                for member in self._members
+                for key in self._root[member or "/"].attrs
+            }
+        except Exception as error:  # damaged
+            raise reader_error("h5py", error) from error
+
+    def __getitem__(self, name: str) -> Any:
+        member, key = self._names[name]
+        if not self._root:
+            raise FileError(f"it is closed, so {one_line(name, 80)!r} cannot be read", fix="Open it again.")
+        try:
+            return _to_builtin(self._root[member or "/"].attrs[key])
         except MemoryError:
             raise
         except Exception:  # numpy lacks the type
-            metadata[f"{prefix}{key}"] = _to_builtin(None)
+            return _to_builtin(None)
 
 
 def _to_builtin(value: Any) -> Any:
@@ -144,9 +163,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
     if item.external or (item.is_virtual and not _has_plain_sources(h5py, file, item)):
         fix = f"Read it with h5py: h5py.File(path)[{name!r}][...]."
         return _refuse(name, str(dtype), "its elements are in other files", item.shape, fix)
-    entry = entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, item.shape, "C", None)
-    if (entry.refused and dtype.kind != "V") or len(item.shape) > MAX_NDIM:
-        return entry
+    entry = entry_from_dtype(name, dtype, item.shape)
     plist, start, nbytes = item.id.get_create_plist(), item.id.get_offset(), item.id.get_storage_size()
     filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
     for code, _, _, word in filters if nbytes else ():  # an empty dataset needs no filter
@@ -173,13 +190,14 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
 def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
     """Return whether a virtual dataset consists of datasets in this file, or in files of the same folder."""
     for source in item.virtual_sources():
-        place = file.path.parent / source.file_name
-        if source.file_name != "." and (file.data is not None or "/" in source.file_name or not place.is_file()):
+        is_here, place = source.file_name == ".", file.path.parent / source.file_name
+        if not is_here and (file.data is not None or not is_sibling(source.file_name) or not place.is_file()):
             return False
-        with contextlib.nullcontext(item.file) if source.file_name == "." else h5py.File(place, "r") as opened:
+        with contextlib.nullcontext(item.file) if is_here else h5py.File(place, "r") as opened:
             found = opened
             for key in source.dset_name.strip("/").split("/"):
-                if not isinstance(found.get(key, getlink=True), h5py.HardLink):
+                is_plain = isinstance(found, h5py.Group) and isinstance(found.get(key, getlink=True), h5py.HardLink)
+                if not is_plain:
                     return False
                 found = found[key]
             if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
@@ -192,17 +210,17 @@ def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
 
 
 def read_array(read: Callable[[], Any], entry: Stored, package: str) -> Tensor:
-    """Read a numpy array with a library; its bytes, if they are void or records."""
+    """Read a numpy array with a library, and return its bytes as the entry describes them."""
+    assert entry.dtype is not None and entry.shape is not None
     try:
         array = read()
-        is_void = array.dtype.kind == "V"
-        array = array.reshape(-1).view("u1") if is_void else array.astype(array.dtype.newbyteorder("="), copy=False)
+        native_dtype = array.dtype if array.dtype.kind == "V" else array.dtype.newbyteorder("=")
+        array = array.astype(native_dtype, order="C", copy=False).reshape(-1).view("u1")
+        if array.nbytes != entry.nbytes:
+            raise ValueError("it changed while dlx read it")
     except Exception as error:
         raise reader_error(package, error) from error
     from dlx._protocols.memory import array_interface
-    from dlx.adapter.base import over_memory
 
     tensor = array_interface(array, array.__array_interface__)
-    if tensor.dtype == entry.dtype or entry.dtype is None or entry.shape is None:
-        return tensor
-    return over_memory(tensor.data_ptr, entry.shape, None, entry.dtype, HOST, owner=tensor)  # `raw` names the dtype
+    return native.tensor_new(tensor.data_ptr, entry.shape, None, entry.dtype, HOST, 0, tensor)

@@ -23,14 +23,16 @@ from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
 
 __all__ = [
-    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Memory", "Named", "Stored"),
+    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Loader", "Memory", "Named"),
     *(
+        "Stored",
         "allocate",
         "by_name",
         "check_names",
         "copy_to_memory",
         "check_order",
         "import_reader",
+        "is_sibling",
         "read_next",
         "read_stream",
         "reader_error",
@@ -231,12 +233,16 @@ def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]])
             pass
 
 
+Loader = Callable[["Stored", memoryview], Tensor]
+"""Copies an array out of the bytes of its file."""
+
+
 class Stored(NamedTuple):
     """The description of one array in a file."""
 
     name: str  # empty in a file of one array
     dtype: DType | None  # None if DLPack has no such dtype
-    dtype_name: str  # in the file's format
+    dtype_name: str  # in the file's format; numpy's, such as ">f4", if it is swapped
     shape: tuple[int, ...] | None
     nbytes: int | None  # of all elements; None if unknown
     order: str = "C"  # "C" or "F"
@@ -245,9 +251,9 @@ class Stored(NamedTuple):
     refused: str = ""  # why DLPack cannot represent it
     fix: str = ""  # a solution if it is refused
     notes: tuple[str, ...] = ()  # after "it is": why reading needs a copy
-    load: Callable[[Stored, memoryview], Tensor] | None = None  # copies it out of the bytes of the file
+    load: Loader | None = None  # None if it is stored unchanged
     fields: tuple[Stored, ...] = ()  # of a structure
-    steps: tuple[int, ...] | None = None  # strides in elements, of a field
+    steps: tuple[int, ...] | None = None  # strides of a field, in elements; of records in records, in bytes
 
     def strides(self) -> tuple[int, ...] | None:
         """Return the strides in elements; None for row-major order."""
@@ -310,6 +316,11 @@ def by_name(entries: Iterable[Stored]) -> dict[str, Stored]:
     return {each.name: each for each in listed}
 
 
+def is_sibling(name: str) -> bool:
+    """Return whether a name, which a file lists, can only be a file in the same folder."""
+    return os.path.basename(name) == name and name not in ("", ".", "..") and "\0" not in name  # noqa: PTH119
+
+
 def check_order(spans: Iterable[tuple[int, int, str]], start: int, *, gaps: bool) -> int:
     """Return the end of the last array (begin, end, name); raise if two overlap, or leave a gap and `gaps` is false."""
     at = start
@@ -322,12 +333,19 @@ def check_order(spans: Iterable[tuple[int, int, str]], start: int, *, gaps: bool
 
 
 def name_dtype(stored: Stored, dtype: DType) -> Stored:
-    """Return the entry of an array with another dtype for the same bytes."""
-    if stored.shape is None or stored.nbytes is None or prod(stored.shape) * dtype.bits != stored.nbytes * 8:
+    """Return the entry of an array with another dtype for the same bytes; unchanged if its bytes cannot be read."""
+    if stored.offset is None and stored.load is None:
+        return stored
+    if (
+        stored.shape is None
+        or stored.nbytes is None
+        or prod(stored.shape) * dtype.bits * dtype.lanes != stored.nbytes * 8
+    ):
         what = one_line(stored.name, 80) or "the array"
         reason = f"{what} has the dtype {stored.dtype_name}, whose size is not that of {dtype}"
         raise DTypeError(reason, fix="Pass a dtype of the same number of bytes.")
-    return stored._replace(dtype=dtype, dtype_name=dtype.name, refused="", fix="", fields=())
+    word = stored.dtype_name if stored.swapped else dtype.name
+    return stored._replace(dtype=dtype, dtype_name=word, refused="", fix="", fields=())
 
 
 def allocate(stored: Stored) -> tuple[Tensor, memoryview]:

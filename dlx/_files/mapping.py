@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -11,7 +11,15 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST, DType
 from dlx._files.header import File, Memory, Named, Stored, copy_to_memory, name_dtype
-from dlx._files.reading import LIBRARY_KINDS, detect_kind, find_source, open_file, read_contents, read_torch_shards
+from dlx._files.reading import (
+    FOLDER_KINDS,
+    LIBRARY_KINDS,
+    detect_kind,
+    find_source,
+    open_file,
+    read_contents,
+    read_torch_shards,
+)
 from dlx._files.safetensors import BIN_INDEX, DCP
 from dlx._files.selection import Names, select_names, select_tree
 from dlx._registry.generic import Deferred
@@ -58,20 +66,45 @@ class _Members(Named[Any]):
         self._file, self._parts, self._places = file, parts, places
         self._names = parts[0][0] if places is None else places
         self._raw: dict[str, DType] = {}
+        if raw is None:
+            return
+        known = {name: each for member in self for name, each in _list_names(member, self._find(member))}
         if isinstance(raw, str):
-            members = {name: (parts[0 if places is None else places[name]])[0][name] for name in self}
-            raw = {name: raw for name, each in members.items() if each.dtype is None and "V" in each.dtype_name}
-        for which, dtype in (raw or {}).items():
-            for name in select_names(self, which, None, "raw"):
+            raw = {
+                name: raw
+                for name, each in known.items()
+                if each.dtype is None and each.dtype_name.lstrip("<>|=")[:1] == "V"
+            }
+        for which, dtype in raw.items():
+            for name in select_names(known, which, None, "raw"):
                 self._raw[name] = DType(dtype)
-                self[name]  # raises for a dtype of another size
+                name_dtype(known[name]._replace(name=name), self._raw[name])  # raises for a dtype of another size
+
+    def _find(self, name: str) -> Stored:
+        return self._parts[0 if self._places is None else self._places[name]][0][name]
 
     def __getitem__(self, name: str) -> Any:
-        entries, memory = self._parts[0 if self._places is None else self._places[name]]
-        stored = entries[name]
+        memory = self._parts[0 if self._places is None else self._places[name]][1]
+        stored = self._find(name)
+        return _open_array(self._name_dtypes(name, stored) if self._raw else stored, memory, self._file)
+
+    def _name_dtypes(self, name: str, stored: Stored) -> Stored:
+        """Return an entry with the dtypes that `raw` says for it or its fields."""
         if name in self._raw:
-            stored = name_dtype(stored, self._raw[name])
-        return _open_array(stored, memory, self._file)
+            return name_dtype(stored, self._raw[name])
+        fields = [self._name_dtypes(_field_name(name, field), field) for field in stored.fields]
+        return stored._replace(fields=tuple(fields))
+
+
+def _field_name(name: str, field: Stored) -> str:
+    return f"{name}.{field.name}" if name else field.name
+
+
+def _list_names(name: str, stored: Stored) -> Iterator[tuple[str, Stored]]:
+    """Yield an entry and its fields, with their names."""
+    yield name, stored
+    for field in stored.fields:
+        yield from _list_names(_field_name(name, field), field)
 
 
 class Archive(Mapping[Any, Any]):
@@ -133,6 +166,8 @@ def map_file(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_file(found, name))
         kind = detect_kind(file)
+        if file.data is not None and kind in FOLDER_KINDS:
+            raise FileError("it lists files in its folder, and contents in memory have none", fix="Pass a path.")
         if kind == ".parquet":
             fix = "Read it with pyarrow: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
             raise FileError("it is a Parquet file; its columns are encoded and cannot be mapped", fix=fix)
@@ -156,7 +191,9 @@ def map_file(
             is_empty = not contents.entries or selected == []
             members.append((contents.entries, None if is_empty else Memory(each, private=private, spans=spans)))
         closing = [contents.close for _, contents in parts if contents.close is not None]
-        metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
+        metadata = parts[0][1].metadata  # HDF5 reads it when it is used
+        if len(parts) > 1:
+            metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
         return Archive(path, _Members(path.name, members, places, raw), metadata, closing)
 
 
@@ -205,9 +242,10 @@ class FileView(MappingView[str, V]):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The metadata of a .safetensors or .gguf file, or the attributes of an HDF5 file; empty for other formats.
+        """The metadata of a .safetensors, .gguf or .arrow file, or the attributes of an HDF5 file or a Zarr store.
 
-        The key of an HDF5 member's attribute is ``"member@name"``.
+        It is empty for other formats. The attributes of an HDF5 file include those of its members, with keys such as
+        ``"member@name"``; they are read when they are used.
         """
         return self._source.metadata  # type: ignore[no-any-return]
 

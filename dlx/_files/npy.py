@@ -20,8 +20,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import DType, row_major
+from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._files.descr import entry_from_descr
 from dlx._files.header import (
     AGAIN,
@@ -31,6 +32,7 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
+    Loader,
     Stored,
     allocate,
     by_name,
@@ -41,7 +43,7 @@ from dlx._files.signatures import identify_zip
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["find_data_start", "open_zip", "read_fields", "read_npy", "read_npz"]
+__all__ = ["find_data_start", "list_leaves", "open_zip", "read_fields", "read_npy", "read_npz"]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -128,33 +130,56 @@ def _parse_literal(text: str) -> Any:
 
 
 def read_fields(records: Stored) -> list[Stored]:
-    """Return the entries of the fields of records: strided if they are aligned, otherwise copied."""
-    shape = records.shape or ()
-    width, entries = (records.nbytes or 0) // max(math.prod(shape), 1), []
+    """Return the entries of the fields of records: strided if they are aligned, otherwise copied.
+
+    The entry of records inside of records has strides in bytes, and a loader of all bytes.
+    """
+    shape, load, entries = records.shape or (), records.load, []
+    width = (records.nbytes or 0) // max(math.prod(shape), 1)
+    outer = records.steps or tuple(step * width for step in records.strides() or row_major(shape))
+    if load is not None and records.steps is None:
+        plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
+        load = functools.partial(_load_plain, load, plain)
     for field in records.fields:
-        whole = (*shape, *(field.shape or ()))
-        item = field.dtype.bits // 8 if field.dtype is not None else 0
-        entry = field._replace(shape=whole, nbytes=math.prod(shape) * (field.nbytes or 0), fields=())
-        if item and not width % item and not field.swapped and records.load is None:
-            steps = (*(step * width // item for step in row_major(shape)), *row_major(field.shape or ()))
-            entry = entry._replace(offset=(records.offset or 0) + (field.offset or 0), steps=steps)
-        elif item:
-            load = functools.partial(_load_field, records, field, width)
-            entry = entry._replace(offset=None, load=load, notes=(*records.notes, "in records"))
+        inner, whole = field.shape or (), (*shape, *(field.shape or ()))
+        size = (field.nbytes or 0) // max(math.prod(inner), 1)
+        steps = (*outer, *(step * size for step in row_major(inner)))
+        at, nbytes = (records.offset or 0) + (field.offset or 0), math.prod(whole) * size
+        entry = field._replace(shape=whole, nbytes=nbytes, offset=at, steps=steps, load=load)
+        if entry.dtype is not None and not nbytes:
+            entry = entry._replace(steps=None, load=None)
+        elif entry.dtype is not None and load is None and not field.swapped and not any(each % size for each in steps):
+            entry = entry._replace(steps=tuple(each // size for each in steps))
+        elif entry.dtype is not None:
+            read = functools.partial(_load_field, load, at, (*steps, 1))
+            entry = entry._replace(steps=None, load=read, offset=None, notes=(*records.notes, "in records"))
         entries.append(entry)
     return entries
 
 
-def _load_field(records: Stored, field: Stored, width: int, entry: Stored, data: memoryview) -> Tensor:
-    tensor, target = allocate(entry)
-    at, size = (records.offset or 0) + (field.offset or 0), field.nbytes or 0
-    if records.load is not None:  # of all records, as bytes
-        plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
-        data, at = memoryview(records.load(plain, data)), field.offset or 0
-    for i in range(size if entry.nbytes else 0):
-        target[i::size] = data[at + i : at + i + target.nbytes // size * width : width]
-    _swap_bytes(entry, target)
-    return tensor
+def list_leaves(stored: Stored, name: str) -> Iterator[Stored]:
+    """Yield the entry of an array; of records, the entries of all fields without fields, named by their paths."""
+    if not stored.fields:
+        yield stored._replace(name=name)
+        return
+    for field in read_fields(stored):
+        yield from list_leaves(field, f"{name}.{field.name}" if name else field.name)
+
+
+def _load_plain(load: Loader, plain: Stored, _: Stored, data: memoryview) -> Tensor:
+    return load(plain, data)
+
+
+def _load_field(load: Loader | None, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
+    """Copy a field of records, by the offset and the strides of its bytes; `load` decodes the records."""
+    assert entry.shape is not None and entry.dtype is not None and entry.nbytes
+    decoded = None if load is None else load(entry, data)
+    address = native.buffer_address(data) if decoded is None else decoded.data_ptr
+    shape, held = (*entry.shape, entry.nbytes // math.prod(entry.shape)), decoded or data
+    found = native.tensor_new(address + at, shape, steps, DType("uint8"), HOST, READ_ONLY, held)
+    copied = native.tensor_copy(found, False)
+    _swap_bytes(entry, memoryview(copied).cast("B"))
+    return native.tensor_new(copied.data_ptr, entry.shape, None, entry.dtype, HOST, 0, copied)
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------
@@ -179,8 +204,8 @@ def _load_swapped(entry: Stored, data: memoryview) -> Tensor:
 
 def _swap_bytes(entry: Stored, target: memoryview) -> None:
     """Swap the bytes of each number in place, if the entry requires it."""
-    if entry.swapped and entry.dtype is not None:
-        width = entry.dtype.bits // (16 if entry.dtype.name.startswith("complex") else 8)
+    if entry.swapped:
+        width = int(entry.dtype_name[2:]) // (2 if entry.dtype_name[1] == "c" else 1)
         for low in range(width // 2):
             high = width - 1 - low
             kept = bytes(target[low::width])

@@ -18,6 +18,7 @@ from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
 __all__ = [
+    "FOLDER_KINDS",
     "LIBRARY_KINDS",
     "SUFFIXES",
     "Parts",
@@ -31,6 +32,9 @@ __all__ = [
 
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
 """Formats that another library reads."""
+
+FOLDER_KINDS = (INDEX, BIN_INDEX, DCP, "zarr")
+"""Formats of a file that lists other files."""
 
 MAX_PATH = 4096  # bytes of a path on Linux
 _TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
@@ -53,6 +57,8 @@ def find_source(obj: Any) -> tuple[Path | memoryview, str]:
     except TypeError:
         kinds = "a path, bytes, or a binary file object"
         raise TypeError(f"path must be {kinds}, found {type_name(type(obj))}") from None
+    if not view.c_contiguous:
+        raise TypeError(f"path is a {type_name(type(obj))} with gaps in its memory; pass bytes(...) of it")
     return view.cast("B") if view.nbytes else memoryview(b""), type_name(type(obj))
 
 
@@ -158,12 +164,18 @@ Parts = list[tuple[File, Contents]]
 
 @contextmanager
 def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int] | None]]:
-    """Read a file and the files listed in an index, and close these afterwards.
+    """Read a file and the files listed in an index; close these afterwards, and the file's reader after an error.
 
     Yield each with its contents, and the number of the part that has each array; None if the only part has all.
     """
     if kind != INDEX and not file.has_shards:
-        yield [(file, _find_reader(kind)(file))], None
+        contents = _find_reader(kind)(file)
+        try:
+            yield [(file, contents)], None
+        except BaseException:
+            if contents.close is not None:
+                contents.close()
+            raise
         return
     contents, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
     parts: Parts = [(file, contents)]
@@ -199,8 +211,9 @@ def naming_part(place: str) -> Iterator[None]:
         yield
     except FileError as error:
         raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
-    except OSError as error:
-        raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # a name that no file can have
+        why = getattr(error, "strerror", None) or error
+        raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {why}") from error
 
 
 def read_torch_shards(file: File, load: Callable[[File], Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dlx._files.header import (
     Stored,
     check_names,
     check_order,
+    is_sibling,
     read_next,
 )
 from dlx._support.text import amount, one_line
@@ -60,20 +61,26 @@ def read_safetensors(file: File) -> Contents:
         raise FileError(f"it is truncated, or not a .safetensors file: {claims}")
     if length > MAX_HEADER:
         raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
-    start = 8 + length
-    packed = _Packed(start)
-    header = _parse_json(read_next(file.handle, length), "header", packed.pack)
-    metadata = header.pop("__metadata__", {})
+    packed = _Packed(8 + length)
+    raw = read_next(file.handle, length)
+    metadata = packed.read_plain(raw)
+    if metadata is None:
+        metadata = packed.read_json(raw)
     if not isinstance(metadata, dict):
         raise FileError("the metadata in its header is not a JSON object")
-    end = packed.fill(header)
-    if end is None:
-        end = check_order(packed.spans(), start, gaps=False)
+    end = packed.find_end()
     if end > size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {size:,}", fix=AGAIN)
     if end < size:
         raise FileError(f"{size - end:,} bytes follow its last tensor, which the format forbids")
     return Contents(".safetensors", packed, {key: str(value) for key, value in metadata.items()})
+
+
+_PLAIN = re.compile(
+    r'"([^"\\\x00-\x1f]*)": ?\{("dtype": ?"[A-Z0-9_]+", ?"shape": ?\[[0-9, ]*\]), ?'
+    r'"data_offsets": ?\[(0|[1-9][0-9]{0,17}), ?(0|[1-9][0-9]{0,17})\]\}(, ?|\} *\Z)'
+)
+"""A tensor in a header as the safetensors library writes it."""
 
 
 class _Packed(Named[Stored]):
@@ -83,58 +90,75 @@ class _Packed(Named[Stored]):
         self._start = start
         self._names: dict[str, int] = {}  # name -> offset << _SHIFT | number of the kind
         self._kinds: list[Stored] = []
-        self._sizes: list[int] = []  # bytes of each kind
-        self._numbers: dict[tuple[Any, str], int] = {}
 
-    def pack(self, pairs: list[tuple[str, Any]]) -> Any:
-        """Return an object of the header as a dict, or a valid tensor as (offset << _SHIFT | number of its kind,)."""
-        found = _check_unique(pairs)
+    def read_plain(self, raw: bytes) -> Any:
+        """Take the tensors of a header in the usual form, without an object for each; return None for another form."""
+        import json
+
+        names: dict[str, int] = {}
+        numbers: dict[str, tuple[int, int | None]] = {}  # dtype and shape -> number of the kind, bytes
+        metadata: Any = {}
+        at, count, stop = 1, 0, ","
         try:
-            begin, end = found["data_offsets"]
-            key = found["dtype"], str(found["shape"])  # as text, [1], [1.0] and [true] differ
-            number = self._numbers.get(key)
-            if number is None:
-                kind = _build_entry("", found, self._start)
-                number = len(self._kinds)
-                if kind.dtype is not None:  # otherwise the size of its kind is unknown
-                    self._numbers[key] = number
-                self._kinds.append(kind)
-                self._sizes.append(end - begin)
-            if type(begin) is int and type(end) is int and begin >= 0 and end - begin == self._sizes[number]:
-                return (begin << _SHIFT | number,)
-        except (FileError, TypeError, ValueError, KeyError):  # `fill` raises the reason, with the name
-            pass
-        return found
+            text = raw.decode()
+            if text.startswith('{"__metadata__":'):
+                metadata, at = json.JSONDecoder(object_pairs_hook=_check_unique).raw_decode(text, 16)
+                at += text[at] == ","
+            while (match := _PLAIN.match(text, at)) is not None:
+                name, words, begin, end, stop = match.groups()
+                at, count, size = match.end(), count + 1, int(end) - int(begin)
+                number, expected = numbers.get(words, (0, None))
+                if size != expected:
+                    entry = _build_entry(name, json.loads(f'{{{words},"data_offsets":[{begin},{end}]}}'), self._start)
+                    number, numbers[words] = len(self._kinds), (len(self._kinds), size)
+                    self._kinds.append(entry)
+                names[name] = int(begin) << _SHIFT | number
+        except (FileError, ValueError, RecursionError, IndexError):  # `read_json` raises the reason
+            return None
+        if text[0] != "{" or at != len(text) or stop[:1] != "}" or len(names) != count or "__metadata__" in names:
+            return None
+        self._names = names
+        return metadata
 
-    def fill(self, header: dict[str, Any]) -> int | None:
-        """Take the tensors of a header; return the end of the last one, or None if they are not in order."""
-        at, is_ordered, sizes = self._start, True, self._sizes
+    def read_json(self, raw: bytes) -> Any:
+        """Take the tensors of a header in any form of JSON, and return its metadata."""
+        header = _parse_json(raw, "header")
+        metadata = header.pop("__metadata__", {})
+        numbers: dict[Any, int] = {}
+        self._kinds.clear()
         for name, stated in header.items():
-            if type(stated) is not tuple:
-                _build_entry(name, stated, self._start)  # raises the reason
-                raise FileError(f"its header has an invalid entry for {one_line(name, 80)!r}")
-            header[name] = place = stated[0]
-            is_ordered = is_ordered and self._start + (place >> _SHIFT) == at
+            entry = _build_entry(name, stated, self._start)
+            number = numbers.setdefault((entry.dtype_name, entry.shape, entry.nbytes), len(self._kinds))
+            if number == len(self._kinds):
+                self._kinds.append(entry)
+            self._names[name] = ((entry.offset or 0) - self._start) << _SHIFT | number
+        return metadata
+
+    def find_end(self) -> int:
+        """Return the end of the last tensor; raise `FileError` if two overlap, or leave a gap."""
+        at, sizes = 0, [each.nbytes or 0 for each in self._kinds]
+        for place in self._names.values():
+            if place >> _SHIFT != at:  # not in order
+                return check_order(self.spans(), self._start, gaps=False)
             at += sizes[place & _KINDS]
-        self._names, self._numbers = header, {}
-        return at if is_ordered else None
+        return self._start + at
 
     def spans(self) -> Iterator[tuple[int, int, str]]:
         """Yield the offsets and the name of each tensor."""
         for name, place in self._names.items():
             begin = self._start + (place >> _SHIFT)
-            yield begin, begin + self._sizes[place & _KINDS], name
+            yield begin, begin + (self._kinds[place & _KINDS].nbytes or 0), name
 
     def __getitem__(self, name: str) -> Stored:
         place = self._names[name]
         return self._kinds[place & _KINDS]._replace(name=name, offset=self._start + (place >> _SHIFT))
 
 
-def _parse_json(raw: bytes, what: str, build: Callable[[list[tuple[str, Any]]], Any]) -> dict[str, Any]:
+def _parse_json(raw: bytes, what: str) -> dict[str, Any]:
     try:
         import json
 
-        found = json.loads(raw, object_pairs_hook=build)
+        found = json.loads(raw, object_pairs_hook=_check_unique)
     except FileError:
         raise
     except RecursionError:
@@ -156,7 +180,7 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _build_entry(name: str, stated: Any, start: int) -> Stored:
     try:
         word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
-        if not isinstance(word, str) or len(shape) > MAX_NDIM:
+        if not isinstance(word, str) or type(stated["shape"]) is not list or len(shape) > MAX_NDIM:
             raise ValueError
         for number in (*shape, begin, end):
             if type(number) is not int or not 0 <= number < MAX_BYTES:
@@ -210,7 +234,7 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
     """Read an index; return its contents, and the names of the tensors in each file."""
     if file.size > MAX_HEADER:
         raise FileError(f"it has {amount(file.size)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
-    index = _parse_json(read_next(file.handle, file.size), "text", _check_unique)
+    index = _parse_json(read_next(file.handle, file.size), "text")
     places, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
         raise FileError("it has no 'weight_map' that names a file for each tensor")
@@ -219,7 +243,7 @@ def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
         shards.setdefault(place, []).append(name)
     for place in shards:
         suffix = ".bin" if file.path.name.endswith(BIN_INDEX) else ".safetensors"
-        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(suffix):
+        if not is_sibling(place) or not place.endswith(suffix):
             raise FileError(f"it lists {one_line(place, 80)!r}, which is not a {suffix} file in its folder")
     texts = {key: str(value) for key, value in metadata.items()} if isinstance(metadata, Mapping) else {}
     return Contents(INDEX, {}, texts, (f"in {len(shards)} files",)), shards

@@ -20,6 +20,9 @@ MAX_NAMES = 1_000_000  # in nested mappings, which a hostile file shares in expo
 
 def dotted_path(path: tuple[Any, ...], write: Callable[[str], str] = one_line) -> str:
     """Return a path in a file or state dict as text, with dots instead of brackets around names."""
+    if len(path) == 1 and type(path[0]) is str:
+        return write(path[0])
+    path = path[1:] if path[:1] == ("",) and len(path) > 1 else path  # records in a file of one array
     steps = [f".{write(key)}" if type(key) in (str, Attribute) else path_text((key,), "") for key in path]
     return "".join(steps).removeprefix(".")
 

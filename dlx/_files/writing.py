@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
@@ -9,8 +10,8 @@ import re
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import IO, Any, BinaryIO, NamedTuple
 
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
@@ -22,44 +23,47 @@ from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
-__all__ = ["FORMATS", "WITH_METADATA", "Item", "write"]
+__all__ = ["FORMATS", "WITH_METADATA", "Item", "is_row_major", "write"]
 
 PIECE = 4 << 20  # bytes written at a time
 
 
 class Item(NamedTuple):
-    """One array to write: its name, dtype and shape, and a function that reads it."""
+    """One array to write."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     nbytes: int  # of its elements, packed
-    read: Callable[[], Tensor]  # returns a tensor in host memory, which is released once it is written
-    source: Any = None  # the array, or a tensor over its memory
+    source: Any  # the array, or a tensor over its memory
+    load: Callable[[], Tensor] | None  # returns a tensor in host memory, released once it is written; None: `source`
+
+    def read(self) -> Tensor:
+        """Return a tensor in host memory."""
+        tensor: Tensor = self.source if self.load is None else self.load()
+        return tensor
+
+
+is_row_major = functools.lru_cache(contiguous)  # a model has many tensors of few shapes
 
 
 class _Output(NamedTuple):
-    file: BinaryIO
+    file: IO[bytes]
     advance: Callable[[int], object]  # called with the number of written bytes
 
-    def pieces(self, item: Item, *, order: bool = False) -> Iterator[memoryview]:
-        """Yield the bytes of an array in row-major order; with `order`, keep column-major order."""
+    def data(self, item: Item, *, order: bool = False) -> None:
+        """Write the bytes of an array in row-major order; with `order`, keep column-major order."""
         tensor = item.read()
         if tensor.dtype != item.dtype or tensor.shape != item.shape:
             raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
-        if not contiguous(tensor.shape, tensor.strides) and not (order and _is_column_major(tensor)):
+        if not is_row_major(item.shape, tensor.strides) and not (order and _is_column_major(tensor)):
             tensor = tensor_copy(tensor, False)
-        if not item.nbytes:
-            return
-        data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes))
-        for start in range(0, item.nbytes, PIECE):
-            piece = data[start : start + PIECE]
-            yield piece
-            self.advance(len(piece))
-
-    def data(self, item: Item, *, order: bool = False) -> None:
-        for piece in self.pieces(item, order=order):
-            self.file.write(piece)
+        at, end = (tensor.data_ptr, tensor.data_ptr + item.nbytes) if item.nbytes else (0, 0)
+        while at < end:
+            size = min(end - at, PIECE)
+            self.file.write(ffi.buffer(ffi.cast("char *", at), size))
+            self.advance(size)
+            at += size
 
 
 def _is_column_major(tensor: Tensor) -> bool:
@@ -131,7 +135,7 @@ def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
     tensor = items[0].read()
     fortran = not contiguous(tensor.shape, tensor.strides) and _is_column_major(tensor)
     out.file.write(_npy_header(items[0], fortran))
-    out.data(items[0]._replace(read=lambda: tensor), order=True)
+    out.data(items[0]._replace(source=tensor, load=None), order=True)
 
 
 def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
@@ -146,11 +150,13 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
             member.extra = struct.pack("<HH", 0xD935, -begin % 64) + bytes(-begin % 64)
             with archive.open(member, "w", force_zip64=True) as content:
                 content.write(_npy_header(item, False))
-                for piece in out.pieces(item):
-                    content.write(piece)
+                out._replace(file=content).data(item)
 
 
 # ---- .safetensors ----------------------------------------------------------------------------------------------------
+
+
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _dtype_name(dtype: DType) -> str | None:
@@ -161,16 +167,21 @@ def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, 
     _check_dtypes(items, _dtype_name, ".safetensors")
     _check_names(items, ".safetensors")
     _check_metadata(metadata)
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    header = [f'"__metadata__":{_to_json(metadata)}'] if metadata else []
+    kinds: dict[Any, str] = {}
     end = 0
     # Wide elements first, in the order of the safetensors library, so that each array is aligned.
     ordered = sorted(items, key=lambda item: (-item.dtype.bits, item.name))
     for item in ordered:
         if item.name == "__metadata__":
             raise FileError("an array is named '__metadata__', which the format reserves", fix="Rename it.")
+        key = item.dtype, item.shape
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = f'"dtype":"{_dtype_name(item.dtype)}","shape":{_to_json(item.shape)}'
         start, end = end, end + item.nbytes
-        header[item.name] = {"dtype": _dtype_name(item.dtype), "shape": item.shape, "data_offsets": [start, end]}
-    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        header.append(f'{_to_json(item.name)}:{{{kind},"data_offsets":[{start},{end}]}}')
+    raw = f"{{{','.join(header)}}}".encode()
     raw += b" " * (-(len(raw) + 8) % 64)
     out.file.write(len(raw).to_bytes(8, "little") + raw)
     for item in ordered:

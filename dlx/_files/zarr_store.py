@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core.native import Tensor
-from dlx._files.descr import entry_from_descr
+from dlx._files.descr import entry_from_dtype
 from dlx._files.hdf5 import read_array
 from dlx._files.header import Contents, File, Stored, by_name, import_reader, reader_error
 from dlx._support.text import one_line
@@ -34,7 +34,7 @@ def read_zarr(file: File) -> Contents:
 
 
 def _describe(name: str, array: Any) -> Stored:
-    entry = entry_from_descr(name, array.dtype.str, tuple(array.shape), "C", None)
+    entry = entry_from_dtype(name, array.dtype, tuple(array.shape))
     known = array.metadata.to_dict()
     codecs = {*_list_codecs([known.get(key) for key in ("codecs", "filters", "compressor")])}
     if not codecs <= _CODECS:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Compound, Container
-from dlx.errors import Attribute
+from dlx.errors import Attribute, DlxError
 
 
 class Parts(dict[str, Any]):
@@ -35,6 +35,16 @@ class CompoundHandler(Container):
     def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
         """Return the path of a part: an attribute."""
         return (Attribute(i if keys is None else keys[i]),)
+
+
+class Whole(NamedTuple):
+    """An outermost compound array of a tree."""
+
+    path: tuple[Any, ...]
+    obj: Any
+    handler: CompoundHandler
+    numbers: list[int]  # of its arrays
+    error: DlxError | None  # the first one
 
 
 def _flatten(compound: Compound, obj: Any) -> tuple[list[Any], list[Any]]:

@@ -230,6 +230,24 @@ class Registry:
             targets[to] = target, sys.modules.get(target.source.package)
         return target
 
+    def find_unimported(self, name: str) -> Target | None:
+        """Return a target for host arrays whose framework is not imported, or None if only the framework can tell."""
+        plugin = self._loader.require(name) if self._loader.has(name) else None
+        adapter = next((each for each in plugin.adapters if each.name == name), None) if plugin is not None else None
+        if adapter is None or adapter.package in sys.modules:
+            return None
+        try:
+            stated = adapter.capabilities()
+            lowered = (pair for issue in adapter.known_issues for pair in issue.lowers.items())
+            if stated is None or any(getattr(stated, field, value) != value for field, value in lowered):
+                return None
+            target = Target(adapter, stated, adapter, None)
+        except MemoryError:
+            raise
+        except Exception:
+            return None
+        return None if target.varies or adapter.dtypes.switches else target
+
     def _by_type(self, kind: type) -> Target:
         """Return the target that creates arrays of a type."""
         with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(kind)):

@@ -6,12 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from dlx._api import convert as convert  # the Python function of FAST_PATH
 from dlx._core.public import public
 from dlx._engine.request import Request, check_flags, request_of
-from dlx._engine.traced import leave_out
+from dlx._engine.traced import leave_out, make_opaque
 from dlx._registry.plugin import TRACING
 from dlx._support.late import Late
 from dlx._support.reflect import safe_repr
@@ -19,9 +19,10 @@ from dlx._using.function_spec import FunctionSpec
 from dlx._using.wrappers import wrap_async_generator, wrap_coroutine, wrap_function, wrap_generator
 
 if TYPE_CHECKING:
-    from dlx._using import gradients
+    from dlx._using import compiled, gradients
     from dlx.typing import DeviceLike, Readonly, Target
 else:
+    compiled = Late("dlx._using.compiled")
     gradients = Late("dlx._using.gradients")
 
 P = ParamSpec("P")
@@ -41,6 +42,7 @@ def using(
     stream: Any = None,
     grad: bool = False,
     result_like: Any = None,
+    errors: Literal["raise", "pass"] = "raise",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to compute in one framework and return arrays of its caller's framework.
 
@@ -70,9 +72,13 @@ def using(
         Whether the caller's framework differentiates the function, with derivatives that the function's framework
         computes. If an argument is recorded, results are new arrays, even a returned argument.
     result_like
-        With `grad`, if the caller compiles (``jax.jit``) or the function cannot be tried without data: a tree with the
-        shapes and dtypes of the results (arrays or ``jax.ShapeDtypeStruct``), or a function of the arguments that
-        returns one.
+        For callers that compile or transform (``jax.jit``, ``torch.compile``), if the function cannot be tried without
+        data, as functions of numpy: a tree with the shapes and dtypes of the results (arrays or
+        ``jax.ShapeDtypeStruct``), or a function of the arguments that returns one.
+    errors
+        ``"pass"``: arguments, and objects and columns in containers there, that cannot be converted (text, dates,
+        objects) are passed unchanged, and such results returned unchanged, as in `convert`. ``"raise"``: they raise an
+        error.
 
     Returns
     -------
@@ -85,7 +91,7 @@ def using(
     TypeError
         If `writes` names a missing parameter, `to` is not a framework (for example, because the decorator is used
         without parentheses), or `grad` is combined with `lazy`, `returns`, `writes`, `device`, `stream`,
-        ``detach=True``, a coroutine or a generator.
+        ``detach=True``, ``errors="pass"``, a coroutine or a generator.
     ConversionError
         By the function, if its framework or its caller's does not support gradients for other frameworks.
     ReadOnlyError
@@ -138,9 +144,9 @@ def using(
         checked = request_of(to, None, device, None, readonly, detach is not False, stream)
         return checked._replace(later=False)  # a function needs its data immediately
 
+    if errors not in ("raise", "pass"):
+        raise ValueError(f"errors must be 'raise' or 'pass', found {safe_repr(errors)}")
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
-    if result_like is not None and not grad:
-        raise TypeError("using: result_like= is for grad=True")
     if grad:
         excluded = {
             "lazy": lazy,
@@ -149,6 +155,7 @@ def using(
             "detach": detach,
             "device": device is not None,
             "stream": stream is not None,
+            "errors": errors == "pass",
         }
         if used := [name for name, value in excluded.items() if value]:
             raise TypeError(f"using: grad=True cannot be combined with {used[0]}=")
@@ -156,9 +163,12 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, detach=detach, result_like=result_like)
+        more = {"detach": detach, "result_like": result_like, "passes": errors == "pass"}
+        spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, **more)
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
-        if grad or getattr(to, "__name__", to) not in TRACING:
+        if grad or (result_like is not None and not _returns_often(function)):
+            make_opaque(wrapper, "what dlx.using returns")
+        elif getattr(to, "__name__", to) not in TRACING:
             leave_out(wrapper, "what dlx.using returns")
         else:
             wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # the shared one is skipped
@@ -169,18 +179,23 @@ def using(
 
 def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     """Wrap a function so that the caller's framework can differentiate it."""
-    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-    if any(is_one(function) for is_one in several):
+    if _returns_often(function):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
-    wrapped, compiled = _wrapper(function, spec), gradients.CompiledCalls(spec, function)
+    wrapped, calls = _wrapper(function, spec), compiled.CompiledCalls(spec, function)
 
     def calling(*args: Any, **options: Any) -> Any:
-        result = compiled(args, options)
+        result = calls(args, options)
         if result is NotImplemented:
             result = gradients.call_recorded(spec, function, args, options)
         return wrapped(*args, **options) if result is NotImplemented else result
 
     return calling
+
+
+def _returns_often(function: Any) -> bool:
+    """Return whether a function is a coroutine function or a generator."""
+    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_one(function) for is_one in several)
 
 
 def _wrapper(function: Any, spec: FunctionSpec) -> Any:

@@ -36,10 +36,11 @@ class FunctionSpec:
         lazy: bool,
         detach: bool | None = None,
         result_like: Any = None,
+        passes: bool = False,
     ) -> None:
         self.to = sys.intern(to) if type(to) is str else to  # the fast path compares by identity
         self.request, self.returns, self.lazy = request, returns, lazy
-        self.detach, self.result_like = detach, result_like
+        self.detach, self.result_like, self.passes = detach, result_like, passes
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):  # a built-in function without a signature

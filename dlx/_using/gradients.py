@@ -4,28 +4,26 @@ The call becomes an `Operation` of the caller's framework on a flat list of its 
 operation (`GradSupport.record`) and requests gradients, which the function's framework computes (`GradSupport.vjp`). A
 derivative is again an operation, so it can be differentiated as well.
 
-A compiled function (``jax.jit``) has a compiled derivative for each structure of arguments, see `CompiledCalls`; other
-calls use `call_recorded`.
+A compiled function (``jax.jit``) has a compiled derivative for each structure of arguments, see `compiled`; other calls
+use `call_recorded`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._core import native
 from dlx._core.types import HOST, DType
 from dlx._engine.compound import Compounds, name_of
+from dlx._engine.executor import is_tracing
 from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
-from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
@@ -33,16 +31,14 @@ from dlx._registry.target import Target as Framework
 from dlx._support.reflect import foreign_error, type_name
 from dlx._using.function_spec import FunctionSpec, Place, is_tracked
 from dlx.adapter.base import Adapter
-from dlx.adapter.gradients import CompiledFunction, GradSupport, alone
+from dlx.adapter.gradients import GradSupport, alone
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-MAX_KNOWN = 64  # structures of arguments whose derivatives are cached for one function
-_NUMBERS = frozenset({int, float, complex})
-_PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}
 FEW = 100  # pairs of arrays up to which all pairs are compared; more are sorted by address
+_EXACT = {native.lib.kDLInt, native.lib.kDLUInt, native.lib.kDLBool, native.lib.kDLOpaqueHandle}
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
 
@@ -53,7 +49,7 @@ class _Refusing(Compounds):
     def __init__(self, target: str) -> None:
         self._target = target
 
-    def split(self, obj: Any, handler: CompoundHandler, nested: bool) -> Any:
+    def split(self, obj: Any, handler: CompoundHandler, nested: bool, is_root: bool) -> Any:
         kind = handler.kind_of(obj)
         fix = "Pass its dense arrays, such as .values(), and build the array in the function."
         reason = f"gradients do not pass through {kind} arrays"
@@ -72,6 +68,38 @@ def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opti
     like = None if spec.result_like is None else _DeclaredSpecs(spec, caller, call.result, args, options)
     try:
         return call.record([tree.arrays[i] for i in call.operands], like)
+    finally:
+        if like is not None:
+            like.forget()
+
+
+def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function in a program that its caller's framework traces, without derivatives; else NotImplemented."""
+    tracing = [each for each in registry.adapters() if each.gradients and each.gradients.call and is_tracing(each)]
+    if not tracing:
+        return NotImplemented
+    request = spec.request()
+    failures = Failures(request.target.name, locate=spec.locate)
+    tree = Tree((args[spec.skipped :], options), TUPLE, failures, strict=None, compounds=_Refusing(request.target.name))
+    pairs = zip(tree.sources, tree.arrays, strict=True)
+    callers = {source.name: source for source, array in pairs if source in tracing and is_tracked(source, array)}
+    callers.pop(request.target.source.name, None)
+    inner = request.target.adapter.gradients
+    if len(callers) != 1 or (spec.result_like is None and (inner is None or inner.eval_shape is None)):
+        return NotImplemented  # it has data, or the conversion raises an error
+    ((name, caller),) = callers.items()
+    used = {"lazy": spec.lazy, "returns": spec.returns, "writes": spec.writes, "device": request.device}
+    if names := [name for name, value in used.items() if value]:
+        reason = f"{name} traces the program, and {names[0]}= needs data"
+        raise ConversionError(reason, target=request.target.name, fix=f"Leave out {names[0]}=, or call it outside.")
+    call = RecordedCall(spec, function, request, tree, caller, args[: spec.skipped])
+    like = None if spec.result_like is None else _DeclaredSpecs(spec, caller, call.result, args, options)
+    operation = DifferentiableFunction(call, request, inner, caller, call.places, like)
+    outer = caller.gradients
+    assert outer is not None and outer.call is not None
+    arrays = [tree.arrays[i] for i in call.operands]
+    try:
+        return call.result.rebuild(outer.call(operation, arrays, bool(spec.detach)))
     finally:
         if like is not None:
             like.forget()
@@ -112,17 +140,19 @@ class RecordedCall:
         self._failures, self.result, arrays = tree.failures, _Result(caller.name), tree.arrays
         outside = [i for i, array in enumerate(arrays) if not is_inside(array, tree.sources[i], request.target)]
         self.operands = [i for i in outside if tree.sources[i] is caller]
-        self._places = [spec.locate(tree.path(i)) for i in self.operands]
+        self.places = [spec.locate(tree.path(i)) for i in self.operands]
         self._constants = [i for i in outside if tree.sources[i] is not caller]
-        self._parts = _fill(arrays, self.operands, [None] * len(self.operands))
+        self._parts = fill(arrays, self.operands, [None] * len(self.operands))
         for i in self._constants:  # copy, since they may change before the call is repeated
-            self._parts[i] = _convert(arrays[i], request, spec.locate(tree.path(i)), copy=True)
+            self._parts[i] = convert_one(arrays[i], request, spec.locate(tree.path(i)), copy=True)
+        what = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type_name(type(function)))}"
+        self.needs = f"dlx, {request.target.name} and {what}"
         self._values = _without_arrays(tree, next(tree.nodes())[0], request.target.name)
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Call the function with operands of its framework; return the arrays of its result."""
         target = self._request.target
-        parts = _fill(self._parts, self.operands, arrays)
+        parts = fill(self._parts, self.operands, arrays)
         for i in () if target.adapter.arrays.immutable else self._constants:  # each call may write to its copies
             parts[i] = FAST_PATH(parts[i], cast("Target", target.adapter.name), copy=True)
         positional, named = Tree(self._values, TUPLE, self._failures).rebuild(parts, target.name)
@@ -132,7 +162,7 @@ class RecordedCall:
         """Let the caller's framework record the call with operands; return the result for the caller."""
         inner, outer = self._request.target.adapter.gradients, self._caller.gradients
         assert inner is not None and outer is not None and outer.record is not None
-        operation = DifferentiableFunction(self, self._request, inner, self._caller, self._places, like)
+        operation = DifferentiableFunction(self, self._request, inner, self._caller, self.places, like)
         return self.result.rebuild(outer.record(operation, arrays))
 
 
@@ -163,10 +193,10 @@ class _DeclaredSpecs:
 class _Placeholder:
     """A placeholder for an array in the containers of an operation. It is never read."""
 
-    __slots__ = ("shape",)
+    __slots__ = ("dtype", "shape")
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], dtype: Any = None) -> None:
+        self.shape, self.dtype = shape, dtype
 
     def __dlpack__(self, **options: Any) -> Any:
         raise BufferError("it has no memory")
@@ -245,12 +275,13 @@ class DifferentiableFunction:
         self,
         function: Callable[..., list[Any]],
         request: Request,
-        inner: GradSupport,
+        inner: GradSupport | None,
         caller: Adapter,
         places: list[Place],
         like: Like | None = None,
     ) -> None:
         self._function, self._request, self._inner, self._caller = function, request, inner, caller
+        self.needs: str = getattr(function, "needs", "")
         self._places, self._like, self._readonly = places, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
@@ -271,7 +302,7 @@ class DifferentiableFunction:
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            inner = [None if each is None else _convert(each, self._request, ("gradient", ())) for each in gradients]
+            inner = [None if each is None else convert_one(each, self._request, ("gradient", ())) for each in gradients]
             found: list[Any] = [None] * len(arrays)
             for i, new in zip(chosen, self._convert_out(pull(inner), inner, self._caller.name), strict=True):
                 found[i] = new
@@ -301,15 +332,64 @@ class DifferentiableFunction:
 
         def like(arrays: Sequence[Any]) -> Specs:
             operands = arrays[: len(arrays) - len(there) - states]
-            return [self._spec_of(operands[i]) for i in self._choose(operands, wanted)]
+            specs = [self._spec_of(each) for i, each in enumerate(operands) if wanted is None or wanted[i]]
+            return [spec for spec in specs if _is_inexact(spec[1])]
 
-        places = [*self._places, *[("gradient", ())] * (len(there) + states)]
-        made = DifferentiableFunction(flat, self._request, inner, self._caller, places, like)
+        made = self._derive(flat, [("gradient", ())] * (len(there) + states), like)
         return made, [*(gradients[i] for i in there), *state]
+
+    def pushforward(
+        self, tangents: Sequence[Any], wanted: Sequence[bool], state: Sequence[Any] = ()
+    ) -> tuple[DifferentiableFunction, list[Any]]:
+        """Return the operation (arguments, tangents, state) -> tangents of results, and its last two operands."""
+        function, inner, states, n = self._function, self._inner, len(state), len(tangents)
+        if inner is None or inner.jvp is None:
+            fix = "Use reverse mode, such as jax.grad or torch.func.grad."
+            raise ConversionError(f"{self._request.target.name} has no forward-mode derivatives", fix=fix)
+        jvp = inner.jvp
+
+        def flat(*arrays: Any) -> list[Any]:
+            last = len(arrays) - states
+            inside, moved, before = arrays[: last - n], arrays[last - n : last], arrays[last:]
+            chosen = [i for i, array in enumerate(inside) if wanted[i] and inner.is_differentiable(array)]
+            with inner.replayed(before):
+                over = _fix(function, inside, chosen)
+                return list(jvp(over, [inside[i] for i in chosen], moved)[1])
+
+        def like(arrays: Sequence[Any]) -> Specs:
+            return [spec for spec in self.results_like(arrays[: len(arrays) - n - states]) if _is_inexact(spec[1])]
+
+        return self._derive(flat, [("tangent", ())] * n + [("state", ())] * states, like), [*tangents, *state]
+
+    def batch(self, axes: Sequence[int | None], size: int) -> DifferentiableFunction:
+        """Return the operation over arrays with an additional axis each (None: without)."""
+        if self._inner is None or self._inner.vmap is None:
+            fix = "Call it for each element, or for the whole array outside of vmap."
+            raise ConversionError(f"{self._request.target.name} cannot vectorize functions", fix=fix)
+
+        def like(arrays: Sequence[Any]) -> Specs:
+            pairs = list(zip(arrays, axes, strict=True))
+            specs = [_Placeholder(_without(each.shape, axis), each.dtype) for each, axis in pairs]
+            return [((size, *shape), dtype) for shape, dtype in self.results_like(specs)]
+
+        return self._derive(self._inner.vmap(self._function, axes), [], like)
+
+    def compile(self) -> DifferentiableFunction:
+        """Return an operation to run many times."""
+        if self._inner is None or self._inner.jit is None:
+            return self
+        return self._derive(self._inner.jit(self._function), [], self.results_like)
+
+    def _derive(self, flat: Callable[..., list[Any]], places: list[Place], like: Like) -> DifferentiableFunction:
+        """Return another operation of the same frameworks, with more operands."""
+        places = [*self._places, *places]
+        made = DifferentiableFunction(flat, self._request, self._inner, self._caller, places, like)
+        made.needs = self.needs
+        return made
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
         """Return an operation whose last results are the random states before and after it, and their number."""
-        state_of, function = self._inner.random_state, self._function
+        state_of, function = None if self._inner is None else self._inner.random_state, self._function
         if state_of is None:
             return self, 0
 
@@ -324,7 +404,7 @@ class DifferentiableFunction:
             assert dtype is not None
             return [*self.results_like(arrays), *[(tuple(state.shape), dtype)] * 2]
 
-        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._places, like), 2
+        return self._derive(flat, [], like), 2
 
     def _choose(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
         """Return the indices of the arguments to differentiate by."""
@@ -335,7 +415,7 @@ class DifferentiableFunction:
         """Return the shape and dtype of each result, using only those of `arrays`."""
         if self._like is not None:
             return self._like(arrays)
-        if self._inner.eval_shape is None:
+        if self._inner is None or self._inner.eval_shape is None:
             reason = f"{self._request.target.name} cannot determine the function's results without calling it"
             raise ConversionError(reason, fix="Pass result_like=, arrays with the shapes and dtypes of the results.")
         try:
@@ -354,7 +434,7 @@ class DifferentiableFunction:
 
     def _convert_in(self, arrays: Sequence[Any]) -> list[Any]:
         """Convert arguments to the function's framework."""
-        return [_convert(array, self._request, at) for array, at in zip(arrays, self._places, strict=True)]
+        return [convert_one(array, self._request, at) for array, at in zip(arrays, self._places, strict=True)]
 
     def _convert_out(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
         """Convert results; copy them if one shares memory with another, or with an array of `inside`."""
@@ -378,17 +458,25 @@ def _share_memory(some: Sequence[Any], others: Sequence[Any]) -> bool:
 def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequence[Any], chosen: list[int]) -> Any:
     """Differentiate a function by some of its arguments."""
     assert inner.vjp is not None
-
-    def over(*some: Any) -> list[Any]:
-        every = [*arrays]
-        for i, each in zip(chosen, some, strict=True):
-            every[i] = each
-        return function(*every)
-
-    return inner.vjp(over, [arrays[i] for i in chosen])
+    return inner.vjp(_fix(function, arrays, chosen), [arrays[i] for i in chosen])
 
 
-def _convert(
+def _fix(function: Callable[..., list[Any]], arrays: Sequence[Any], chosen: list[int]) -> Callable[..., list[Any]]:
+    """Return a function of some of the arguments; the others are constants."""
+    return lambda *some: function(*fill(arrays, chosen, some))
+
+
+def _is_inexact(dtype: DType) -> bool:
+    """Return whether arrays of a dtype have gradients."""
+    return dtype.code not in _EXACT
+
+
+def _without(shape: Sequence[Any], axis: int | None) -> tuple[Any, ...]:
+    """Return a shape without an axis."""
+    return tuple(shape) if axis is None else tuple(n for i, n in enumerate(shape) if i != axis % len(shape))
+
+
+def convert_one(
     array: Any, request: Request, at: Place | Callable[[], Place], to: str | None = None, *, copy: bool | None = None
 ) -> Any:
     """Convert one array for the function, or to the intermediate framework `to`."""
@@ -397,163 +485,14 @@ def _convert(
         return FAST_PATH(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         if to is not None:
-            return _convert(array, request, at, copy=copy)  # its error names the function's framework
+            return convert_one(array, request, at, copy=copy)  # its error names the function's framework
         root, path = at() if callable(at) else at
         raise error.complete(root=root, path=path) from None
 
 
-class CompiledCalls:
-    """Calls of one function with compiled derivatives; NotImplemented for calls that need `call_recorded`."""
-
-    def __init__(self, spec: FunctionSpec, function: Any) -> None:
-        self._spec, self._function = spec, function
-        self._generation: Any = None
-        self._compiled: CompiledFunction | None = None
-        self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
-        self._met: dict[Any, None] = {}
-        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> the type, its adapter or handler
-
-    def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Call the function."""
-        if self._generation != registry.generation:
-            self._refresh()
-        compiled = self._compiled
-        if compiled is None:
-            return NotImplemented
-        target = self._request.target
-        leaves, structure = compiled.flatten((args, options))
-        key, arrays, chosen = [structure], [], []
-        caller, has_numbers = None, False
-        for i, leaf in enumerate(leaves):
-            kind = type(leaf)
-            _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
-            if isinstance(what, Adapter):
-                if what.containers and lookup.kind_of(leaf).verdict == "container":
-                    return NotImplemented
-                leaves[i] = None
-                if is_tracked(what, leaf):
-                    if what is target.source or what is not (caller or what):
-                        return NotImplemented  # `call_recorded` raises the error
-                    caller = what
-                    chosen.append(True)
-                else:
-                    chosen.append(False)
-                arrays.append((what, leaf))
-                key.append(None)
-            elif kind in _PLAIN:
-                has_numbers = has_numbers or kind in _NUMBERS
-                key.append((kind, repr(leaf) if kind in _NUMBERS else leaf))  # 0.0 and -0.0 are equal
-            else:
-                return NotImplemented
-        if caller is None or caller.gradients is None or caller.gradients.record is None:
-            return NotImplemented
-        operands = [i for i, (what, _) in enumerate(arrays) if what is caller]
-        is_differentiable = caller.gradients.is_differentiable
-        by = [i for i, is_one in enumerate(chosen) if is_one and is_differentiable(arrays[i][1])]
-        key += [caller.name, *by, None, *operands]
-        where = tuple(key)
-        known = self._known.get(where)
-        if known is None:
-            if has_numbers and where not in self._met:  # compile for a number only once it repeats
-                _add(self._met, where, None)
-                return NotImplemented
-            known = compiled.vjp(structure, leaves, by), self._locate(args, options, [arrays[i][1] for i in operands])
-            _add(self._known, where, known)
-        parts: list[Any] = [None] * len(arrays)
-        for i, (what, array) in enumerate(arrays):
-            if is_inside(array, what, target):
-                parts[i] = array
-            elif what is not caller:
-                at = partial(self._locate_one, args, options, array)
-                parts[i] = _convert(array, self._request, at, copy=True)  # it may change before the backward pass
-        vjp, places = known
-
-        def flat(*inputs: Any) -> list[Any]:
-            rest = iter(_fill(parts, operands, inputs))
-            now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
-            return compiled.flatten(self._function(*now, **named))[0]
-
-        operation = CompiledCall(flat, self._request, self._gradients, caller, places)
-        operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
-        results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
-        return compiled.unflatten(operation.structure, results)
-
-    def _find_kind(self, kind: type) -> tuple[type, Any]:
-        """Return a type, and its adapter or container handler."""
-        if len(self._kinds) >= MAX_KNOWN:
-            self._kinds.clear()
-        found = self._kinds[id(kind)] = kind, lookup.kind(kind).part
-        return found
-
-    def _refresh(self) -> None:
-        """Look up the function's framework, and whether the function is compiled."""
-        self._generation, self._compiled = registry.generation, None
-        self._known.clear()
-        self._kinds.clear()
-        self._request = self._spec.request()
-        inner = self._request.target.adapter.gradients
-        if inner is not None and inner.compile is not None and self._spec.result_like is None:
-            self._gradients, self._compiled = inner, inner.compile(self._function)
-
-    def _locate_one(self, args: tuple[Any, ...], options: dict[str, Any], array: Any) -> Place:
-        (place,) = self._locate(args, options, [array])
-        return place
-
-    def _locate(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
-        """Return the places of arrays in the arguments."""
-        tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""), strict=None)
-        found = {id(array): i for i, array in enumerate(tree.arrays)}
-        return [self._spec.locate(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
-
-
-def _add(known: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add an item to a dictionary of the last `MAX_KNOWN` items."""
-    if len(known) >= MAX_KNOWN:
-        known.pop(list(known)[0], None)  # noqa: RUF015 - list() is atomic, an iterator is not
-    known[key] = value
-
-
-def _fill(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
+def fill(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
     """Return a copy of a list with arrays at some indices."""
     found = [*parts]
     for i, array in zip(places, arrays, strict=True):
         found[i] = array
     return found
-
-
-class CompiledCall(DifferentiableFunction):
-    """The operation of one call with a compiled derivative."""
-
-    vjp_of: Callable[..., Any]
-    parts: list[Any]
-    operands: list[int]
-    structure: Any = None
-
-    def vjp(
-        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """Return the results, and a function from their gradients to the gradients of the arguments."""
-        inputs = [_convert(each, self._request, at, "dlx") for each, at in zip(arrays, self._places, strict=True)]
-        try:
-            results, self.structure, pull = self.vjp_of(_fill(self.parts, self.operands, inputs))
-        except DlxError:
-            self._convert_in(arrays)  # raises an error with the argument's name
-            raise
-        operands, to = self.operands, self._caller.name
-
-        def pullback(gradients: Sequence[Any]) -> list[Any]:
-            def convert_all(to: str | None) -> list[Any]:
-                at: Place = "gradient", ()
-                return [None if each is None else _convert(each, self._request, at, to) for each in gradients]
-
-            inner = convert_all("dlx")
-            try:
-                found = pull(inner)
-            except DlxError:
-                convert_all(None)  # raises an error with the gradient's name
-                raise
-            there = [found[i] for i in operands]
-            made = iter(self._convert_out([each for each in there if each is not None], [], to))
-            return [None if each is None else next(made) for each in there]
-
-        return self._convert_out(results, [], to), pullback

@@ -39,7 +39,7 @@ class Inputs:
     def convert_arguments(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Convert the arguments for the function."""
         values, locate = (args, options), self._spec.locate
-        failures = Failures(self._request.target.name, locate=locate)
+        failures = Failures(self._request.target.name, passes=self._spec.passes, locate=locate)
         tree = CallTree(values, TUPLE, failures, self._request.target.adapter.package, compounds=self._compounds)
         self._declared, buffers = self._spec.find_written(tree)
         for at, buffer in buffers:
@@ -56,7 +56,7 @@ class Inputs:
             return value
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
         locate = lambda path: ("", path if root is value else path[1:])  # noqa: E731
-        failures = Failures(self._request.target.name, locate=locate)
+        failures = Failures(self._request.target.name, passes=self._spec.passes, locate=locate)
         tree = CallTree(root, handler, failures, self._request.target.adapter.package, compounds=self._compounds)
         made = self._convert_tree(tree, self._batch(tree, locate), locate, () if root is value else (root,))
         return made if root is value else made[0]
@@ -108,6 +108,7 @@ class Inputs:
         with self.work.set_for_conversion():
             converted = iter(enumerate(batch.run()))
         results: list[Any] = []
+        passed: set[int] = set()
         columns: dict[int, Any] = {}  # address of a table's column -> the passed array
         for i, (old, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
             new, on_host, declared = old, False, id(old) in self._declared
@@ -117,6 +118,9 @@ class Inputs:
                 if batch.is_copied(n):  # writes to a copy must be written back
                     new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
             results.append(new)
+            if new is old and self._spec.passes and not self._is_kept(old, source):
+                passed.add(i)
+                continue
             whole = tree.compound_of(i)
             if whole is None:
                 self._identity.add(new, old)
@@ -127,7 +131,8 @@ class Inputs:
                 self.writes.add_declared(source, old)
         if self.writes:
             for i, (old, new) in enumerate(zip(tree.arrays, results, strict=True)):
-                self.writes.add_shared(old, new, locate(tree.path(i)), declared=id(old) in self._declared)
+                if i not in passed:
+                    self.writes.add_shared(old, new, locate(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
         made = tree.rebuild(results, self._request.target.name)
         for (own, keys, parts, _), (*_, new) in zip(before, tree.containers(), strict=True):

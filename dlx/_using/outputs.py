@@ -129,12 +129,14 @@ class Outputs:
         identity = self._identity
         known = [(new, identity.own(new)) for new, _ in identity.pairs() if identity.stays(new, self._named)]
         owned = identity.weak_owners(known)
-        return lazy_view(value, request, None, strict=False, known=known, owned=owned)
+        errors = "pass" if self._spec.passes else "raise"
+        return lazy_view(value, request, None, strict=False, errors=errors, known=known, owned=owned)
 
     def _convert(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one; without a request, only restore the caller's arrays."""
         identity, target = self._identity, self._inside.target if request is None else request.target
-        failures = Failures(target.name, locate=lambda path: ("result", path[1:] if wrapped else path))
+        locate = lambda path: ("result", path[1:] if wrapped else path)  # noqa: E731
+        failures = Failures(target.name, passes=self._spec.passes, locate=locate)
         package, strict = self._inside.target.adapter.package, None if request is None else False
         compounds = None if request is None else Compounds(request)
         tree = CallTree(value, handler, failures, package, identity.kept, strict=strict, compounds=compounds)

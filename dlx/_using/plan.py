@@ -35,7 +35,8 @@ def build_plan(spec: FunctionSpec, function: Any) -> tuple[Any, ...] | None:
         results = None if spec.returns is None else fast_path_name(registry.target(spec.returns))
     except DlxError:  # raised again by the call
         return None
-    if request.device is not None or request.stream is not None or results is NotImplemented:
+    is_plain = request.device is None and request.stream is None and not (spec.lazy and spec.passes)
+    if not is_plain or results is NotImplemented:
         return None
     wrapper = find_wrapper(request.target)
     kinds, views = _Kinds(spec, request), outputs.Views(spec, request) if spec.lazy else None

@@ -22,6 +22,7 @@ from dlx._using.plan import build_plan
 from dlx.adapter.base import Adapter
 
 calls: Any = Late("dlx._using.call")  # loaded with the first call that C does not support
+gradients: Any = Late("dlx._using.gradients")
 TRIES = 3  # a call restarts if it loads an adapter
 
 
@@ -45,6 +46,9 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
                 return result
             if generation == registry.generation:
                 break
+        result = gradients.call_traced(spec, function, args, options)
+        if result is not NotImplemented:
+            return result
         call = calls.Invocation(spec, args, options)
         with call.work.step():
             with call:

@@ -247,6 +247,14 @@ class Devices:
         """
         return None
 
+    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
+        """Copy arrays of the framework along a new first axis into `out`, an array of `new_array`, on its stream.
+
+        They are contiguous and have one shape, dtype and device. Override this if the framework does it with one
+        kernel. The default: dlx copies each array.
+        """
+        raise NotImplementedError
+
     def available(self) -> Iterable[Any]:
         """Return the framework's objects for the devices of this machine; the default returns the host's.
 
@@ -389,7 +397,8 @@ class Adapter:
         """Return which tensors the framework imports unchanged. None, the default: it cannot be a target.
 
         Called with the framework imported, when it is first a target; initialize it here if necessary. dlx applies the
-        changes of `known_issues`.
+        changes of `known_issues`. ``dlx plan`` also calls it without the framework, to plan conversions of files: then
+        return what every version and build imports, or raise any error, and the framework is imported.
         """
         return None
 

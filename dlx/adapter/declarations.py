@@ -12,6 +12,7 @@ from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
+from dlx._support.frozen import Frozen
 from dlx.errors import Attribute, DlxError, LayoutError, Member
 
 __all__ = [
@@ -59,8 +60,8 @@ ALIGNMENTS = tuple(1 << power for power in range(13))
 """Possible alignments, up to a page; `planner.decide` caches decisions by them."""
 
 
-@dataclass(frozen=True)
-class Capabilities:
+@dataclass(eq=False, repr=False)
+class Capabilities(Frozen):
     """The tensors that a consumer imports unchanged; dlx copies or refuses all others.
 
     Attributes
@@ -116,8 +117,8 @@ class Capabilities:
             raise ValueError(f"dtypes and refusals must not overlap, found {sorted(both)} in both")
 
 
-@dataclass(frozen=True)
-class Blocker:
+@dataclass(eq=False, repr=False)
+class Blocker(Frozen):
     """A property of an array that blocks its conversion, known before the export.
 
     Attributes
@@ -155,8 +156,8 @@ class Blocker:
         return getattr(obj, self.resolution)() if isinstance(self.resolution, str) else self.resolution(obj)
 
 
-@dataclass(frozen=True)
-class Guard:
+@dataclass(eq=False, repr=False)
+class Guard(Frozen):
     """An attribute or method of an array that must be false before dlx exports its memory.
 
     Attributes
@@ -184,8 +185,8 @@ class Guard:
         return bool(value() if callable(value) else value)
 
 
-@dataclass(frozen=True)
-class Owner:
+@dataclass(eq=False, repr=False)
+class Owner(Frozen):
     """The object that keeps an array's memory alive, if the array itself does not.
 
     All names are names of attributes, or of methods without arguments.
@@ -211,8 +212,8 @@ class Owner:
     freeze: tuple[str, str] | tuple[()] = ()
 
 
-@dataclass(frozen=True)
-class FastPath:
+@dataclass(eq=False, repr=False)
+class FastPath(Frozen):
     """How the C fast path reads and creates a framework's arrays.
 
     Attributes
@@ -287,8 +288,8 @@ class FastPath:
         return ""
 
 
-@dataclass(frozen=True)
-class StreamSupport:
+@dataclass(eq=False, repr=False)
+class StreamSupport(Frozen):
     """How a framework synchronizes streams. Without it, dlx passes the consumer's stream to each array's export.
 
     Attributes
@@ -316,8 +317,8 @@ class StreamSupport:
     quick: Literal[True] | Callable[[], tuple[Callable[[int], Any], str]] | None = None
 
 
-@dataclass(frozen=True)
-class Arrays:
+@dataclass(eq=False, repr=False)
+class Arrays(Frozen):
     """Unusual properties of a framework's arrays.
 
     Attributes
@@ -345,8 +346,8 @@ class Arrays:
     alignment: int = 16
 
 
-@dataclass(frozen=True)
-class Placement:
+@dataclass(eq=False, repr=False)
+class Placement(Frozen):
     """How a framework keeps committed arrays on their device, if it moves others to where they are used (jax).
 
     A call that names the device returns a committed array. `Adapter.load` returns uncommitted arrays; copies for these
@@ -365,8 +366,8 @@ class Placement:
     is_committed: Callable[[Any], bool]
 
 
-@dataclass(frozen=True)
-class WriteTracking:
+@dataclass(eq=False, repr=False)
+class WriteTracking(Frozen):
     """How dlx detects writes to arrays, for functions that compute in the framework (`dlx.using`).
 
     Attributes
@@ -388,8 +389,8 @@ class WriteTracking:
     mark_written: Callable[[Any], None] | None = None
 
 
-@dataclass(frozen=True)
-class Container:
+@dataclass(eq=False, repr=False)
+class Container(Frozen):
     """A container type: how to flatten and unflatten it.
 
     Attributes
@@ -464,8 +465,8 @@ class Container:
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
 
 
-@dataclass(frozen=True, eq=False)
-class Compound:
+@dataclass(eq=False, repr=False)
+class Compound(Frozen):
     """A type whose objects consist of several dense arrays: sparse and ragged arrays.
 
     dlx converts the parts and joins them in the target, if the target's adapter declares the same kind.
@@ -505,8 +506,8 @@ class Compound:
     limits: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class KnownIssue:
+@dataclass(eq=False, repr=False)
+class KnownIssue(Frozen):
     """A known fault of the framework.
 
     Attributes

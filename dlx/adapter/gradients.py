@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dlx._core.types import DType
+from dlx._support.frozen import Frozen
 from dlx._support.locks import lock_of
 from dlx.errors import ConversionError
 
@@ -18,8 +19,11 @@ __all__ = ["CompiledFunction", "GradSupport", "Operation", "alone"]
 class Operation(Protocol):
     """A function of another framework, passed to `GradSupport.record`; arguments and results are arrays.
 
-    All arrays belong to the recording framework. Gradients follow the convention of `GradSupport`.
+    All arrays belong to the recording framework. Gradients follow the convention of `GradSupport`. `needs` names the
+    packages and the function that it calls, for programs that are printed or saved.
     """
+
+    needs: str
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, as arrays of the framework `to` if it is given."""
@@ -42,6 +46,20 @@ class Operation(Protocol):
         results are the gradients of the wanted, differentiable arrays; missing gradients are zeros. The operation runs
         the function again.
         """
+
+    def pushforward(
+        self, tangents: Sequence[Any], wanted: Sequence[bool], state: Sequence[Any] = ()
+    ) -> tuple[Operation, list[Any]]:
+        """Return the operation (arguments, tangents, state) -> tangents of the differentiable results, as `derivative`.
+
+        `tangents` are those of the wanted, differentiable arrays.
+        """
+
+    def batch(self, axes: Sequence[int | None], size: int) -> Operation:
+        """Return the operation over arrays with an additional axis each (None: without), the first of all results."""
+
+    def compile(self) -> Operation:
+        """Return an operation to run many times; the function's framework compiles it if it can."""
 
     def replayable(self) -> tuple[Operation, int]:
         """Return an operation whose last results are the random states before and after the call, and their number.
@@ -82,8 +100,8 @@ class CompiledFunction(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class GradSupport:
+@dataclass(eq=False, repr=False)
+class GradSupport(Frozen):
     """How a framework differentiates functions under `dlx.using` with ``grad=True``.
 
     Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, the gradient
@@ -108,6 +126,18 @@ class GradSupport:
     eval_shape
         ``eval_shape(function, specs)`` returns ``(shape, dtype)`` of each result of ``function(*arrays)`` without data;
         `specs` has such a pair for each array. For compiled callers. None: users declare the results.
+    jvp
+        ``jvp(function, arrays, tangents)`` returns the results of ``function(*arrays)``, a list, and the tangents of
+        the differentiable results. None: no forward mode.
+    vmap
+        ``vmap(function, axes)`` returns a function over arrays with an additional axis each (None: without), and adds
+        a first axis to every result. None: other frameworks call the function for each element.
+    jit
+        ``jit(function)`` compiles a function from arrays to a list of arrays. None: functions run as they are.
+    call
+        ``call(operation, arrays, detach)`` returns the results of an `Operation` in a program that the framework
+        traces. The operation runs once per run of the program, and has no derivatives: differentiating raises an error
+        unless `detach` is true. None: traced programs cannot call functions of other frameworks.
     random_state, at_random_state
         ``random_state()`` returns the state of the framework's random generator as an array of fixed shape.
         ``at_random_state(state)`` returns a context with that state, and restores the previous state at its end. If all
@@ -131,6 +161,10 @@ class GradSupport:
         Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]]
         | None
     ) = None
+    jvp: Callable[[Callable[..., Any], Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]] | None = None
+    vmap: Callable[[Callable[..., Any], Sequence[int | None]], Callable[..., Any]] | None = None
+    jit: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    call: Callable[[Operation, Sequence[Any], bool], Sequence[Any]] | None = None
     random_state: Callable[[], Any] | None = None
     at_random_state: Callable[[Any], AbstractContextManager[Any]] | None = None
     compile: Callable[[Callable[..., Any]], CompiledFunction | None] | None = None

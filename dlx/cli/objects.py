@@ -23,7 +23,7 @@ from dlx._api.describe import describe
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, contiguous
-from dlx._engine.compound import Compounds, find_error
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._files.arrow_torch import load_checkpoint
@@ -168,26 +168,28 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
         return ([], 1) if entry is None else ([entry], 0)
     failures = Failures("", collect=True)
     tree = Tree(root, handler, failures, compounds=Compounds(None))
-    compounds, inside = tree.compounds()
-    errors = failures.errors
-    arrays = [(i, tree.path(i), array, False) for i, array in enumerate(tree.arrays) if i not in inside]
-    arrays += [(min(numbers, default=len(tree.arrays)), path, whole, True) for path, whole, _, numbers in compounds]
+    arrays: list[tuple[int, tuple[Any, ...], Any, DlxError | None]] = [
+        (i, tree.path(i), array, None) for i, array in enumerate(tree.arrays) if tree.whole(i) < 0
+    ]
+    wholes = tree.compounds()
+    arrays += [(min(whole.numbers, default=len(tree.arrays)), whole.path, whole.obj, whole.error) for whole in wholes]
+    shown = {id(whole.error) for whole in wholes}
     parts = [each for each in tree.nodes() if not isinstance(each[1], CompoundHandler)]
     known = {id(each) for each in tree.arrays} | {id(each[0]) for each in tree.nodes()}
     children = [id(child) for _, _, _, held, _ in parts for child in held]
     places = Counter(children)
     entries = []
-    for _, path, array, is_compound in sorted(arrays, key=operator.itemgetter(0)):
-        failed = find_error(path, errors) if is_compound else None
-        if failed is not None:  # about it or its parts
-            errors = [each for each in errors if find_error(path, [each]) is None]
+    for _, path, array, failed in sorted(arrays, key=operator.itemgetter(0)):
+        if failed is not None:  # about a compound array or its parts
             entry = _refused_entry(named(path), type_name(type(array)), failed)._replace(obj=array, error=None)
         else:
             entry = _describe(named(path), array)
         if entry is not None:
             again = (f"in {places[id(array)]} places",) if places[id(array)] > 1 else ()
             entries.append(entry._replace(notes=(*entry.notes, *again)))
-    entries += [_refused_entry(named(error.path), error.source, error) for error in errors]
+    entries += [
+        _refused_entry(named(error.path), error.source, error) for error in failures.errors if id(error) not in shown
+    ]
     return entries, sum(each not in known for each in children)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from dlx import errors
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
-from dlx._files.npy import read_fields
+from dlx._files.npy import list_leaves
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
 from dlx._files.selection import Names, select_names
@@ -101,7 +101,9 @@ def _expand_word(word: str) -> Iterator[str]:
 def _list_folder(path: Path, shown: str) -> list[str]:
     """Return the supported files of a folder, or the folder itself if it is a checkpoint or store."""
     names = sorted(each.name for each in path.iterdir() if each.is_file())
-    if identify_folder(path) is not None or any(name.endswith((INDEX, BIN_INDEX, DCP, *ZARR)) for name in names):
+    if identify_folder(path) is not None or any(
+        name.endswith((INDEX, BIN_INDEX)) or name in (DCP, *ZARR) for name in names
+    ):
         return [str(path)]
     known = [str(path / name) for name in names if name.endswith(SUFFIXES)]
     if known:
@@ -189,22 +191,20 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
             arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
         with read_contents(file, kind) as (parts, places):
             entries = tuple(
-                _stored_entry(
-                    field if field is each else field._replace(name=f"{name}.{field.name}".removeprefix(".")), arrays
-                )
+                _stored_entry(field, arrays)
                 for i, (_, contents) in enumerate(parts)
                 for name, each in contents.entries.items()
                 if places is None or places.get(name) == i
-                for field in (read_fields(each) if each.fields else (each,))
+                for field in list_leaves(each, name)
             )
-            for _, contents in parts:
-                if contents.close is not None:
-                    contents.close()
             metadata = {
                 key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
                 for _, contents in reversed(parts)
                 for key, value in contents.metadata.items()
             }
+            for _, contents in parts:
+                if contents.close is not None:
+                    contents.close()
             size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
             return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
 

@@ -11,9 +11,14 @@ from typing import Any
 from dlx._api import convert as api
 from dlx._core.extension import ffi
 from dlx._core.types import HOST
+from dlx._engine.casting import read_casts
 from dlx._engine.plan import Plan, Step
+from dlx._engine.preview import plan_known
+from dlx._engine.request import Request
 from dlx._protocols.pointer import empty
 from dlx._registry.listing import adapters, can_be_target
+from dlx._registry.registry import registry
+from dlx._registry.target import Target
 from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx._support.text import amount
 from dlx.adapter import over_memory
@@ -82,8 +87,11 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def parse_targets(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
-    """Parse a comma-separated list of targets, ``all``, or ``none`` if that is allowed."""
+def parse_targets(words: str | None, default: str = "all", *, none: bool = False, load: bool = True) -> list[str]:
+    """Parse a comma-separated list of targets, ``all``, or ``none`` if that is allowed.
+
+    The frameworks are imported; without `load`, only those that `find_unimported` does not return.
+    """
     words = default if words is None else words.strip()
     if words == "all":
         return installed_targets()
@@ -93,7 +101,7 @@ def parse_targets(words: str | None, default: str = "all", *, none: bool = False
     names = [sys.intern(word) for word in dict.fromkeys(map(str.strip, words.split(","))) if word]
     if not names:
         raise BadInput("no target: pass names such as numpy,torch, or all")
-    for name in names:
+    for name in names if load else [name for name in names if find_unimported(name) is None]:
         # Planning any object raises dlx's error for an unknown or missing target.
         error = refusal(api.plan(b"", to=name))
         if error is not None and not isinstance(error, ConversionError):
@@ -115,19 +123,48 @@ def refusal(plan: Plan) -> DlxError | None:
     return plan.error
 
 
-def outcome(entry: Entry, target: str, **options: Any) -> Outcome:
-    """Plan one entry for one target with `dlx.plan`."""
-    if entry.error is not None:
-        return Outcome(target, "refused", error=entry.error)
-    try:
-        plan = api.plan(_abstract(entry) if entry.obj is None else entry.obj, to=target, **options)
-        error = refusal(plan)
-    except DlxError as raised:  # about the options
-        error = raised
-    if error is not None:
-        return Outcome(target, "refused", error=error)
-    same = entry.obj is None and plan.outcome == "same"  # an abstract tensor has no framework
-    return Outcome(target, "shared" if same else plan.outcome, plan.nbytes, plan.steps)
+def find_unimported(name: str) -> Target | None:
+    """Return a target whose framework is installed but not imported, or None if only the framework can tell."""
+    target = registry.find_unimported(name)
+    return target if target is not None and _is_installed(target.adapter.package) else None
+
+
+class Planner:
+    """Plans entries for one target with the options of `dlx.plan`; imports its framework only if a fact is missing."""
+
+    def __init__(self, target: str, **options: Any) -> None:
+        self.target, self._options = target, options
+        self._unimported = find_unimported(target)
+        self.note = ""  # says for which array the framework was imported
+
+    def outcome(self, entry: Entry) -> Outcome:
+        """Plan one entry."""
+        if entry.error is not None:
+            return Outcome(self.target, "refused", error=entry.error)
+        obj = _abstract(entry) if entry.obj is None else entry.obj
+        try:
+            plan = self._plan_unimported(obj)
+            if plan is None:
+                if self._unimported is not None and not self.note:
+                    dtype = "" if entry.dtype is None else f" ({entry.dtype})"
+                    self.note = f"{self.target} was imported to plan {entry.path or 'the array'}{dtype}"
+                plan = api.plan(obj, to=self.target, **self._options)
+            error = refusal(plan)
+        except DlxError as raised:  # about the options
+            return Outcome(self.target, "refused", error=raised)
+        if error is not None:
+            return Outcome(self.target, "refused", error=error)
+        same = entry.obj is None and plan.outcome == "same"  # an abstract tensor has no framework
+        return Outcome(self.target, "shared" if same else plan.outcome, plan.nbytes, plan.steps)
+
+    def _plan_unimported(self, obj: Any) -> Plan | None:
+        """Return the plan of a host array without the framework; None if only the framework can tell or explain it."""
+        if self._unimported is None or self._options.get("device") is not None:
+            return None
+        options = {name: value for name, value in self._options.items() if name != "dtype"}
+        request = Request(self._unimported, casts=read_casts(self._options.get("dtype")), **options)
+        plan = plan_known(request.for_root(), obj)
+        return plan if plan is not None and plan.source is not None and plan.source.device == HOST else None
 
 
 def _abstract(entry: Entry) -> Any:
@@ -147,3 +184,9 @@ def show(found: Sequence[Outcome], screen: Screen) -> None:
         copied = amount(each.nbytes) if each.nbytes != 0 else ""
         rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, f"as for {first}" if again else why])
     screen.table(["to", "outcome", ">bytes copied", "why"], rows)
+
+
+def show_notes(planners: Sequence[Planner], screen: Screen) -> None:
+    """Print for which arrays frameworks were imported."""
+    for each in filter(None, (planner.note for planner in planners)):
+        screen.line((f"note: {each}", "quiet"))

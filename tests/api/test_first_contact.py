@@ -103,6 +103,7 @@ def other_project(folder, *, overwrites):
     return folder
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overwrites", [False, True])
 def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
     """Both install dlx/__init__.py: whichever was last, doctor runs and has a fix."""

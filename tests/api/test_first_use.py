@@ -65,6 +65,7 @@ for threshold in (10, 300, 1000, 3000, 9000):  # allocations until the first col
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("first", ["dlx.convert(np.arange(3), to='dlx')", "dlx.Device"])
 @pytest.mark.parametrize("how", EACH)
 def test_what_the_collector_calls_may_convert(python, how, first):

@@ -76,6 +76,7 @@ def test_editors_find_docstrings_beside_the_stub():
     assert [each for each in body[1:] if isinstance(each, ast.Expr)] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["convert", "stack", "open"])
 def test_jedi_shows_the_docstring_over_its_name(name):
     """All of it, as an editor does."""

@@ -329,6 +329,7 @@ def same(error, root):
     return (type(error), error.reason, error._fix) == (type(root), root.reason, root._fix)
 
 
+@pytest.mark.few(140)
 @pytest.mark.parametrize("verb", ONE | TREES)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_every_verb_takes_every_array(name, verb, tmp_path):
@@ -360,6 +361,7 @@ def test_values_are_those_of_convert(name, tmp_path):
             assert new is obj if name in PASSING else np.asarray(new).tolist() == wanted
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("verb", ONE | TREES)
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_containers_are_refused_where_one_array_is_needed(name, verb, tmp_path):
@@ -375,6 +377,7 @@ def test_containers_are_refused_where_one_array_is_needed(name, verb, tmp_path):
         assert error.where == ("arrays[0]" if verb == "stack" else "")
 
 
+@pytest.mark.few(160)
 @pytest.mark.parametrize("verb", ONE | TREES)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_every_verb_refuses_what_convert_refuses_by_name(name, verb, tmp_path):
@@ -390,6 +393,7 @@ def test_every_verb_refuses_what_convert_refuses_by_name(name, verb, tmp_path):
             assert same(refused(function, np.ones(1)), root)
 
 
+@pytest.mark.few(70)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_no_container_hides_what_is_refused(name, place, tmp_path):

@@ -191,6 +191,10 @@ def test_containers_of_other_types_and_repeated_arrays(np, torch):
     cyclic.append(cyclic)
     there.append(there)
     assert dlx.convert(cyclic, out=there)[0].tolist() == [0, 1, 2]
+    empty = ()
+    for other in ([], {}, [empty, {"a": (1, "x")}], [[[]]]):  # containers without arrays need no counterpart
+        there = {"a": np.zeros(3), "c": [np.zeros(3), empty]}
+        assert dlx.convert({"a": one, "b": other, "c": [one, [empty]]}, out=there)["c"][0].tolist() == [0, 1, 2]
 
 
 def test_invalid_calls(np):
@@ -206,10 +210,39 @@ def test_invalid_calls(np):
     ):
         with pytest.raises(TypeError, match="convert takes out= without"):
             dlx.convert(x, out=x.copy(), **options)
+    for invalid in ({"wait": False}, {"errors": "collect"}, {"lazy": 1}, {"copy": "x"}, {"detach": "no"}, {"strict": 3},
+                    {"readonly": "x"}, {"wait": None}, {"errors": "x"}):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=next(iter(invalid))):
+            dlx.convert(x, out=x.copy(), **invalid)
+    for harmless in ({"copy": True}, {"detach": True}, {"strict": True}, {"readonly": "error"}):
+        assert dlx.convert(x, out=np.zeros(2), **harmless).tolist() == [1, 1]
     with pytest.raises(TypeError, match="stack takes out= alone"):
         dlx.stack([x], "numpy", out=np.ones((1, 2)))
     with pytest.raises(TypeError, match="give either to="):
         dlx.stack([x])
+
+
+def test_compound_arrays_are_refused(np, torch):
+    """Their indices differ, and a csr array must not be written to a csc array: both sides name what to pass."""
+    sp = pytest.importorskip("scipy.sparse")
+    x = np.array([[1.0, 2, 0], [3, 0, 0], [0, 0, 0]])
+    csr, csc, wide = sp.csr_array(x), sp.csc_array(x), sp.csr_array(np.eye(3, 5))
+    for one, out in itertools.product((csr, csc, csr.tocoo(), {"a": csr}), (csr, csc, wide, [csc])):
+        with pytest.raises(errors.LayoutError, match=r"at out.*: it is a cs[rc] array.* Pass to= instead of out=\."):
+            dlx.convert(one, out=out)
+    lists = pytest.importorskip("pyarrow").array([[1.0], [2.0, 3.0]])
+    for one, out, fix in ((csr, np.zeros((3, 3)), "x.toarray()"), (lists, np.zeros(3), "Pass dlx.parts(x) instead.")):
+        with pytest.raises(errors.LayoutError, match="out= takes dense ones") as caught:
+            dlx.convert(one, out=out)
+        assert fix in str(caught.value)
+    assert dlx.convert(csr.toarray(), out=np.zeros((3, 3))).tolist() == x.tolist()
+    out = {"data": np.zeros(3), "indices": np.zeros(3, "i4"), "indptr": np.zeros(4, "i4")}
+    assert dlx.convert(dlx.parts(csr), out=out)["indices"].tolist() == [0, 1, 0]
+    found = dlx.parts(lists, "numpy")
+    assert (
+        dlx.convert(found, out={"values": np.zeros(3), "offsets": np.zeros(3, found["offsets"].dtype)})["values"][2]
+        == 3
+    )
 
 
 def test_nothing_leaks(np, torch):

@@ -47,7 +47,7 @@ def test_one_dtype_for_all(np, torch):
         assert found.astype("f4").tolist() == [[0, 1, 2], [1, 1, 1], [1, 0, 1], [0, 1, 2]]
     assert dlx.stack(rows[:2], "numpy", dtype={"int64": "float16"}).dtype == np.float16
     with pytest.raises(
-        errors.DTypeError, match=r"at arrays\[1\]: its dtype is float16, .* has int64. Pass dtype='float16'"
+        errors.DTypeError, match=r"at arrays\[1\]: its dtype is float16, .* has int64. Pass dtype='float64'"
     ):
         dlx.stack(rows[:2], "numpy")
     with pytest.raises(errors.DTypeError, match=r"at arrays\[1\]"):
@@ -55,6 +55,40 @@ def test_one_dtype_for_all(np, torch):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     small = [np.ones(2, ml_dtypes.float8_e5m2), np.zeros(2)]
     assert dlx.stack(small, "numpy", dtype="float32").tolist() == [[1, 1], [0, 0]]
+
+
+def test_the_dtype_that_an_error_names_loses_nothing(np):
+    """It holds the values of all rows, as far as a dtype can; the advice works."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    names = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32"]
+    names += ["float64", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
+
+    def limits(name):
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+        if dtype.kind in "iu":
+            return np.array([np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
+        if dtype.kind == "b":
+            return np.array([False, True])
+        part = dtype if dtype.kind == "f" else np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+        info = ml_dtypes.finfo(part)
+        return np.array([info.max, info.smallest_subnormal if name != "float8_e8m0fnu" else info.tiny]).astype(dtype)
+
+    for some in [*itertools.product(names, repeat=2), *itertools.product(names[::3], names[1::3], names[2::3])]:
+        rows = [limits(name) for name in some]
+        if len(set(some)) == 1:
+            continue
+        with pytest.raises(errors.DTypeError) as failed:
+            dlx.stack(rows, "numpy")
+        ((_, advised),) = failed.value.option
+        made = dlx.stack(rows, "numpy", dtype=advised)
+        if all(hasattr(np, name) for name in some):
+            assert advised == np.result_type(*some).name
+        if "rounds integers" in failed.value.fix:
+            assert advised in ("float64", "complex128") and any(name in ("int64", "uint64") for name in some)
+            continue
+        for row, old in zip(made, rows, strict=True):
+            back = [complex(x) if row.dtype.kind == "c" else x.item() for x in row]
+            assert back == [complex(x) if row.dtype.kind == "c" else x.item() for x in old], (some, advised)
 
 
 def test_padding_in_every_dimension(np):
@@ -77,6 +111,33 @@ def test_padding_in_every_dimension(np):
     with pytest.raises(errors.LayoutError, match="Pass arrays of one shape"):
         dlx.stack([np.ones(3), np.ones((3, 3))], "numpy", pad=0)
     assert np.isnan(dlx.stack([np.ones(1), np.ones(2)], "numpy", pad=float("nan"))[0, 1])
+
+
+def test_the_number_that_pads(np):
+    """It is a value of the result's dtype; another object is refused, even if nothing is padded."""
+    rows = [np.arange(1), np.arange(3)]
+    for dtype, numbers in (
+        ("int8", (0, -128, np.int64(7), True, 2.0)),
+        ("uint64", (0, np.uint8(255))),
+        ("bool", (0, 1, True)),
+        ("float16", (0, 0.5, np.float32(2), -1, float("inf"))),
+        ("complex64", (0, 1.5, 2j, np.complex64(1j), True)),
+    ):
+        for number in numbers:
+            wanted = np.full((2, 3), number, dtype)
+            wanted[0, :1], wanted[1] = rows[0], rows[1]
+            for options in ({"to": "numpy"}, {"out": np.zeros((2, 3), dtype)}):
+                found = dlx.stack(rows, pad=number, dtype=dtype, **options)
+                assert found.dtype == wanted.dtype and np.array_equal(found, wanted), (dtype, number)
+    for dtype, number in (("int8", 128), ("int8", float("nan")), ("int8", 0.5), ("uint8", -1), ("bool", 2),
+                          ("float32", 1j), ("int64", 1 << 63), ("int64", float("inf"))):  # fmt: skip
+        with pytest.raises(errors.DTypeError, match=f"is not a value of {dtype}"):
+            dlx.stack(rows, "numpy", pad=number, dtype=dtype)
+    assert dlx.stack([[1j], [2j, 3]], "numpy", pad=0).tolist() == [[1j, 0], [2j, 3]]
+    for invalid in ("0", [1], np.ones(2), object()):
+        for arrays in (rows, rows[:1], [1, 2]):
+            with pytest.raises(TypeError, match="pad must be a number"):
+                dlx.stack(arrays, "numpy", pad=invalid)
 
 
 def test_numbers(np, torch):

@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 from support.files.writers import npy, safetensors
-from support.processes.command import COMMANDS, dlx, here, refused, shown_on
+from support.processes.command import COMMANDS, MEMORY, dlx, here, refused, shown_on
 
 from dlx._support.screen import Screen
 from dlx.cli.arguments import build_parser
@@ -128,11 +128,15 @@ FRAMEWORKS = ("numpy", "torch", "jax", "pyarrow", "tvm_ffi", "cupy", "ml_dtypes"
         (["inspect", "x.npy", "--to", "dlx"], []),
         (["plan", "x.safetensors", "--to", "numpy"], ["numpy"]),
         (["plan", "x.npz", "--to", "dlx", "--json"], []),
+        (["plan", "x.safetensors", "float32[2]", "--to", "torch", "--dtype", "float32"], []),
+        (["inspect", "x.npz", "bfloat16[2]", "--to", "torch"], []),
+        (["plan", "x.safetensors", "--to", "torch", "--device", "cpu"], ["numpy", "torch"]),
+        (["plan", "float8_e5m2[2]", "--to", "torch"], ["numpy", "torch"]),
     ],
 )
 def test_what_the_command_does_not_need_is_not_imported(tmp_path, words, needed):
     """Reading headers imports no framework, a plan only its target, and tables in a pipe no rich."""
-    for name in needed:
+    for name in {*needed, *words} & {"numpy", "torch"}:
         pytest.importorskip(name)
     (tmp_path / "x.npy").write_bytes(npy("<f4", (2, 3), bytes(24)))
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
@@ -145,8 +149,9 @@ assert main({words!r}) == 0
 print([name for name in {FRAMEWORKS!r} if name in sys.modules and name != "ml_dtypes"], file=sys.stderr)
 assert "rich" not in sys.modules
 """
-    status, _, err = dlx(code=code, cwd=tmp_path)
+    status, out, err = dlx(code=code, cwd=tmp_path, memory=None if "torch" in needed else MEMORY)
     assert (status, err) == (0, f"{needed}\n")
+    assert ("note: torch was imported to plan " in out) == ("torch" in needed)
 
 
 def test_a_closed_pipe_is_no_error():

@@ -425,15 +425,17 @@ def test_one_array_at_a_time(tmp_path):
     import json, sys, dlx.cli
     kept = lambda: int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
     import dlx._files.writing as writing
-    most, real = 0, writing._Output.pieces
-    def pieces(*args, **options):
-        global most
-        for each in real(*args, **options):
+    most, real = 0, writing.write
+    def write(file, kind, items, metadata, advance):
+        def measure(count):
+            global most
             most = max(most, kept())
-            yield each
+            advance(count)
+        real(file, kind, items, metadata, measure)
     begun = kept()
-    writing._Output.pieces = pieces
+    writing.write = write
     assert dlx.cli.main(["convert", "x.npz", "y.safetensors"]) == 0
+    assert most > begun
     print(json.dumps(most - begun))
     """
     # Return large freed memory to the kernel at once; otherwise the heap's gaps would be measured.

@@ -184,6 +184,7 @@ def tensors():
     yield "digits.safetensors", b'{"a": ' + b"9" * 10_000 + b"}", b"", "not valid JSON"
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize(("name", "content", "words"), [pytest.param(*each, id=each[0]) for each in hostile()])
 def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
     """The status is 2, one line names the file, memory is bounded, and nothing is executed."""
@@ -299,6 +300,7 @@ def test_torch_checkpoints(tmp_path, torch):
     assert "1 value of other types" in source["notes"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_wants_to_run_code(tmp_path, torch):
     """The error names the code, and nothing is run."""
     torch.save({"x": Evil()}, tmp_path / "x.pt")

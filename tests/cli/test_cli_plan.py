@@ -15,9 +15,10 @@ import dlx as package
 from dlx._registry.modules import import_framework
 from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.adapter.base import version_of
-from dlx.cli import probe
+from dlx.cli import probe, targets
 from dlx.cli.commands import doctor
-from dlx.cli.targets import array_of, installed_targets
+from dlx.cli.model import Entry
+from dlx.cli.targets import Planner, array_of, installed_targets
 
 DTYPES = [dtype.name for dtype in package.DType.all()]
 
@@ -59,6 +60,37 @@ def test_plans_agree_with_dlx_plan(file, torch):
     assert plans(file, "--to", "torch", "--readonly", "share") == [("", "shared", "")]
     assert plans("float6_e2m3fn[4]", "--to", "torch") == [("", "refused", "DTypeError")]
     assert package.plan(array_of("dlx", "float6_e2m3fn"), to="torch").outcome == "refused"
+
+
+def unimported(name, monkeypatch):
+    """Return the target of a framework as before its import."""
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, package.adapters()[name].package)
+        return registry.find_unimported(name)
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("options", [{}, {"copy": False}, {"copy": True}, {"dtype": "float32"}, {"readonly": "share"}])
+@pytest.mark.parametrize("name", installed_targets())
+def test_plans_without_the_framework_are_the_same(name, options, file, np, monkeypatch):
+    """Before its import, a framework's plans are those that it has afterwards, or it is imported."""
+    adapter = package.adapters()[name]
+    pytest.importorskip(adapter.package)
+    target = unimported(name, monkeypatch)
+    if target is None:
+        pytest.skip("only the framework can tell")
+    (mapped,) = package.open(file).values()
+    shapes = (), (0, 2), (3, 4)
+    entries = [Entry("", package.DType(dtype), dtype, shape, None) for dtype in DTYPES for shape in shapes]
+    entries += [
+        Entry("", mapped.dtype, "", mapped.shape, None, obj=obj) for obj in (mapped, np.asarray(mapped)[:, ::-1])
+    ]
+    with_it = Planner(name, **options)
+    monkeypatch.setattr(targets, "find_unimported", lambda name: target)
+    planner = Planner(name, **options)
+    for entry in entries:
+        assert planner.outcome(entry).document() == with_it.outcome(entry).document(), entry
+    assert planner._plan_unimported(mapped) is not None or options == {"copy": False}
 
 
 def test_other_byte_order_is_a_copy(tmp_path):

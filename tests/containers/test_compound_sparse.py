@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import dlx
-from dlx.errors import CopyRequiredError, DlxError, LayoutError
+from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError
 
 np = pytest.importorskip("numpy")
 sp = pytest.importorskip("scipy.sparse")
@@ -273,6 +273,63 @@ def test_options():
         assert dlx.convert(dlx.convert(empty.tocoo(), "torch"), "scipy").shape == shape
 
 
+def test_like_names_the_framework_in_a_fresh_process(python):
+    """An example of a type that dlx has not met gives the same target as later."""
+    code = """
+    import dlx, numpy as np, scipy.sparse as sp
+    for kind in (sp.csr_array, sp.csc_matrix, sp.coo_array, sp.bsr_array):
+        example = kind(np.eye(2))
+        assert dlx.plan(np.ones(2), like=example).target == dlx.plan([example], like=example).target == "scipy"
+    """
+    python(code)
+
+
+def test_unsorted_rows_of_any_width(python):
+    """The search for repeated indices needs memory for the longest row only (the heap was overwritten)."""
+    code = """
+    import dlx, numpy as np, scipy.sparse as sp, torch, warnings
+    warnings.simplefilter("ignore")
+    rng, indptr = np.random.default_rng(0), np.array([0, 50, 50, 100, 101])
+    for columns in (1 << 30, 1 << 41, 1 << 60):
+        for i in (None, 49, 80):
+            indices = rng.integers(0, columns, 101)
+            if i is not None:
+                indices[i] = indices[i - 5]
+            matrix = sp.csr_array((np.ones(101), indices, indptr), shape=(4, columns))
+            try:
+                made = dlx.convert(matrix, "torch")
+                assert i is None and (made.col_indices().numpy() == indices).all()
+            except dlx.errors.LayoutError as error:
+                assert i is not None and f"indices[{i}] is" in str(error), error
+    """
+    python(code)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_dtype_inside_one_framework(form):
+    """The elements are cast, also if no other option is given; the indices stay."""
+    for made in (matrix(form), in_torch(form)):
+        for x in (made, [made]):
+            found = dlx.convert(x, like=made, dtype="float64")
+            found = found[0] if isinstance(x, list) else found
+            assert "float64" in str(found.dtype) and np.array_equal(dense(found), dense(made))
+            assert dlx.plan(x, like=made, dtype="float64").nbytes >= 2 * dlx.parts(made)["data"].nbytes
+
+
+@pytest.mark.parametrize("options", ({"copy": True}, {"dtype": "float64"}, {"device": "cpu"}))
+def test_a_graph_is_never_cut(options):
+    """The gradients of a new sparse tensor reach the source, or the conversion is refused."""
+    for source in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), in_torch("coo")):
+        leaf = source.requires_grad_()
+        try:
+            found = dlx.convert(leaf * 2, "torch", **options)
+        except LayoutError as error:
+            assert "Call .coalesce() or .detach() first." in str(error) and not (leaf * 2).is_coalesced()
+            found = dlx.convert((leaf * 2).coalesce(), "torch", **options)
+        found.to_dense().sum().backward()
+        assert leaf.grad is not None
+
+
 def test_a_failure_releases_everything():
     """A tree that fails after a sparse array was split leaks nothing (the fixture counts), and changes nothing."""
     m = matrix("coo")
@@ -291,9 +348,94 @@ def test_errors_pass_keeps_the_whole_array():
         assert [leaf.outcome for leaf in plan.leaves if "'m'" in leaf.path] == ["passed"]
 
 
-def test_dtype_casts_the_elements():
-    """dtype= changes the elements, not the indices."""
-    m = matrix("csr", dtype="float64")
-    made = dlx.convert(m, "torch", dtype="float32")
-    assert made.dtype == torch.float32 and made.col_indices().dtype == torch.int32
-    assert np.allclose(dense(made), m.toarray())
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("to", ["scipy", "torch", "jax"])
+@pytest.mark.parametrize(("name", "form"), [*itertools.product(MAKERS, ("csr", "coo"))])
+def test_dtype_casts_the_elements(name, form, to, lazy):
+    """dtype= changes the elements, not the indices, also inside one framework; the plan has the one cast."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64():
+        source = MAKERS[name](form, dtype="float64")
+        before = dlx.parts(dlx.convert(source, to), to="numpy")
+        for dtype, where in (("float32", source), ({"float64": "float32", "int64": "int8", "int32": "int8"}, [source])):
+            made = dlx.convert(where, to, dtype=dtype, lazy=lazy)
+            made = made if where is source else made[0]
+            after = dlx.parts(made, to="numpy")
+            assert dlx.describe(made).dtype.name == "float32"
+            assert np.allclose(dense(made), matrix(form, dtype="float64").toarray())
+            for part in after.keys() - {"data", "shape"}:
+                assert after[part].dtype == before[part].dtype and np.array_equal(after[part], before[part])
+            plan = dlx.plan(where, to, dtype=dtype)
+            steps = plan.steps if where is source else plan.leaves[0].steps
+            assert [step.why.partition(":")[0] for step in steps if step.do == "cast"] == ["data"]
+            assert plan.outcome in ("copied", "tree") and dlx.describe(source).dtype.name == "float64"
+        assert dlx.convert(source, name, dtype={"int64": "int8", "float32": "float16"}) is source
+        with pytest.raises(CopyRequiredError):
+            dlx.convert(source, to, dtype="float32", copy=False)
+
+
+@pytest.mark.parametrize("to", ["scipy", "torch"])
+@pytest.mark.parametrize("name", ["scipy", "torch"])
+def test_a_dtype_that_the_root_lacks_is_refused(name, to):
+    """A string does not apply to integers: refused at the root, unchanged in a tree; the advice works."""
+    source = MAKERS[name]("csr", dtype="int64")
+    for call in (dlx.convert, lambda *args, **options: dlx.plan(*args, **options).run()):
+        with pytest.raises(DTypeError, match=r"it is int64. Pass dtype=\{'int64': 'float32'\}\.") as failed:
+            call(source, to, dtype="float32")
+        assert failed.value.path == ()
+    for tree in ([source], {"m": {"m": source}}):
+        made = dlx.convert(tree, to, dtype="float32")
+        while type(made) is not type(dlx.convert(source, to)):
+            (made,) = made.values() if type(made) is dict else made
+        assert dlx.describe(made).dtype.name == "int64"
+    assert dlx.describe(dlx.convert([source], to, dtype="float32", lazy=True)[0]).dtype.name == "int64"
+    assert dlx.describe(dlx.convert(source, to, dtype={"int64": "float32"})).dtype.name == "float32"
+
+
+def test_an_index_array_that_is_an_array_as_well():
+    """dtype= changes the array of the tree, and not the indices, which are the same object."""
+    sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
+    data, coords = jnp.ones(2), jnp.asarray([[0, 1], [1, 0]], "int32")
+    m = sparse.BCOO((data, coords), shape=(2, 2))
+    for tree in ({"i": coords, "m": m}, {"m": m, "i": coords}):
+        made = dlx.convert(tree, "scipy", dtype={"int32": "float64"})
+        assert made["i"].dtype == np.float64 and np.array_equal(dense(made["m"]), [[0, 1], [1, 0]])
+
+
+def test_one_error_for_each_array():
+    """An array of which several parts are refused has one error, in the call and in the plan."""
+    pa = pytest.importorskip("pyarrow")
+    odd = matrix("csr").astype("g")
+    for part in (odd.data, odd.indices, odd.indptr):
+        part.flags.writeable = False
+    tree = {"text": pa.array([["a"]]), "x": np.array(["a"]), "odd": odd, "again": [odd, pa.array([["b"]])], "y": 1}
+    for tries in (tree, [tree], {"d": tree, "e": tree["text"]}):
+        with pytest.raises(ExceptionGroup) as failed:
+            dlx.convert(tries, "torch", errors="collect", copy=False)
+        plan = dlx.plan(tries, "torch", errors="collect", copy=False)
+        assert [*map(str, plan.error.exceptions)] == [*map(str, failed.value.exceptions)]
+        assert len(plan.leaves) == len(plan.error.exceptions) == 4
+        assert all(leaf.error in plan.error.exceptions for leaf in plan.leaves)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_parts_have_indices_that_the_target_has(kind, x64):
+    """Jax without x64 gets int32 indices from int64 ones, as parts, in shared trees and as an array."""
+    jax, pa = pytest.importorskip("jax"), pytest.importorskip("pyarrow")
+    m = matrix("csr")
+    expected = m.toarray()
+    m.indices, m.indptr = m.indices.astype(kind), m.indptr.astype(kind)
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 2, 3]), pa.array([1, 2, 3], pa.int32()))
+    with jax.enable_x64(x64):
+        found = dlx.parts(m, to="jax")
+        narrows = not x64 and kind.endswith("64")
+        assert found["indices"].dtype.name == found["indptr"].dtype.name == ("int32" if narrows else kind)
+        assert np.array_equal(found["indices"], m.indices) and np.array_equal(found["indptr"], m.indptr)
+        with pytest.raises(LayoutError, match=r"dlx\.parts\(x, to='jax'\)"):
+            dlx.convert(lists, "jax")
+        assert dlx.parts(lists, to="jax")["offsets"].tolist() == [0, 2, 3]
+        with dlx.share({"l": lists, "m": m}) as handle:
+            made = dlx.attach(handle, "jax")
+            assert made["l"]["offsets"].tolist() == [0, 2, 3] and np.array_equal(dense(made["m"]), expected)
+        assert np.array_equal(dense(dlx.convert(m, "jax")), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 
@@ -125,3 +126,31 @@ def test_nothing_leaks(np, torch):
     del new, plan
     gc.collect()
     assert native.live() == live
+
+
+def test_messages_name_the_option(np, torch):
+    """An error about an object in a container names errors="pass" where it helps, and only in `convert` and `plan`."""
+    text, refused = np.array(["a"]), np.ones(2)
+    refused.flags.writeable = False
+    words = r" Pass errors='pass' to leave it as it is\.$"
+    for tree in ({"a": text}, [np.ones(2), [text]], {"a": np.array([None])}, {"a": np.ma.array([1], mask=[1])}):
+        for option in ("raise", "collect"):
+            with pytest.raises((errors.DlxError, ExceptionGroup)) as failed:
+                dlx.convert(tree, "torch", errors=option)
+            (error,) = getattr(failed.value, "exceptions", (failed.value,))
+            assert re.search(words, str(error)) and "errors=" not in error.fix
+            assert re.search(words, str(dlx.plan(tree, "torch").error))
+        assert dlx.convert(tree, "torch", errors="pass") is not None
+    others = (
+        lambda: dlx.convert(text, "torch"),
+        lambda: dlx.convert([refused], "torch", copy=False),
+        lambda: dlx.convert([np.ones(2), torch.ones(2, requires_grad=True)], "numpy"),
+        lambda: dlx.convert([torch.ones(2, dtype=torch.float8_e4m3fn)], "tvm_ffi", copy=False, device="meta"),
+        lambda: dlx.stack([text, text], "torch"),
+        lambda: dlx.share([text]),
+        lambda: dlx.using("torch")(lambda x: x)([text]),
+    )
+    for call in others:
+        with pytest.raises((errors.DlxError, ValueError)) as failed:
+            call()
+        assert "errors=" not in str(failed.value)

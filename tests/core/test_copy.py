@@ -139,6 +139,7 @@ def test_transposes_beyond_a_tile(np, shape, item):
     assert content(np, native.tensor_copy(tensor_of(view, item), False), item) == view.tobytes()
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("item", [1, 3, 4, 8, 16])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 @pytest.mark.parametrize("turn", [slice(None), slice(None, None, -1), slice(1, None, 2)], ids=["all", "back", "odd"])

@@ -46,6 +46,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.numpy("2.2.5")

@@ -172,6 +172,7 @@ def test_before_and_after_another_dlpack_h(ours, package, language, tmp_path):
         assert refused(tmp_path, language, including(*order) + rest) == "", order
 
 
+@pytest.mark.few(1)
 @both_languages
 def test_among_two_others(language, tmp_path):
     """Two other headers, and dlx's before, between and after them."""

@@ -361,6 +361,7 @@ def together(work, threads=10):
         raise failures[0]
 
 
+@pytest.mark.slow
 def test_threads_with_shared_and_private_arrays(np, torch):
     """Ten threads convert shared and private arrays: correct values, correct errors, no leaks."""
     live = native.live()

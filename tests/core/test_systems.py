@@ -65,6 +65,7 @@ def test_everything_but_sharing_works(np, python, tmp_path, name):
     assert python(code, args=()).rstrip().endswith("done")
 
 
+@pytest.mark.few(1)
 @SYSTEMS
 def test_sharing_is_refused_in_one_sentence(np, python, name):
     """share, attach and empty(shared=True) name the system and another way; the doctor lists what is missing."""

@@ -93,6 +93,7 @@ def calls(cuda):
     return {name: cuda.count(name) for name in names}, log
 
 
+@pytest.mark.few(64)
 @pytest.mark.parametrize("target", ["libb", "dlx"])
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -45,7 +45,7 @@ ELSEWHERE = {
 
 # These grade libraries with the whole kit, train, or run type checkers.
 SLOW = {"docs/cookbook/jax-torch.md", "docs/cookbook/scikit-learn.md"}
-SLOW |= {f"docs/how-to/{name}.md" for name in ("accept-any-array", "grade-a-library", "gradients")}
+SLOW |= {f"docs/how-to/{name}.md" for name in ("accept-any-array", "grade-a-library", "gradients", "types")}
 
 # Run in the page's folder: blocks in turn, in one namespace; a mark separates their outputs.
 RUNNER = """
@@ -321,14 +321,15 @@ OTHERS |= {"PC/pyconfig.h", "_ffi.c", "b.c"}  # of CPython; made by cffi; a name
 OTHERS |= {"_core/tests/test_dlpack.py", "dlx_mylib.py", "dlx_labelled.py"}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *TEXTS], ids=name_of)
-def test_paths_of_the_repository_are_there(page):
+def test_paths_of_the_repository_are_there():
     """Each file or folder that a page, a comment or a docstring names exists, including patterns."""
-    text = re.sub(r"^#include <.*>|\*\.egg-info", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    for path in set(PATH.findall(text)):
-        assert [*ROOT.glob(path)], f"{name_of(page)}: there is no {path}"
-    for file in {*FILE.findall(text)} - OTHERS:
-        assert any(str(each).endswith(f"/{file}") for each in FILES), f"{name_of(page)}: there is no {file}"
+    missing = []
+    for page in [*PAGES, *TEXTS]:
+        text = re.sub(r"^#include <.*>|\*\.egg-info", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        named = {path for path in PATH.findall(text) if not any(ROOT.glob(path))}
+        named |= {f for f in {*FILE.findall(text)} - OTHERS if not any(str(each).endswith(f"/{f}") for each in FILES)}
+        missing += [f"{name_of(page)}: there is no {name}" for name in sorted(named)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -84,6 +84,7 @@ runpy.run_path("examples/quickstart.py", run_name="__main__")
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("missing", [[], ["torch"], ["PIL"], ["numpy", "torch"], ["numpy", "torch", "PIL"]])
 def test_the_quickstart_runs_with_whatever_is_there(missing):
     """It exits with 0, names missing libraries, writes nothing to stderr, and fits a terminal of 80 columns."""

@@ -190,6 +190,66 @@ def test_views_and_files(np, torch, tmp_path):
         assert file[""].dtype == np.float32
 
 
+@pytest.mark.parametrize("target", ("numpy", "torch", "dlx", "jax"))
+def test_numbers_of_numpy(np, torch, target):
+    """A scalar is cast as a 0-d array is."""
+    pytest.importorskip("jax")
+    for number, dtype in itertools.product(
+        (np.int8(3), np.float32(2), np.complex64(1), np.bool_(True)), ("int16", "float16", "bfloat16", "complex64")
+    ):
+        outcomes = []
+        for x in (number, np.array(number)):
+            try:
+                found = dlx.convert(x, target, dtype={number.dtype.name: dtype})
+                info = dlx.describe(found)
+                outcomes.append((str(info.dtype), info.shape))
+                assert complex(dlx.convert(found, "torch")) == complex(number)
+                assert dlx.plan(x, target, dtype={number.dtype.name: dtype}).ok
+            except errors.DTypeError as error:
+                outcomes.append(error.reason)
+        assert outcomes[0] == outcomes[1]
+
+
+def test_a_cast_to_a_dtype_that_the_target_lacks_is_planned_as_it_ends(np, torch):
+    """The plan of a cast by the source's framework sees the new dtype."""
+    pytest.importorskip("pyarrow")
+    for source in (np.ones(2), torch.ones(2), np.ones(2, ">f4"), np.ones((2, 2)).T):
+        for target, dtype in itertools.product(("pyarrow", "arrow", "numpy"), ("complex64", "int32", "bfloat16")):
+            options = {"to": target, "dtype": {"float64": dtype, "float32": dtype}}
+            planned = dlx.plan(source, **options)
+            if planned.ok:
+                planned.run()
+            else:
+                with pytest.raises(errors.DlxError) as caught:
+                    dlx.convert(source, **options)
+                assert str(caught.value) == str(planned.error)
+
+
+def test_no_advice_drops_imaginary_parts(np):
+    """A cast from a complex to a real dtype is refused, so no error suggests it."""
+    x = np.ones(2, "c8")
+    for call in (
+        lambda: dlx.convert(x, "numpy", dtype="float32"),
+        lambda: dlx.convert(x, "numpy", dtype={"complex64": "float32"}),
+        lambda: dlx.convert(x, out=np.ones(2)),
+    ):
+        with pytest.raises(errors.DTypeError, match=r"Convert x\.real and x\.imag instead\."):
+            call()
+
+
+def test_collections_are_checked_at_the_call(np):
+    """A dtype that does not apply, or a copy that a cast needs, is refused before the chunks are computed."""
+    array = pytest.importorskip("dask.array")
+    whole, real = array.from_array(np.arange(6), chunks=2), array.from_array(np.arange(6.0), chunks=2)
+    for x, options in ((whole, {"dtype": "float32"}), (real, {"dtype": "float32", "copy": False})):
+        with pytest.raises(errors.DlxError) as caught:
+            dlx.convert(x, "torch", **options)
+        assert str(dlx.plan(x, "torch", **options).error) == str(caught.value)
+    assert dlx.convert(real, "numpy", dtype="float32").compute().dtype == np.float32
+    assert dlx.convert([whole, real], "numpy", dtype="float32")[0].compute().dtype == np.int64
+    assert dlx.convert(real, "numpy", wait=False).compute().tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_plans_agree_and_nothing_leaks(np, torch):
     """The plan of every combination says what `convert` does, also for refusals."""
     gc.collect()

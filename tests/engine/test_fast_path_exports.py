@@ -108,6 +108,7 @@ def _has(name):
 JAX = ("float32", "bfloat16", "float8_e4m3fn", "int8", "bool", "complex64", "uint16")
 
 
+@pytest.mark.few(56)
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("dtype", JAX)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])

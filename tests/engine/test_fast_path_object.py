@@ -375,6 +375,7 @@ def outcomes():
     return done.stdout + done.stderr
 
 
+@pytest.mark.few(4)
 @pytest.mark.torch("2.10")  # older ones have no exchange table
 @pytest.mark.parametrize("action", ACTIONS)
 def test_results_of_the_fast_path_survive(torch, outcomes, action):

@@ -315,6 +315,7 @@ def test_a_column_of_polars(monkeypatch, to):
         dlx.convert(Series([["text"]]), to=to)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("to", ["numpy", "dlx", "torch"])
 @pytest.mark.parametrize(
     "body",

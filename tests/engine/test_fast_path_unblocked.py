@@ -222,6 +222,7 @@ def test_a_resolution_that_fails(np, monkeypatch):
     assert dlx.convert(source, to="torch").tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_nothing_is_left(python, torch):
     """Copies are freed with their results: counted, and by the bytes of the process."""
     python("""

@@ -41,6 +41,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("form", SHAPES)
 @pytest.mark.parametrize("source", ["np.arange(4.0)", "dlx.convert(np.arange(4.0), 'dlx')"])
 def test_no_memory_for_the_result(np, torch, python, form, source):

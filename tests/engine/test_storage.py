@@ -24,6 +24,7 @@ def outcomes():
     return done.stdout + done.stderr
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_results_survive(outcomes, action):
     """After the action on its source a result has its values, shape and strides, whatever memory is used next."""

@@ -109,6 +109,7 @@ BRIDGES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind.startswith("lazy") else []) for kind in DECORATED]
 )
@@ -140,6 +141,7 @@ def test_a_function_of_torch_stays_in_the_graph(torch):
     assert x.grad.tolist() == [2.0] * 3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", BRIDGES)
 @pytest.mark.parametrize("recorded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_pass_through_a_compiled_function(torch, kind, recorded):
@@ -156,6 +158,7 @@ def test_gradients_pass_through_a_compiled_function(torch, kind, recorded):
             assert gradient.tolist() == [4.0 * i for i in range(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [pytest.param("torch", marks=pytest.mark.slow), "dlx"])
 def test_a_bridge_may_be_compiled_before_it_is_called(python, first, torch):
     """Whichever of the two is imported first."""
@@ -196,6 +199,7 @@ def borrowing(x):
         return x * 3 * tensor.ndim
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", READ)
 def test_other_functions_and_views_end_the_graph(np, torch, kind):
     """They return correct values; with ``fullgraph=True`` they raise."""
@@ -225,6 +229,7 @@ def test_a_tensor_stays_in_the_graph(torch):
     assert torch.equal(gradient, 12 * x.detach().cos())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [*OUT_OF_A_GRAPH, *ANOTHER_FUNCTION])
 def test_what_leaves_the_graph_says_so(np, torch, kind):
     """With ``fullgraph=True``, dlx raises an error with a reason."""

@@ -2,11 +2,15 @@
 
 import argparse
 import collections
+import contextlib
 import datetime
 import enum
 import fractions
 import os
 import pathlib
+import sys
+import threading
+import zipfile
 from functools import partial
 
 import pytest
@@ -109,3 +113,65 @@ def test_what_is_refused_is_not_left_allowed(tmp_path):
     assert not any("refused" in repr(each) for each in torch.serialization.get_safe_globals())
     with pytest.raises(Exception, match=r"argparse\.Namespace"):
         torch.load(tmp_path / "x.pt", weights_only=True)
+
+
+class Config:
+    """A class that weights_only refuses."""
+
+
+def test_other_threads(tmp_path):
+    """Threads that open such a file agree; torch.load in another thread gets no object that dlx refused."""
+    torch.save({"w": torch.ones(3), "c": Config()}, path := tmp_path / "x.pt")
+    failed, loaded = [], []
+
+    def work():
+        for _ in range(40):
+            try:
+                dlx.open(path)["w"]
+            except Exception as error:
+                failed.append(error)
+
+    kept = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            with contextlib.suppress(Exception):
+                loaded.append(torch.load(path, weights_only=True))
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(kept)
+    assert not failed and not loaded
+
+
+class Named:
+    """Pickled as a call of something by its name."""
+
+    def __init__(self, name, *args):
+        self.name, self.args = name, args
+
+
+@pytest.mark.parametrize("name", ["dlx Deferred", " Deferred", "Deferred ", "dlx._registry.generic Deferred"])
+def test_no_pickle_makes_a_deferred(tmp_path, name):
+    """Its arguments would be the file's."""
+    torch.save({"w": torch.ones(2), "e": argparse.Namespace(), "d": "HERE"}, path := tmp_path / "x.pt")
+    module, word = name.split(" ")
+    call = b"c%s\n%s\n(K\x01K\x02tR" % (module.encode(), word.encode())
+    with zipfile.ZipFile(path) as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, data in parts.items():
+            if each.endswith("data.pkl"):
+                data = data.replace(b"X\x04\x00\x00\x00HERE", call)
+                assert call in data
+            archive.writestr(each, data)
+    try:
+        file = dlx.open(path, "numpy")
+    except FileError as error:
+        assert "weights_only" in str(error)
+    else:
+        with pytest.raises(ConversionError, match="needs code"):
+            file["d"]

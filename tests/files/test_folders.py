@@ -1,6 +1,7 @@
 """Folders: shards without an index, torch's shards, torch.distributed's checkpoints, and Hugging Face's snapshots."""
 
 import importlib
+import io
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from support.files.writers import safetensors, shards
 from support.processes.command import document, here
 
 import dlx
+from dlx._files.header import is_sibling
 from dlx.errors import FileError
 
 NAME = "model-{:05}-of-{:05}.safetensors"
@@ -51,6 +53,29 @@ def test_incomplete_duplicate_and_foreign_shards(tmp_path):
     safetensors(tmp_path / "other.safetensors", {"x": ("F32", (4,))})
     with pytest.raises(FileError, match="4 candidates"):
         dlx.open(tmp_path)
+
+
+def test_contents_in_memory_have_no_folder(tmp_path, monkeypatch):
+    """A file object whose name is that of an index opens no file of the working folder."""
+    numbered(tmp_path, 2)
+    index = json.dumps({"weight_map": {"t1": NAME.format(1, 2)}}).encode()
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.safetensors.index.json", "x.bin.index.json", "zarr.json", ".zgroup", ".metadata"):
+        source = io.BytesIO(index)
+        source.name = name
+        with pytest.raises(FileError, match=r"contents in memory have none\. Pass a path\."):
+            dlx.open(source)
+    assert [*dlx.open(io.BytesIO((tmp_path / NAME.format(1, 2)).read_bytes()))] == ["t1"]
+
+
+@pytest.mark.parametrize("module", ["posixpath", "ntpath"])
+def test_names_that_leave_the_folder(module, monkeypatch):
+    """On Windows, a backslash and a drive do, too."""
+    monkeypatch.setattr(os, "path", importlib.import_module(module))
+    assert all(is_sibling(name) for name in ("a.bin", "...", "a..b", "ä", "-", "a b", " "))
+    assert not any(is_sibling(name) for name in ("", ".", "..", "/", "a/", "/a", "a/b", "../a", "a/..", "a\0"))
+    for name in ("a\\b", "..\\a", "c:a", "\\\\host\\share\\a"):
+        assert is_sibling(name) == (module == "posixpath")
 
 
 @pytest.fixture
@@ -213,6 +238,7 @@ def test_tensors_in_chunks_of_two_processes(tmp_path):
         assert {name: file[name].tolist() for name in file} == dict.fromkeys(["rows", "columns", "whole"], expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mutated_distributed_checkpoint(saved, tmp_path, seed):
     """Any byte of the metadata or of the items may be wrong: an error of dlx, or values of the right size."""
@@ -262,3 +288,135 @@ def test_no_code_of_a_distributed_checkpoint_is_run(saved, tmp_path, monkeypatch
     with pytest.raises(FileError, match="TypeError: unusual key"):
         dlx.open("x")
     assert not os.path.exists("ran")
+
+
+def record(state, *arguments):
+    """Return the opcodes of an object with a state, whose class is none of Python's."""
+    return b"cm\nC\n" + (b"(" + b"".join(arguments) + b"t" if arguments else b")") + b"R" + state + b"b"
+
+
+def text(word):
+    """Return the opcodes of a text."""
+    return b"X" + len(word).to_bytes(4, "little") + word.encode()
+
+
+def mapping(*pairs):
+    """Return the opcodes of a dict."""
+    return b"}(" + b"".join(pairs) + b"u"
+
+
+DEEP = b")" + b"2\x86" * 60  # a tuple of two, which are the same tuple, and so on: its text takes years
+SHAPE = b"cm\nC\n(K\x01ttR"  # torch.Size([1])
+EMPTY = mapping()
+HOSTILE = {
+    "bytes that the file does not have": b"\x96" + (1 << 34).to_bytes(8, "little"),
+    "a dict of tuples": b"(" + DEEP + b"Nd",
+    "a set of tuples": b"\x8f(" + DEEP + b"\x90",
+    "a name that is a tuple": mapping(text("state_dict_metadata"), mapping(text("a"), record(EMPTY)),
+                                      text("storage_data"), mapping(record(mapping(text("fqn"), DEEP)), record(EMPTY))),
+    "a member that is a tuple": mapping(text("state_dict_metadata"), b"}" + record(EMPTY) + record(EMPTY) + b"s",
+                                        text("storage_data"), EMPTY),
+    "a size that is a tuple": mapping(text("state_dict_metadata"), mapping(text("a"), record(mapping(
+        text("size"), b"cm\nC\n(" + DEEP + b"ttR", text("properties"), record(b"N")))), text("storage_data"), EMPTY),
+    "an offset that is a tuple": mapping(
+        text("state_dict_metadata"), mapping(text("a"), record(EMPTY)),
+        text("storage_data"), mapping(record(mapping(text("fqn"), text("a"))), record(mapping(
+            text("relative_path"), text("f"), text("offset"), DEEP, text("length"), b"K\x01")))),
+    "a root that is a tuple": DEEP,
+}  # fmt: skip
+TRY = """
+import resource
+import dlx
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+for name in {names!r}:
+    try:
+        dlx.open(f"{folder}/{{name}}")
+    except dlx.errors.FileError as error:
+        assert "its metadata does not describe a checkpoint" in str(error) and len(str(error)) < 400, error
+    else:
+        raise AssertionError(name)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+assert peak < 2000, peak
+print("done")
+"""
+
+
+def test_hostile_metadata(python, tmp_path):
+    """It takes neither years nor memory, and no error quotes what is in it."""
+    pytest.importorskip("torch")
+    contents = HOSTILE | {f"{name}, in an object": record(content) for name, content in HOSTILE.items()}
+    for name, content in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").write_bytes(b"\x80\x04" + content + b".")
+    assert python(TRY.format(names=[*contents], folder=tmp_path), args=(), timeout=60).strip() == "done"
+
+
+def claim(folder, size, chunks, *, stored=None, name="f.distcp", dtype="float32"):
+    """Write a checkpoint of a tensor "w": {offsets: (sizes, a tensor)}."""
+    torch = importlib.import_module("torch")
+    metadata = pytest.importorskip("torch.distributed.checkpoint.metadata")
+    info = importlib.import_module("torch.distributed.checkpoint.filesystem")._StorageInfo
+    folder.mkdir(exist_ok=True)
+    places, data = {}, b""
+    for at, (_, tensor) in chunks.items():
+        item = io.BytesIO()
+        torch.save(tensor, item)
+        index = metadata.MetadataIndex("w", torch.Size(at))
+        places[index] = info(name, len(data), len(item.getvalue()))
+        data += item.getvalue()
+    (folder / "f.distcp").write_bytes(data)
+    boxes = [metadata.ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)) for at, (sizes, _) in chunks.items()]
+    properties = metadata.TensorProperties(getattr(torch, dtype))
+    tensors = {"w": metadata.TensorStorageMetadata(properties, torch.Size(size), boxes)}
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata.Metadata(tensors, storage_data=places | (stored or {}))))
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chunks_of_any_form(tmp_path, seed):
+    """A tensor is cut into boxes; if one is moved, missing or of another size, no value is invented."""
+    torch = pytest.importorskip("torch")
+    random = importlib.import_module("random").Random(seed)
+
+    def cut(at, sizes, depth):
+        axis = random.randrange(len(sizes))
+        if not depth or sizes[axis] < 2:
+            return [(at, sizes)]
+        n = random.randrange(1, sizes[axis])
+        rest = (*at[:axis], at[axis] + n, *at[axis + 1 :])
+        one, other = ((*sizes[:axis], m, *sizes[axis + 1 :]) for m in (n, sizes[axis] - n))
+        return cut(at, one, depth - 1) + cut(rest, other, depth - 1)
+
+    for _ in range(8):
+        size = [random.randrange(1, 6) for _ in range(random.randrange(1, 4))]
+        whole = torch.arange(float(torch.Size(size).numel())).reshape(size)
+        boxes = cut((0,) * len(size), tuple(size), 3)
+
+        def part(at, sizes, whole=whole):
+            return whole[tuple(slice(o, o + n) for o, n in zip(at, sizes, strict=True))].clone()
+
+        chunks = {at: (sizes, part(at, sizes)) for at, sizes in boxes}
+        file = dlx.open(claim(tmp_path / "x", size, chunks), "torch", only="w")
+        assert torch.equal(file["w"], whole)
+        at, (sizes, tensor) = random.choice([*chunks.items()])
+        axis = random.randrange(len(size))
+        moved = (*at[:axis], at[axis] + random.choice([1, -1, 7]), *at[axis + 1 :])
+        less = {key: value for key, value in chunks.items() if key != at}
+        more = (*sizes[:axis], sizes[axis] + 1, *sizes[axis + 1 :])
+        for wrong in (less, {**less, moved: (sizes, tensor)}, {**chunks, at: (more, torch.zeros(more))}):
+            with pytest.raises(FileError, match=r"overlap|smaller|does not describe|does not fit"):
+                dlx.open(claim(tmp_path / "x", size, wrong), "torch")["w"]
+
+
+def test_claims_of_chunks(tmp_path):
+    """Two chunks that overlap, a tensor that repeats one element, and a place outside of the folder."""
+    torch = pytest.importorskip("torch")
+    one, other = ((2,), torch.tensor([1.0, 2.0])), ((2,), torch.tensor([3.0, 4.0]))
+    with pytest.raises(FileError, match="the chunks of 'w' overlap or leave gaps"):
+        dlx.open(claim(tmp_path / "x", [4], {(0,): one, (1,): other}))["w"]
+    count = 1 << 40
+    with pytest.raises(FileError, match=r"its files are smaller than the 4,398,046,511,104 bytes of 'w'"):
+        dlx.open(claim(tmp_path / "x", [count], {(0,): ((count,), torch.zeros(1).expand(count))}))["w"]
+    for name in ("../f.distcp", "a/b", "..", "", "a\0b", "\ud800"):
+        with pytest.raises(FileError, match=r"not a file in its folder|which it lists"):
+            dlx.open(claim(tmp_path / "x", [2], {(0,): one}, name=name))

@@ -181,6 +181,8 @@ def test_a_checkpoint_in_several_files(tmp_path):
         ({"a": "/etc/passwd"}, "not a .safetensors file in its folder"),
         ({"a": "gone.safetensors"}, "cannot open .*: No such file"),
         ({"z": "model-00001-of-00001.safetensors"}, "no tensor 'z'"),
+        ({"a": "a\0.safetensors"}, "not a .safetensors file in its folder"),
+        ({"a": "\ud800.safetensors"}, "cannot open .*surrogates"),
         ({"a": 3}, "no 'weight_map'"),
         (None, "no 'weight_map'"),
     ],

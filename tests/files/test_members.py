@@ -78,6 +78,7 @@ LITERALS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(400), deadline=None, database=None)
 @given(LITERALS)
 def test_literals_of_headers(value):
@@ -431,6 +432,46 @@ def test_hdf5_with_odd_members(tmp_path, np):
     json.dumps(metadata)
 
 
+def test_attributes_are_read_on_demand(tmp_path, monkeypatch):
+    """Neither listed nor read when the file is opened; not after it is closed."""
+    np, h5py = pytest.importorskip("numpy"), pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out["g/a"] = np.arange(3)
+        out["g"].attrs["n"], out["g/a"].attrs["m"], out.attrs["k"] = 1, 2, 3
+    read = []
+    real = h5py.AttributeManager.__getitem__
+    monkeypatch.setattr(h5py.AttributeManager, "__getitem__", lambda self, key: read.append(key) or real(self, key))
+    file = dlx.open(tmp_path / "x.h5")
+    metadata = file.metadata
+    assert metadata["g@n"] == 1 and read == ["n"]
+    assert metadata == {"k": 3, "g@n": 1, "g/a@m": 2}
+    file.close()
+    with pytest.raises(FileError, match=r"it is closed, so 'k' cannot be read\. Open it again\."):
+        metadata["k"]
+    file = dlx.open(tmp_path / "x.h5")
+    file.close()
+    with pytest.raises(FileError, match="it is closed, so its attributes cannot be read"):
+        list(file.metadata)
+
+
+@pytest.mark.parametrize("failing", ["only", "skip", "raw", "size", "memory"])
+def test_a_failed_open_closes_the_reader(tmp_path, failing, monkeypatch):
+    """The file can be written again while the error is kept."""
+    np, h5py = pytest.importorskip("numpy"), pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out["a"] = np.arange(3)
+    options = {"only": "typo", "skip": "typo", "raw": {"typo": "int8"}, "size": {"a": "int8"}}
+    if failing == "memory":
+        monkeypatch.setattr("dlx._files.mapping.Memory", lambda *_, **__: 1 / 0)
+    with pytest.raises((FileError, DTypeError, ZeroDivisionError)) as kept:
+        dlx.open(
+            tmp_path / "x.h5", **{{"size": "raw"}.get(failing, failing): options[failing]} if failing in options else {}
+        )
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out["b"] = np.arange(3)
+    assert kept
+
+
 def test_virtual_datasets(tmp_path, np):
     """Sources in the same file or folder are read; those elsewhere, or in raw files, links and pipes are refused."""
     h5py = pytest.importorskip("h5py")
@@ -571,6 +612,7 @@ def test_several_arrow_streams_in_one_file(tmp_path, np):
             call()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_the_best_that_compression_does(tmp_path, np, method):
     """bzip2 compresses 64 MiB of zeros to 181 bytes, within dlx's limit on claimed sizes."""
@@ -722,6 +764,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "gguf", "pt", "arrow", "h5"])
 @pytest.mark.unsanitized("the sanitizer needs its own memory")
 def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):

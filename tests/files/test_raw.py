@@ -1,10 +1,12 @@
 """Members that a file stores as raw bytes or as records: `raw=` names dtypes, fields are read by name."""
 
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes.command import document, here
 
 import dlx
 from dlx.errors import DTypeError, FileError
@@ -117,14 +119,157 @@ def test_aligned_fields_are_views(tmp_path):
     assert not fields["a"].flags.owndata and fields["a"].strides == (8,)
     assert fields["b"].ctypes.data - fields["a"].ctypes.data == 4
     assert "shared" in str(dlx.plan(dlx.open(tmp_path / "x.npy"), to="numpy"))
-    nested = np.zeros(2, [("in", [("x", "<f4")]), ("y", "<f4")])
-    np.save(tmp_path / "y.npy", nested)
-    with pytest.raises(DTypeError, match="structures"):
-        dlx.open(tmp_path / "y.npy", "numpy")[""]["in"]
-    assert dlx.open(tmp_path / "y.npy", "numpy")[""]["y"].tolist() == [0, 0]
-    np.save(tmp_path / "z.npy", np.asfortranarray(np.zeros((2, 2), array.dtype)))
-    with pytest.raises(DTypeError, match=r"structures \(fields: a, b\)"):
-        dlx.open(tmp_path / "z.npy", "numpy")[""]
+
+
+INNER = [("a", "<f4"), ("b", ">i2", (2,))]
+RECORDS = [
+    [("x", "|u1"), ("in", INNER), ("y", "<f8")],
+    [("in", INNER, (3,)), ("z", [("in", INNER), ("c", "<c8")], (2, 1))],
+    [("e", "<f4", (0,)), ("in", [("e", INNER, (0, 2)), ("k", "|i1")])],
+]
+
+
+def leaves(array, path=()):
+    """Yield each field without fields, and its path."""
+    for name in array.dtype.names:
+        inner = array[name]
+        yield from leaves(inner, (*path, name)) if inner.dtype.names else [((*path, name), inner)]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "npy"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("align", [False, True])
+def test_records_in_records_and_in_columns(tmp_path, kind, order, align):
+    """Nested fields, packed or aligned, in either order, in any container; also in the command and in saved files."""
+    for number, fields in enumerate(RECORDS):
+        for shape in [(), (5,), (2, 3), (0, 2)]:
+            dtype = np.dtype(fields, align=align)
+            size = int(np.prod(shape)) * dtype.itemsize
+            raw = np.random.default_rng(number).integers(0, 255, size, "u1")
+            array = np.zeros(shape, dtype) if not size else raw.view(dtype).reshape(shape)
+            array = np.asfortranarray(array) if order == "F" else array
+            if kind == "npy":
+                np.save(path := tmp_path / "x.npy", array)
+            elif "h5" in kind and number == 2:
+                continue  # HDF5 has no empty fields
+            else:
+                path = write(tmp_path, kind, {"": array} if "h5" not in kind else {"t": array})
+            with dlx.open(path, "numpy", mmap=number % 2 == 0) as file:
+                for names, expected in leaves(array):
+                    found = next(iter(file.values()))
+                    for name in names:
+                        found = found[name]
+                    native = expected.dtype.newbyteorder("=")
+                    assert found.dtype == native and found.shape == expected.shape
+                    assert found.tobytes() == expected.astype(native).tobytes()
+                dlx.save(file, tmp_path / "y.npz")
+            prefix = "t." if "h5" in kind else ""
+            expected = {prefix + ".".join(names) for names, _ in leaves(array)}
+            assert {*dlx.open(tmp_path / "y.npz")} == expected
+    listed = document("inspect", path)["sources"][0]["arrays"]
+    assert {each["path"] for each in listed if not each["refused"]} == expected
+
+
+def test_raw_fields(tmp_path):
+    """Void fields get dtypes as void members do: all, or by name."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.arange(6).reshape(3, 2).astype(ml_dtypes.bfloat16)
+    array = np.zeros(3, [("n", "<i4"), ("in", [("w", "V2", (2,)), ("t", "<M8[s]")])])
+    array["in"]["w"] = values.view("V2")
+    np.savez(path := tmp_path / "x.npz", t=array, w=values.view("V2"))
+    for raw in ("bfloat16", {"t.in.w": "bfloat16", "t.in.t": "int64"}):
+        file = dlx.open(path, "numpy", raw=raw)
+        assert file["t"]["in"]["w"].dtype == values.dtype and file["t"]["in"]["w"].tolist() == values.tolist()
+    assert file["t"]["in"]["t"].tolist() == [0, 0, 0]
+    with pytest.raises(DTypeError, match=r"t\.n has the dtype int32, whose size is not that of int8"):
+        dlx.open(path, raw={"*.n": "int8"})
+
+
+def test_raw_of_copied_arrays(tmp_path):
+    """Order, shape and byte order are right in chunks, and for text; a dtype with lanes counts them."""
+    h5py = pytest.importorskip("h5py")
+    array = np.arange(6, dtype=">i2").reshape(2, 3)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("c", data=array, chunks=(1, 3))
+        file.create_dataset("v", data=array.astype("u1").view("V1"), chunks=(1, 3))
+        file.create_dataset("s", data=np.array([b"abcd", b"efgh"]))
+        file["n"] = array
+    file = dlx.open(tmp_path / "x.h5", "numpy", raw={"[cn]": "uint16", "v": "uint8", "s": "uint32"})
+    assert file["c"].tolist() == file["n"].tolist() == file["v"].tolist() == array.tolist()
+    assert file["s"].tobytes() == b"abcdefgh"
+    np.save(data := io.BytesIO(), np.arange(4, dtype="f4"))
+    with pytest.raises(DTypeError, match="whose size is not that of float32x4"):
+        dlx.open(data.getvalue(), raw={"": "float32x4"})
+    assert dlx.open(data.getvalue(), raw={"": "float16x2"})[""].nbytes == 16
+    for stored, word in ((">c8", "float64"), (">f8", "complex64")):  # the bytes are swapped as the file says
+        np.save(data := io.BytesIO(), np.arange(4).astype(stored))
+        found = dlx.open(data.getvalue(), "numpy", raw={"": word})[""]
+        assert found.tobytes() == np.arange(4).astype(stored[1:]).tobytes()
+
+
+def npy(descr, shape=(2,), body=b"x" * 64):
+    """Return a .npy file with any header."""
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body
+
+
+BAD = [
+    *([(1, "<f4")], [((), "<f4")], [("a", ())], [("a", None)], [("a", {"n": 1})], [(b"a", "<f4")], [["a", "<f4"], 3]),
+    *([("a", "<f4", (extent,))] for extent in (-1, 1.0, True, None, "1", 1 << 63, (1,))),
+    *([("a", "<f4", inner)] for inner in (3, (1,) * 128, (1 << 40, 1 << 40))),
+    [("a", "|V1", (-64,)), ("b", "<f4"), ("c", "|V1", (64,))],
+    [("a", "|V1", (-(1 << 40),)), ("b", "<f4"), ("c", "|V1", (1 << 40,))],
+    [("in", [("a", "|V1", (-64,)), ("b", "<f4")]), ("c", "|V1", (60,))],
+    [("a", "<f4"), ("a", "<f4")],
+]
+
+
+HOSTILE = """
+import dlx
+from test_raw import BAD, npy
+
+for descr in BAD:
+    for shape in ((2,), (0,), (1 << 40, 0), (1 << 61,)):
+        try:
+            dlx.open(npy(descr, shape))[""]
+        except dlx.errors.FileError as error:
+            assert "its header" in str(error), error
+        else:
+            raise AssertionError(descr, shape)
+print("done")
+"""
+
+
+def test_hostile_structures(python):
+    """No header of records is trusted: reading it would read foreign memory, or kill the process."""
+    folder = Path(__file__).parent
+    start = f"import sys\nsys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\n"
+    assert python(start + HOSTILE, args=()).strip() == "done"
+
+
+def test_odd_structures():
+    """Without fields, without bytes, or with empty fields of impossible sizes."""
+    with pytest.raises(DTypeError, match="DLPack has no structures"):
+        dlx.open(npy([], (1 << 40,)))[""]
+    with pytest.raises(DTypeError, match="raw bytes"):
+        dlx.open(npy([("a", "|V0")], (1 << 62, 1 << 62)))[""]["a"]
+    found = dlx.open(npy([("a", "<f4", (0, 1 << 62))], (1 << 62,)))[""]["a"]
+    assert found.shape == (1 << 62, 0, 1 << 62)
+
+
+@pytest.mark.parametrize("inner", [[("o", "O")], [("o", "O", (0,))], [("in", [("x", "<i4"), ("o", "O")])]])
+def test_records_with_objects(tmp_path, inner):
+    """The file holds a pickle, so no field can be read."""
+    array = np.zeros(2, [("a", "<i4"), *inner])
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    with pytest.raises(FileError, match="pickled Python objects"):
+        dlx.open(tmp_path / "x.npy")
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "x.npz", t=array, b=np.ones(2))
+        file = dlx.open(tmp_path / "x.npz", "numpy", raw="bfloat16")
+        with pytest.raises(DTypeError, match=r"at obj\['t'\]: it contains pickled Python objects"):
+            file["t"]
+        assert file["b"].tolist() == [1, 1]
 
 
 def test_records_are_saved_by_field(tmp_path):
@@ -134,3 +279,9 @@ def test_records_are_saved_by_field(tmp_path):
     np.savez(tmp_path / "x.npz", t=array)
     dlx.save(dlx.open(tmp_path / "x.npz"), tmp_path / "y.npz")
     assert np.load(tmp_path / "y.npz")["t.b"].tolist() == [0, 1, 2, 3]
+    np.save(tmp_path / "x.npy", array)
+    dlx.save(dlx.open(tmp_path / "x.npy"), tmp_path / "y.npz")
+    assert np.load(tmp_path / "y.npz")["b"].tolist() == [0, 1, 2, 3]
+    assert here("convert", tmp_path / "x.npy", tmp_path / "y.npz", "--force")[0] == 0
+    assert [*np.load(tmp_path / "y.npz")] == ["a", "b"]
+    assert [each["path"] for each in document("inspect", tmp_path / "x.npy")["sources"][0]["arrays"]] == ["a", "b"]

@@ -213,3 +213,27 @@ def test_a_killed_process_leaves_the_old_file(tmp_path):
     assert done.returncode == -9 and np.load(path)["a"].tolist() == [1, 1]
     dlx.save({"a": np.zeros(3)}, path)
     assert os.listdir(tmp_path) == ["x.npz"] and np.load(path)["a"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["scipy", "torch"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested):
+    """Both ways out work: the dense array, and the arrays of `dlx.parts`."""
+    if kind == "scipy":
+        sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(3))
+    else:
+        sparse = pytest.importorskip("torch").eye(3).to_sparse()
+    path, name = tmp_path / "x.npz", "in.s" if nested else "x"
+    tree = {"in": {"s": sparse}, "w": np.ones(2)} if nested else sparse
+    with pytest.raises(
+        FileError, match=rf"'{name}' is sparse: .*dlx\.parts\(x\) without 'shape', or call \.to"
+    ) as caught:
+        dlx.save(tree, path)
+    assert not path.exists()
+    dense = getattr(sparse, caught.value.fix.split("call .")[1].split("(")[0])()
+    dlx.save({"s": dense}, path)
+    assert np.load(path)["s"].tolist() == np.eye(3).tolist()
+    found = dlx.parts(sparse)
+    shape = found.pop("shape")
+    dlx.save(found, path)
+    assert {*np.load(path)} == {*found} and tuple(shape) == (3, 3)

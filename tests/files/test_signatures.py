@@ -69,6 +69,7 @@ BODIES = {
 }  # fmt: skip
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", BODIES)
 def test_bytes_of_another_format(tmp_path, kind):
     """`open`, `inspect`, `plan` and `convert` give the same reason, whatever the file's name."""

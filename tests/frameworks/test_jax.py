@@ -333,6 +333,7 @@ def test_strides_and_address_are_described(x64):
             assert (info.strides, info.address) == (given.strides, given.data_ptr)
 
 
+@pytest.mark.slow
 def test_describe_does_not_wait():
     """Describing an array does not wait for its computation."""
     slow = jax.jit(lambda a: jax.lax.fori_loop(0, 60, lambda i, x: (x @ x) * 0.001, a))
@@ -577,6 +578,7 @@ def test_parts_of_an_array_on_eight_devices(python):
     assert python(PARTS, args=(), env=env) == "done\n"
 
 
+@pytest.mark.slow
 def test_jax_without_the_host(python):
     """Without the host platform, host memory is refused in advance, with the fix."""
     out = python(

@@ -274,6 +274,7 @@ def test_a_named_device_by_every_road():
         assert (made.format.layout.major_to_minor == (0, 1)) == ("like" in order)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (3, 2, 1)])
 def test_elements_of_less_than_a_byte(name, shape):

@@ -85,6 +85,7 @@ WAYS = {
 }
 
 
+@pytest.mark.few(35)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_graph_does_not_write_into_what_it_was_made_of(np, torch, table, way, mode):
@@ -179,6 +180,7 @@ def test_a_view_keeps_its_results_through_a_trace(np, torch, table):
     assert view[0] is first and view[1] is inner and view[1]["a"] is first
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["fake", "real", "export"])
 def test_the_first_call_of_a_process_may_be_traced(python, mode, torch):
     """Routes learnt in a traced first call work outside."""
@@ -251,6 +253,7 @@ def test_c_and_torch_agree_on_when_it_traces(np, torch, table):
     assert answers == [nothing, *[(True, True)] * 4, *[nothing] * 3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("missing", [["DispatchKey"], ["DispatchKey", "_len_torch_dispatch_stack"]])
 def test_a_torch_that_lacks_what_is_asked(python, missing, torch):
     """Results are correct, and constants of a graph."""
@@ -276,6 +279,7 @@ def test_a_torch_that_lacks_what_is_asked(python, missing, torch):
     )
 
 
+@pytest.mark.slow
 def test_exported_programs(python, torch):
     """`torch.export` caches traced objects, so this runs in a new process."""
     python(

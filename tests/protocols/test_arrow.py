@@ -773,6 +773,7 @@ def test_extents_that_arrow_cannot_hold(shape):
     assert dlx.convert(long, to="arrow").shape == (2**40, 3)
 
 
+@pytest.mark.slow
 def test_lies_do_not_end_the_process(python):
     """Every invalid number, pointer and text, and pairs of them, are refused or read correctly, without a crash."""
     assert "released twice: 0" in python(
@@ -780,6 +781,7 @@ def test_lies_do_not_end_the_process(python):
     )
 
 
+@pytest.mark.slow
 def test_streams_that_lie(python):
     """Stream functions that return nothing, fail, or are removed during reading, including `release`, are handled."""
     out = python("import sys; sys.path[:0] = ['tests']; from support.foreign import lying_arrow; lying_arrow.streams()")

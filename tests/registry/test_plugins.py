@@ -619,6 +619,7 @@ def test_a_subclass_of_ours_takes_the_fast_path(site, np):
     assert out.splitlines() == ["0 ndarray True True", "0 Array True lib", "Array ndarray", "{} []"]
 
 
+@pytest.mark.slow
 def test_a_subclass_of_torchs_takes_the_fast_path(site, np, torch):
     """The same with torch's adapter: guards in C, kept storage, refusals; only names differ."""
     site.module("lib", "import torch\n__version__ = '1'\nclass Array(torch.Tensor):\n    pass\n")
@@ -696,6 +697,7 @@ def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     assert f"the fast path from lib.Array is not used: {says}" in lines[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dlx-lib", "dlx_lib"])
 def test_an_entry_point_named_after_the_distribution(site, name):
     """The name must be the package of the arrays: error and doctor show the correct line."""

@@ -15,6 +15,7 @@ SOME = (
 )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("ending", SOME)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_an_ending(ending):

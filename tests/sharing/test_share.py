@@ -451,6 +451,7 @@ class TestMemory:
         del found
         os.close(fd)
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("kernel", ["unchanged", "no huge pages", "no process_vm_readv"])
     def test_large_memory_is_copied_into_huge_pages_where_the_kernel_makes_them(self, np, python, kernel):
         """With or without huge pages, two threads copy all runs of bytes and all single elements."""

@@ -79,6 +79,7 @@ def test_a_fault_is_named_and_the_others_go_on(tmp_path):
     assert "pass      dlx-leaks" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_lost_device_fails_one_check(tmp_path):
     """Error 700 ends the process of a check; the next checks get a new one."""
     driver = build(
@@ -124,6 +125,7 @@ def test_wrong_values_break_a_check(cuda, monkeypatch, name):
     assert gpu.GPU[name](gpu.SUBJECT).status == "breaks"
 
 
+@pytest.mark.slow
 def test_a_leak_breaks_its_check(cuda, monkeypatch):
     """An array that stays alive is found."""
     assert gpu.GPU["dlx-leaks"](gpu.SUBJECT).status == "keeps"

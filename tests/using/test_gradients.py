@@ -12,7 +12,7 @@ from support.project import LIBRARIES, ROOT
 
 import dlx
 from dlx._core import native
-from dlx._using.gradients import MAX_KNOWN, CompiledCalls, _add
+from dlx._using.compiled import MAX_KNOWN, CompiledCalls, _add
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -207,6 +207,7 @@ def test_functions_that_return_once_only():
 # ---- torch calls jax -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", TO_JAX)
 def test_torch_differentiates_jax(name):
     """Numerical and computed gradients agree, and so do some second derivatives."""
@@ -497,6 +498,7 @@ def test_what_cannot_cross_is_refused_by_its_place():
 # ---- torch calls functions compiled by jax ---------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", ["matmul", "max", "scalar", "transposed", "several results", "a tree", "ignores one", "its argument"]
 )
@@ -824,6 +826,7 @@ def test_the_latest_compiled_derivatives_are_kept():
 # ---- jax calls torch -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", TO_TORCH)
 def test_jax_differentiates_torch(name):
     """Numerical and computed gradients agree, and so do some second derivatives."""

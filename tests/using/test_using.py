@@ -713,3 +713,33 @@ def test_writes_of_a_function_without_a_signature(np, torch, writes):
     else:
         function(np.arange(3.0), backwards)
     assert backwards.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_cannot_be_converted_passes(np, torch, lazy):
+    """errors="pass": text and objects reach the function and the caller unchanged; they do not choose the framework."""
+    batch = {"x": np.ones(2), "label": np.array(["a", "b"]), "day": np.array(["2020-01-01"], "M8[D]")}
+
+    @dlx.using("torch", errors="pass", lazy=lazy)
+    def step(batch, *more, **named):
+        made = {"y": batch["x"] * 2, "label": batch["label"], "own": np.array(["z"]), "more": more[0], "n": named["n"]}
+        return made, [type(each).__name__ for each in batch.values()]
+
+    odd = np.array([None])
+    made, kinds = step(batch, odd, n=odd)
+    assert kinds == ["Tensor", "ndarray", "ndarray"] and made["y"].tolist() == [2, 2]
+    assert type(made["y"]) is np.ndarray and made["own"].tolist() == ["z"]
+    assert made["label"] is batch["label"] and made["more"] is made["n"] is odd
+    own = dlx.using("torch", errors="pass", returns="torch")(lambda x: {"x": x, "t": np.array(["z"])})(np.ones(1))
+    assert type(own["x"]) is torch.Tensor and own["t"].tolist() == ["z"]
+    assert type(dlx.using("torch", errors="pass")(lambda x, t: x)(torch.ones(1), odd)) is torch.Tensor
+    frozen = np.ones(2)
+    frozen.flags.writeable = False
+    with pytest.raises(errors.ReadOnlyError):
+        dlx.using("torch", errors="pass", writes="x")(lambda x: x)(frozen)
+    with pytest.raises(errors.DTypeError):
+        dlx.using("torch", lazy=lazy)(lambda batch: batch)(batch)
+    with pytest.raises(TypeError, match="errors="):
+        dlx.using("torch", errors="pass", grad=True)
+    with pytest.raises(ValueError, match="errors must be"):
+        dlx.using("torch", errors="collect")

@@ -138,6 +138,7 @@ def check(result, wanted, callers, *, lazy):
 PAIRS = list(itertools.product(FRAMEWORKS, repeat=2))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx"])
 @pytest.mark.parametrize("decorate", [calling, method, generating, awaiting])

@@ -169,6 +169,7 @@ def contents(x):
     return np.asarray(dlx.convert(x, to="dlx")).tobytes() if not isinstance(x, bytes | bytearray) else bytes(x)
 
 
+@pytest.mark.few(50)
 @pytest.mark.parametrize("source", READ_ONLY)
 @pytest.mark.parametrize("to", TARGETS)
 def test_read_only_arrays_are_refused(to, source):

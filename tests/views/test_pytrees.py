@@ -165,6 +165,7 @@ def test_a_registry_that_refuses_is_told(np, python):
     assert out.splitlines() == ["[1.]", f"{ {said} } {{<class 'RuntimeWarning'>}}"]
 
 
+@pytest.mark.slow
 def test_the_finder_goes(python):
     """After all three imports, `sys.meta_path` contains nothing of dlx."""
     for name in ("torch", "jax", "optree"):

@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 items, others = collect_items(archive, "stdin" if source == "-" else path.stem)
                 items = [_cast(each, arguments.dtype) for each in items]
             metadata = text_metadata(archive) if target.suffix in WITH_METADATA else {}
+            lost = len(archive.metadata) - len(metadata)
             total = sum(item.nbytes for item in items)
             with _naming_file(str(target)), screen.bytes_done(f"writing {target}", total) as done:
                 write_items(items, target, metadata, force=arguments.force, sync=True, advance=done)
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             fix = error.advice(command_option)
             reason = f"{dotted_path(error.path)!r}: {error.reason}" if error.path else error.reason
             raise BadInput(f"{one_line(where, 120)}: {sentences(reason, fix)}") from error.__cause__
-    size, lost = target.stat().st_size, len(archive.metadata) - len(metadata)
+    size = target.stat().st_size
     names = [name for name, value in others if isinstance(value, Deferred)]
     screen.line((str(target), "name"), f"  {plural(len(items), 'array')}, file of {amount(size)}")
     plain = [name for name, value in others if not isinstance(value, Deferred)]
@@ -75,7 +76,7 @@ def _cast(item: Item, dtype: Any) -> Item:
         return item
     nbytes = -(-math.prod(item.shape) * new.bits * new.lanes // 8)
     change = {item.dtype.name: new}
-    return Item(item.name, new, item.shape, nbytes, lambda: convert(item.read(), to="dlx", dtype=change))
+    return Item(item.name, new, item.shape, nbytes, None, lambda: convert(item.read(), to="dlx", dtype=change))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dlx.cli.model import Entry, Fold, Source, folds, nbytes_of, plural, shape_t
 from dlx.cli.sources import open_sources
 
 if TYPE_CHECKING:
-    from dlx.cli.targets import Outcome
+    from dlx.cli.targets import Outcome, Planner
 
 REASONS = 3  # shown for each outcome and target
 
@@ -25,20 +25,25 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     sources, errors = open_sources(
         arguments.sources, screen, "copy" if arguments.to else None, arguments.only, arguments.skip
     )
+    planners: list[Planner] = []
     documents, hint = [], False
     for source in sources:
         default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
         if arguments.to is None and default == "none":
-            names = []
+            planners = []
         else:
             from dlx.cli import targets
 
             with screen.working("importing targets"):
-                names = targets.parse_targets(arguments.to, default, none=True)
-        arrays = _show_one(source, names, screen) if source.is_one else _show_many(source, names, arguments.all, screen)
+                names = targets.parse_targets(arguments.to, default, none=True, load=False)
+            planners = [targets.Planner(name) for name in names]
+        if source.is_one:
+            arrays = _show_one(source, planners, screen)
+        else:
+            arrays = _show_many(source, planners, arguments.all, screen)
         facts = {"name": source.name, "kind": source.kind, "bytes": source.nbytes}
         documents.append({**facts, "notes": source.notes, "metadata": source.metadata, "arrays": arrays})
-        hint = hint or (not names and arguments.to is None)
+        hint = hint or (not planners and arguments.to is None)
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.heading("in all", plural(len(sources), "source"))
@@ -71,7 +76,7 @@ def _document(entry: Entry) -> dict[str, Any]:
 # ---- one array -------------------------------------------------------------------------------------------------------
 
 
-def _show_one(source: Source, names: list[str], screen: Screen) -> list[dict[str, Any]]:
+def _show_one(source: Source, planners: list[Planner], screen: Screen) -> list[dict[str, Any]]:
     entry = source.entries[0]
     capsule = {}
     if entry.info is not None:
@@ -81,13 +86,14 @@ def _show_one(source: Source, names: list[str], screen: Screen) -> list[dict[str
     screen.heading(source.name, entry.info.type_name if entry.info is not None else source.kind)
     screen.facts(_facts(source, entry, capsule))
     outcomes = []
-    if names:
+    if planners:
         from dlx.cli import targets
 
         with screen.working("planning"):
-            outcomes = [targets.outcome(entry, name) for name in names]
+            outcomes = [each.outcome(entry) for each in planners]
         screen.line("")
         targets.show(outcomes, screen)
+        targets.show_notes(planners, screen)
     own = {"capsule": capsule} if entry.info is not None else {}
     return [_document(entry) | own | {"targets": [each.document() for each in outcomes]}]
 
@@ -149,7 +155,7 @@ def _capsule(facts: dict[str, Any]) -> str:
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-def _show_many(source: Source, names: list[str], everything: bool, screen: Screen) -> list[dict[str, Any]]:
+def _show_many(source: Source, planners: list[Planner], everything: bool, screen: Screen) -> list[dict[str, Any]]:
     entries = source.entries
     size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
     screen.heading(source.name, f"{source.kind}, {plural(len(entries), 'array')}{size}")
@@ -165,17 +171,18 @@ def _show_many(source: Source, names: list[str], everything: bool, screen: Scree
         screen.line(("metadata", "quiet"))
         screen.facts([(key[:30], value[:200]) for key, value in source.metadata.items()])
     documents = [_document(entry) for entry in entries] if screen.as_json else []
-    if names:
+    if planners:
         from dlx.cli import targets
 
         planned = [
-            [targets.outcome(each, name) for name in names]
+            [planner.outcome(each) for planner in planners]
             for each in screen.progress(entries, "planning", len(entries))
         ]
         for document, outcomes in zip(documents, planned, strict=screen.as_json):
             document["targets"] = [each.document() for each in outcomes]
         screen.line("")
         _show_outcomes(list(zip(*planned, strict=True)), screen)
+        targets.show_notes(planners, screen)
     return documents
 
 

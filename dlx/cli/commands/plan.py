@@ -28,16 +28,16 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     if arguments.dtype is not None:
         options["dtype"] = arguments.dtype
     with screen.working("importing targets"):
-        names = targets.parse_targets(arguments.to)
+        names = targets.parse_targets(arguments.to, load=False)
+    planners = [targets.Planner(name, **options) for name in names]
     documents: list[dict[str, Any]] = []
     refused = 0
     for source in sources:
         plans = {
-            name: [
-                targets.outcome(each, name, **options)
-                for each in screen.progress(source.entries, f"planning for {name}", len(source.entries))
+            each.target: [
+                *map(each.outcome, screen.progress(source.entries, f"planning for {each.target}", len(source.entries)))
             ]
-            for name in names
+            for each in planners
         }
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
         about = ", ".join(filter(None, (_summarize(source), _format_options(arguments))))
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         for name, planned in plans.items() if screen.as_json else ():
             arrays = [_document(*each) for each in zip(source.entries, planned, strict=True)]
             documents.append({"name": source.name, "kind": source.kind, "target": name, "arrays": arrays})
+    targets.show_notes(planners, screen)
     screen.document({"options": options, "plans": documents}, errors)
     return 2 if errors else 1 if arguments.strict and refused else 0
 

@@ -90,6 +90,7 @@ class World:
                 ("p", gpulib.QuickAdapter, {}),
                 ("q", gpulib.QuickAdapter, {}),
                 ("f", gpulib.FreshAdapter, {"layouts": Layout.PERMUTED}),
+                ("g", gpulib.QuickFreshAdapter, {}),
                 ("e", gpulib.EventAdapter, {}),
             )
         }
@@ -230,6 +231,8 @@ def moved():
     yield Case("managed to the host", lambda w: w.made("a", kind=MANAGED), to("numpy", device="cpu"))
     yield Case("like", lambda w: (host(w), w.made("a", 1)), lambda w, x: dlx.convert(x[0], like=x[1]))
     yield Case("stacked", lambda w: [w.made("a"), w.made("a")], lambda w, x: dlx.stack(x, to="libb"))
+    for kinds in ("ppp", "pqg"):
+        yield Case(f"stacked, {kinds}", lambda w, kinds=kinds: [w.made(x) for x in kinds], stacked)
     yield Case(
         "stacked on the host", lambda w: [w.made("a"), w.made("p")], lambda w, x: dlx.stack(x, to="numpy", device="cpu")
     )
@@ -493,6 +496,11 @@ def shared_from_the_start(w, _):
     tensor = dlx.empty(N, "uint8", "cuda:1", shared=True)
     w.cuda.poke(tensor.data_ptr, BYTES)
     return shared_here(w, tensor)
+
+
+def stacked(w, arrays):
+    """Stack arrays until the fast path does it."""
+    return [dlx.stack(arrays, to="libg") for _ in range(4)][-1]
 
 
 def attaching():

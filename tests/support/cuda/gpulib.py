@@ -220,6 +220,14 @@ class QuickAdapter(GpuAdapter):
         return StreamSupport(told.current, told.activate, quick=lambda: (self.framework.told, "ptr"))
 
 
+class QuickFreshAdapter(QuickAdapter):
+    """The same for a framework that allocates the memory of copies itself."""
+
+    def __init__(self, framework, **facts):
+        super().__init__(framework, **facts)
+        self.devices = NewDevices(framework)
+
+
 class EventAdapter(GpuAdapter):
     """The adapter of a framework whose arrays each have a stream, so it has no current stream and orders itself."""
 

@@ -1,0 +1,176 @@
+"""Gradients through compiled functions (``jax.jit``): a compiled derivative for each structure of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from dlx._engine.executor import is_tracing
+from dlx._engine.failures import Failures
+from dlx._engine.planner import is_inside
+from dlx._engine.tree import Tree
+from dlx._registry import lookup
+from dlx._registry.lookup import TUPLE
+from dlx._registry.registry import registry
+from dlx._using.function_spec import FunctionSpec, Place, is_tracked
+from dlx._using.gradients import DifferentiableFunction, convert_one, fill
+from dlx.adapter.base import Adapter
+from dlx.adapter.gradients import CompiledFunction
+from dlx.errors import DlxError
+
+MAX_KNOWN = 64  # structures of arguments whose derivatives are cached for one function
+_NUMBERS = frozenset({int, float, complex})
+_PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}
+
+
+class CompiledCalls:
+    """Calls of one function with compiled derivatives; NotImplemented for calls that need `call_recorded`."""
+
+    def __init__(self, spec: FunctionSpec, function: Any) -> None:
+        self._spec, self._function = spec, function
+        self._generation: Any = None
+        self._compiled: CompiledFunction | None = None
+        self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
+        self._met: dict[Any, None] = {}
+        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> the type, its adapter or handler
+
+    def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the function."""
+        if self._generation != registry.generation:
+            self._refresh()
+        compiled = self._compiled
+        if compiled is None:
+            return NotImplemented
+        target = self._request.target
+        leaves, structure = compiled.flatten((args, options))
+        key, arrays, chosen = [structure], [], []
+        caller, has_numbers = None, False
+        for i, leaf in enumerate(leaves):
+            kind = type(leaf)
+            _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
+            if isinstance(what, Adapter):
+                if what.containers and lookup.kind_of(leaf).verdict == "container":
+                    return NotImplemented
+                leaves[i] = None
+                if is_tracked(what, leaf):
+                    if what is target.source or what is not (caller or what):
+                        return NotImplemented  # `call_recorded` raises the error
+                    caller = what
+                    chosen.append(True)
+                else:
+                    chosen.append(False)
+                arrays.append((what, leaf))
+                key.append(None)
+            elif kind in _PLAIN:
+                has_numbers = has_numbers or kind in _NUMBERS
+                key.append((kind, repr(leaf) if kind in _NUMBERS else leaf))  # 0.0 and -0.0 are equal
+            else:
+                return NotImplemented
+        if caller is None or caller.gradients is None or caller.gradients.record is None:
+            return NotImplemented
+        if is_tracing(caller):
+            return NotImplemented
+        operands = [i for i, (what, _) in enumerate(arrays) if what is caller]
+        is_differentiable = caller.gradients.is_differentiable
+        by = [i for i, is_one in enumerate(chosen) if is_one and is_differentiable(arrays[i][1])]
+        key += [caller.name, *by, None, *operands]
+        where = tuple(key)
+        known = self._known.get(where)
+        if known is None:
+            if has_numbers and where not in self._met:  # compile for a number only once it repeats
+                _add(self._met, where, None)
+                return NotImplemented
+            known = compiled.vjp(structure, leaves, by), self._locate(args, options, [arrays[i][1] for i in operands])
+            _add(self._known, where, known)
+        parts: list[Any] = [None] * len(arrays)
+        for i, (what, array) in enumerate(arrays):
+            if is_inside(array, what, target):
+                parts[i] = array
+            elif what is not caller:
+                at = partial(self._locate_one, args, options, array)
+                parts[i] = convert_one(array, self._request, at, copy=True)  # it may change before the backward pass
+        vjp, places = known
+
+        def flat(*inputs: Any) -> list[Any]:
+            rest = iter(fill(parts, operands, inputs))
+            now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
+            return compiled.flatten(self._function(*now, **named))[0]
+
+        operation = CompiledCall(flat, self._request, self._gradients, caller, places)
+        operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
+        results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
+        return compiled.unflatten(operation.structure, results)
+
+    def _find_kind(self, kind: type) -> tuple[type, Any]:
+        """Return a type, and its adapter or container handler."""
+        if len(self._kinds) >= MAX_KNOWN:
+            self._kinds.clear()
+        found = self._kinds[id(kind)] = kind, lookup.kind(kind).part
+        return found
+
+    def _refresh(self) -> None:
+        """Look up the function's framework, and whether the function is compiled."""
+        self._generation, self._compiled = registry.generation, None
+        self._known.clear()
+        self._kinds.clear()
+        self._request = self._spec.request()
+        inner = self._request.target.adapter.gradients
+        if inner is not None and inner.compile is not None and self._spec.result_like is None:
+            self._gradients, self._compiled = inner, inner.compile(self._function)
+
+    def _locate_one(self, args: tuple[Any, ...], options: dict[str, Any], array: Any) -> Place:
+        (place,) = self._locate(args, options, [array])
+        return place
+
+    def _locate(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
+        """Return the places of arrays in the arguments."""
+        tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""), strict=None)
+        found = {id(array): i for i, array in enumerate(tree.arrays)}
+        return [self._spec.locate(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
+
+
+def _add(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add an item to a dictionary of the last `MAX_KNOWN` items."""
+    if len(known) >= MAX_KNOWN:
+        known.pop(list(known)[0], None)  # noqa: RUF015 - list() is atomic, an iterator is not
+    known[key] = value
+
+
+class CompiledCall(DifferentiableFunction):
+    """The operation of one call with a compiled derivative."""
+
+    vjp_of: Callable[..., Any]
+    parts: list[Any]
+    operands: list[int]
+    structure: Any = None
+
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results, and a function from their gradients to the gradients of the arguments."""
+        inputs = [convert_one(each, self._request, at, "dlx") for each, at in zip(arrays, self._places, strict=True)]
+        try:
+            results, self.structure, pull = self.vjp_of(fill(self.parts, self.operands, inputs))
+        except DlxError:
+            self._convert_in(arrays)  # raises an error with the argument's name
+            raise
+        operands, to = self.operands, self._caller.name
+
+        def pullback(gradients: Sequence[Any]) -> list[Any]:
+            def convert_all(to: str | None) -> list[Any]:
+                at: Place = "gradient", ()
+                return [None if each is None else convert_one(each, self._request, at, to) for each in gradients]
+
+            inner = convert_all("dlx")
+            try:
+                found = pull(inner)
+            except DlxError:
+                convert_all(None)  # raises an error with the gradient's name
+                raise
+            there = [found[i] for i in operands]
+            made = iter(self._convert_out([each for each in there if each is not None], [], to))
+            return [None if each is None else next(made) for each in there]
+
+        return self._convert_out(results, [], to), pullback

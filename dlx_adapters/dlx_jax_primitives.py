@@ -1,0 +1,271 @@
+"""jax primitives for functions of other frameworks: calls with derivatives of any order, and calls with side effects.
+
+One primitive represents a function, its tangents (`Operation.pushforward`) and its gradients (`Operation.derivative`).
+The tangents and the gradients are linear in some operands, and each is the transpose of the other, so jax can
+differentiate in every order and mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlx.adapter import DTypes, Operation
+from dlx.errors import ConversionError
+
+__all__ = ["call_once", "record"]
+
+_SHARDED = "jax would call it with arrays that are sharded or replicated over several devices"
+
+
+@dataclass(eq=False)
+class _Step:
+    """The parameter of the primitive: an operation, and how it is transposed if it is linear in some operands."""
+
+    operation: Operation
+    dtypes: DTypes
+    avals: Sequence[Any] | None = None  # of the results; None: not known yet
+    states: int = 0  # number of random states, the last results
+    linear: range = range(0)  # the operands in which it is linear
+    adjoint: Callable[..., list[Any]] | None = None  # (operands, states, cotangents) -> cotangents of `linear`
+    run: Callable[[Sequence[Any]], list[Any]] | None = None  # from concrete linear operands, without another run
+
+    def find_avals(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Return shape and dtype of each result."""
+        if self.avals is None:
+            create, specs = sys.modules["jax"].core.ShapedArray, self.operation.results_like(operands)
+            self.avals = [create(shape, self.dtypes.to_native(dtype)) for shape, dtype in specs]
+        return self.avals
+
+
+def _let_jax_forget() -> None:
+    """Have jax's caches refer to steps weakly, as to its own programs: steps hold graphs of other frameworks."""
+    with contextlib.suppress(ImportError, AttributeError):  # else each cache keeps the last 2,048 steps
+        sys.modules["jax"]._src.util.weakref_cache_key_types.add(_Step)
+
+
+def is_tracer(array: Any) -> bool:
+    """Return whether an array is traced by jax."""
+    return isinstance(array, sys.modules["jax"].core.Tracer)
+
+
+def is_inexact(array: Any) -> bool:
+    """Return whether arrays of its dtype have gradients."""
+    numpy = sys.modules["jax"].numpy
+    return bool(numpy.issubdtype(array.dtype, numpy.inexact))
+
+
+def conjugate(arrays: Sequence[Any]) -> list[Any]:
+    """Convert gradients between the conventions of `GradSupport` and jax."""
+    return [each.conj() if each is not None and each.dtype.kind == "c" else each for each in arrays]
+
+
+def commit_like(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Return results, moved to the operands' device if an operand is committed."""
+    devices = {each.device for each in operands if _is_committed(each)}
+    return sys.modules["jax"].device_put([*results], devices.pop()) if len(devices) == 1 else [*results]
+
+
+def _is_committed(array: Any) -> bool:
+    known = isinstance(array, sys.modules["jax"].Array) and not is_tracer(array)
+    return known and array.committed and len(array.sharding.device_set) == 1
+
+
+def as_arrays(objs: Sequence[Any]) -> list[Any]:
+    """Return a function's arguments as arrays; jax may pass Python numbers."""
+    jax = sys.modules["jax"]
+    return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
+
+
+def record(dtypes: DTypes, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
+    """Call an operation so that jax can transform it."""
+    operation, states = operation.replayable()
+    results = _primitive().bind(*arrays, step=_Step(operation, dtypes, states=states))
+    return list(results[: len(results) - states])
+
+
+@functools.cache
+def _primitive() -> Any:
+    """Return the primitive for functions of other frameworks."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    _let_jax_forget()
+    primitive = Primitive("dlx_call")
+    primitive.multiple_results = True
+    primitive.def_impl(_run)
+    primitive.def_abstract_eval(lambda *avals, step: step.find_avals(avals))
+    ad.primitive_jvps[primitive] = _jvp
+    ad.primitive_transposes[primitive] = _transpose
+    batching.primitive_batchers[primitive] = _batch
+    lower = mlir.lower_fun(_call_back, multiple_results=True)
+    mlir.register_lowering(primitive, functools.partial(_lower, lower), cacheable=False)
+    return primitive
+
+
+def _run(*operands: Any, step: _Step) -> list[Any]:
+    if step.run is not None:
+        return step.run([operands[i] for i in step.linear])
+    return commit_like(step.operation(as_arrays(operands)), operands)
+
+
+def _call_back(*operands: Any, step: _Step) -> Any:
+    like = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in step.find_avals(operands)]
+    # Only numpy arrays in the callback: jax arrays could deadlock.
+    return sys.modules["jax"].pure_callback(lambda *now: step.operation(now, "numpy"), like, *operands)
+
+
+def _lower(lower: Callable[..., Any], context: Any, *operands: Any, step: _Step) -> Any:
+    if getattr(context.module_context.axis_context, "num_devices", 1) != 1:
+        raise ConversionError(_SHARDED, source="jax", fix="Gather them first, or call it under jax.shard_map.")
+    return lower(context, *operands, step=step)
+
+
+def _batch(args: Sequence[Any], axes: Sequence[int | None], *, step: _Step) -> Any:
+    """Call the operation for each element, since each may draw its own random numbers."""
+    jax, primitive = sys.modules["jax"], _primitive()
+    mapped = [i for i, axis in enumerate(axes) if axis is not None]
+    if not {*mapped} <= {*step.linear}:
+        step = replace(step, run=None)
+    rows = [jax.numpy.moveaxis(args[i], axes[i], 0) for i in mapped]
+
+    def call(parts: Sequence[Any]) -> Any:
+        every = [*args]
+        for i, part in zip(mapped, parts, strict=True):
+            every[i] = part
+        return primitive.bind(*every, step=step)
+
+    if not rows[0].shape[0] or any(map(is_tracer, args)):
+        results = jax.lax.map(call, rows)
+    else:
+        results = [jax.numpy.stack(each) for each in zip(*map(call, zip(*rows, strict=True)), strict=True)]
+    return results, [0] * len(results)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any:
+    from jax.interpreters import ad
+
+    is_zero = [type(each) is ad.Zero for each in tangents]
+    wanted = [not zero and is_inexact(each) for each, zero in zip(primals, is_zero, strict=True)]
+    moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
+    pullback = None
+    if any(map(is_tracer, moved)) and not any(map(is_tracer, primals)):  # one run for the results and the gradients
+        with sys.modules["jax"].core.eval_context():  # otherwise the tangents' trace records what this computes
+            results, pullback = step.operation.vjp(as_arrays(primals), wanted)
+            results = commit_like(results, primals)
+    else:
+        results = _primitive().bind(*primals, step=step)
+    state = results[len(results) - step.states :]
+    held = [each for each in primals if _is_committed(each)] if pullback is not None else []
+    pair = _Linear(
+        step, list(primals), [sys.modules["jax"].typeof(each) for each in results], wanted, state, pullback, held
+    )
+    found = iter(pair.push(moved) if moved else ())
+    zero = lambda each: ad.Zero(sys.modules["jax"].typeof(each).to_tangent_aval())  # noqa: E731
+    return results, [next(found) if moved and is_inexact(each) else zero(each) for each in results]
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, step: _Step) -> list[Any]:
+    from jax.interpreters import ad
+
+    if step.adjoint is None:
+        raise ConversionError("it is not linear in its arguments", fix="Use jax.vjp instead of jax.linear_transpose.")
+    every: list[Any] = [None] * len(operands)
+    given = [None if type(each) is ad.Zero else each for each in cotangents]
+    rest = operands[: step.linear.start], operands[step.linear.stop :]
+    for i, each in zip(step.linear, step.adjoint(*rest, given), strict=True):
+        every[i] = each
+    return every
+
+
+@dataclass(eq=False)
+class _Linear:
+    """The tangents and gradients of one operation at some operands, which are transposes of each other."""
+
+    step: _Step
+    operands: Sequence[Any]
+    avals: Sequence[Any]  # of the results
+    wanted: Sequence[bool]  # the operands with tangents
+    state: Sequence[Any]
+    pullback: Callable[[Sequence[Any]], list[Any]] | None
+    held: Sequence[Any]  # committed operands of the pullback
+
+    def push(self, tangents: Sequence[Any]) -> list[Any]:
+        """Return the tangents of the differentiable results."""
+        operation, extra = self.step.operation.pushforward(tangents, self.wanted, self.state)
+        avals, free = [each for each in self.avals if is_inexact(each)], replace(self, operands=(), state=())
+
+        def adjoint(operands: Sequence[Any], state: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            rest = iter(cotangents)
+            given = [next(rest) if is_inexact(each) else None for each in free.avals]
+            return replace(free, operands=operands, state=state).pull(given)
+
+        return self._bind(operation, extra, avals, len(tangents), adjoint, None)
+
+    def pull(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the wanted operands."""
+        wanted, there = self.wanted, [i for i, each in enumerate(gradients) if each is not None]
+        operation, extra = self.step.operation.derivative(conjugate(gradients), wanted, self.state)
+        avals = [sys.modules["jax"].typeof(each) for each, is_one in zip(self.operands, wanted, strict=True) if is_one]
+        free = replace(self, operands=(), state=(), pullback=None)
+        run = None if self.pullback is None else functools.partial(replace(self, operands=(), state=())._run, there)
+
+        def adjoint(operands: Sequence[Any], state: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            zeros = sys.modules["jax"].numpy.zeros
+            pairs = zip(cotangents, avals, strict=True)
+            tangents = [zeros(aval.shape, aval.dtype) if each is None else each.conj() for each, aval in pairs]
+            found = replace(free, operands=operands, state=state).push(tangents)
+            places = [i for i, each in enumerate(free.avals) if is_inexact(each)]
+            return conjugate([found[places.index(i)] for i in there])
+
+        return conjugate(self._bind(operation, extra, avals, len(there), adjoint, run))
+
+    def _run(self, there: list[int], given: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the wanted operands, from concrete gradients."""
+        every: list[Any] = [None] * len(self.avals)
+        for i, each in zip(there, given, strict=True):
+            every[i] = each
+        assert self.pullback is not None
+        found = self.pullback(every)
+        return commit_like([each for each, is_one in zip(found, self.wanted, strict=True) if is_one], self.held)
+
+    def _bind(
+        self, operation: Operation, extra: Sequence[Any], avals: Sequence[Any], linear: int, adjoint: Any, run: Any
+    ) -> list[Any]:
+        first = len(self.operands)
+        step = _Step(operation, self.step.dtypes, avals, 0, range(first, first + linear), adjoint, run)
+        return list(_primitive().bind(*self.operands, *extra, step=step))
+
+
+def call_once(dtypes: DTypes, operation: Operation, arrays: Sequence[Any], detach: bool) -> Any:
+    """Call an operation, without derivatives, once per run of a traced program."""
+    from jax.experimental import io_callback
+
+    jax = sys.modules["jax"]
+    guarded = [jax.lax.stop_gradient(each) if detach else _guard().bind(each) for each in arrays]
+    like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(arrays)]
+    return io_callback(lambda *now: operation(now, "numpy"), like, *guarded)
+
+
+@functools.cache
+def _guard() -> Any:
+    """Return a primitive that returns its argument and refuses to be differentiated."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    def refuse(*operands: Any, **params: Any) -> Any:
+        reason = "jax records it for differentiation, and its gradients would be lost"
+        fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
+        raise ConversionError(reason, source="jax", fix=fix)
+
+    guard = Primitive("dlx_guard")
+    guard.def_impl(lambda array: array)
+    guard.def_abstract_eval(lambda aval: aval)
+    ad.primitive_jvps[guard] = refuse
+    batching.defvectorized(guard)
+    mlir.register_lowering(guard, lambda context, array: [array])
+    return guard
