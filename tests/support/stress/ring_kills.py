@@ -91,7 +91,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
-    play(0, draw)  # loads everything
+    with dlx.ring(4, like=dlx.empty((WORDS,), "uint64"), readers=0) as ring:  # loads everything, for the forks
+        dlx.attach(ring.handle).close()
+    play(0, draw)
     names, descriptors, before = os.listdir("/dev/shm"), len(os.listdir("/proc/self/fd")), shared_memory()
     found = Counter(status for i in range(options.count) for status in play(options.seed + i, draw))
     ended, killed, dead = (found.pop(status, 0) for status in (ENDED, -signal.SIGKILL, DEAD))
