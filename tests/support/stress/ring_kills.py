@@ -31,7 +31,7 @@ def fill(pipes, seed: int) -> None:
     faulthandler.dump_traceback_later(1.5 * LIMIT, exit=True)  # shows where it is stuck
     with dlx.ring(4, like=dlx.empty((WORDS,), "uint64"), overwrite=bool(seed & 1), readers=0) as ring:
         for pipe in pipes:
-            pipe.send(ring.handle)
+            pipe.send(dict(ring.handle))  # as a path: multiprocessing reports each connection that a kill cuts
         for number in range(1, FRAMES + 1):
             with ring.write(timeout=LIMIT) as frame:
                 words = memoryview(frame)
