@@ -388,6 +388,12 @@ def kills(session: nox.Session) -> None:
     program(session, "stress.kills")
 
 
+@nox.session(name="ring-kills")
+def ring_kills(session: nox.Session) -> None:
+    """Kill producers and readers of rings at random, in a thousand rounds: `-- --count 100 --seed 7`."""
+    program(session, "stress.ring_kills")
+
+
 @nox.session
 def interrupts(session: nox.Session) -> None:
     """Interrupt calls wherever Python checks for signals."""

@@ -1,9 +1,11 @@
-"""Arrays for another process: `share` and `attach`, shared memory by hand, torch's queues, ray and pickles."""
+"""Arrays for another process: `share`, `attach` and `ring`, shared memory by hand, torch's queues, ray and pickles."""
 
 import functools
 import gc
+import itertools
 import mmap
 import os
+import statistics
 import sys
 import time
 from multiprocessing import shared_memory
@@ -13,6 +15,7 @@ from benchmarks import floor
 from benchmarks.measure import peer, race, verdict
 
 ARRAYS, ATTACH_MS, BEYOND_US, SHARE_US, COPY = 1000, 1.0, 200.0, 5.0, 1.1
+TEXTS_MS, BANDWIDTH, HAND_OVER_US = 1.0, 0.9, 10.0
 
 
 def sharing(names, *, quick):
@@ -28,6 +31,9 @@ def sharing(names, *, quick):
     for target in ("numpy", "torch") if torch else ("numpy",):
         found |= _attach(np, tasks, answers, target, 10 * rounds)
     found |= _small(np, 10 * rounds)
+    found |= _texts(np, rounds)
+    found |= _frames(np, 20 * rounds)
+    found |= _hand_over(np, 1000 * rounds)
     for size in (64,) if quick else (64, mib):
         source = np.ones(size << 20, np.uint8)
         found |= _share(np, source, f"share of {size} MiB", 7)
@@ -113,6 +119,73 @@ def _small(np, rounds):
     print(f"share of {ARRAYS} arrays, us each: {us:.1f}  {verdict(us <= SHARE_US)}")
     print(f"    SharedMemory and np.copyto of each {hand:.1f}, their bytes joined and written at once {least:.1f}")
     return {"share_us": us, "share_by_hand_us": hand, "share_joined_us": least}
+
+
+def _texts(np, rounds):
+    """Measure how long a million texts take to attach."""
+    with dlx.share({"texts": [f"path/{i}" for i in range(1_000_000)]}) as handle:
+        (seconds,) = race(lambda: dlx.attach(handle, "numpy", lazy=True), rounds=10 * rounds, clock=time.thread_time)
+    ms = min(seconds) * 1e3
+    print(f"A million texts are attached in {ms:.3f} ms  {verdict(ms <= TEXTS_MS)}")
+    return {"texts_ms": ms}
+
+
+def _frames(np, rounds):
+    """Measure frames of 6 MB through a ring, and copies into as many ordinary arrays."""
+    image, slots = np.ones((1080, 1920, 3), np.uint8), itertools.cycle(np.ones((4, 1080, 1920, 3), np.uint8))
+    with dlx.ring(4, image) as ring, dlx.attach(ring.handle, "numpy") as reader:
+
+        def frame():
+            ring.put(image)
+            reader.read()
+
+        ours, copy = race(frame, lambda: np.copyto(next(slots), image), rounds=rounds)
+    ratio = min(copy) / min(ours)
+    print(f"Frames of 6 MB through a ring: {ratio:.2f} of the bandwidth of a copy  {verdict(ratio >= BANDWIDTH)}")
+    return {"ring_bandwidth": ratio}
+
+
+def _hand_over(np, rounds):
+    """Measure half of the way of a frame to another process and back, and the same with a byte in pipes."""
+    context = __import__("multiprocessing").get_context("spawn")
+    here, there = context.Pipe()
+    like = np.zeros(16)
+    with dlx.ring(2, like, to="numpy") as ring:
+        process = context.Process(target=_echo, args=(ring.handle, there, like))
+        process.start()
+        reader, seconds = dlx.attach(here.recv(), "numpy"), {"ring": [], "pipe": []}
+        for number in range(rounds):
+            start = time.perf_counter()
+            with ring.write() as frame:
+                frame[0] = number
+            assert reader.read()[0] == number
+            seconds["ring"].append(time.perf_counter() - start)
+        ring.close()
+        for _ in range(rounds):
+            start = time.perf_counter()
+            here.send_bytes(b"x")
+            here.recv_bytes()
+            seconds["pipe"].append(time.perf_counter() - start)
+        here.close()
+        process.join()
+    us = {kind: statistics.median(each) / 2 * 1e6 for kind, each in seconds.items()}
+    print(f"Hand-over of a frame, median: {us['ring']:.1f} us  {verdict(us['ring'] <= HAND_OVER_US)}")
+    print(f"    a byte through multiprocessing's Pipe: {us['pipe']:.1f} us")
+    return {"hand_over_us": us["ring"], "pipe_us": us["pipe"]}
+
+
+def _echo(handle, pipe, like):
+    """Send frames back, and then bytes."""
+    with dlx.ring(2, like, to="numpy") as ring:
+        pipe.send(ring.handle)
+        for each in dlx.attach(handle, "numpy"):
+            with ring.write() as frame:
+                frame[0] = each[0]
+    try:
+        while True:
+            pipe.send_bytes(pipe.recv_bytes())
+    except (EOFError, OSError):
+        pass
 
 
 def _share(np, source, name, rounds):

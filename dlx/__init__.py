@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dlx._api.describe import describe
     from dlx._api.parts import parts
     from dlx._api.save import save
-    from dlx._api.share import attach, share
+    from dlx._api.share import attach, ring, share
     from dlx._api.shares_memory import shares_memory
     from dlx._api.signatures import convert, stack
     from dlx._api.signatures import open as open
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from dlx.typing import SupportsDLPack
 
 __all__ = [
-    "convert", "plan", "describe", "parts", "stack", "save", "share", "attach", "shares_memory", "array_namespace",
-    "adapters", "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack", "Tensor",
-    "from_dlpack", "empty", "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices",
+    "convert", "plan", "describe", "parts", "stack", "save", "share", "attach", "ring", "shares_memory",
+    "array_namespace", "adapters", "using", "trace", "Trace", "ArrayInfo", "Device", "DType", "Plan", "SupportsDLPack",
+    "Tensor", "from_dlpack", "empty", "to_capsule", "from_pointer", "from_managed", "borrow", "exchange_api", "devices",
     "release_pending", "ffi", "cffi_builder", "get_include", "ctypes", "hookimpl", "adapter", "errors", "__version__",
 ]  # fmt: skip
 
@@ -62,7 +62,7 @@ _NAMES = {
     "_api.open": ("open",),
     "_api.parts": ("parts",),
     "_api.save": ("save",),
-    "_api.share": ("attach", "share"),
+    "_api.share": ("attach", "ring", "share"),
     "_api.shares_memory": ("shares_memory",),
     "_api.stack": ("stack",),
     "_core.array_info": ("ArrayInfo",),

@@ -151,6 +151,7 @@ _VERBS_WITHOUT_TARGET = {
     "borrow": "borrow",
     "describe": "describe",
     "read": "read",
+    "ring": "create a ring like",
     "share": "share",
     "shares_memory": "compare the memory of",
     "to_capsule": "export",

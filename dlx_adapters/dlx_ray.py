@@ -3,12 +3,16 @@
 The referenced object is unknown and may not exist yet, so the error names its path and suggests
 ``dlx.convert(ray.get(ref), to=...)``. Fetched arrays share the store's memory: `dlx.Tensor` pickles out of band. To
 store a container with any dtypes, use ``ray.put(dlx.convert(tree, to="dlx"))``.
+
+`register_transport` lets the actors of one node exchange arrays in dlx's shared memory instead of ray's store.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+import dlx
 from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, offer, type_name
 from dlx.errors import ConversionError
 
@@ -25,6 +29,61 @@ class RayAdapter(Adapter):
 
     def describe(self, obj: Any) -> Description:
         return Description(ArrayInfo(self.name, type_name(type(obj)), nbytes=None), (_NOT_FETCHED,))
+
+
+def register_transport(to: str) -> str:
+    """Register a tensor transport for the arrays of a framework, and return its name, such as ``"DLX_NUMPY"``.
+
+    Call it before the actors are created, and mark their methods: ``@ray.method(tensor_transport="DLX_NUMPY")``. Their
+    arrays then go to other actors of this node in shared memory. Arrays in shared memory are not copied, others once.
+    """
+    experimental: Any = importlib.import_module("ray.experimental")
+    base: Any = importlib.import_module("ray.experimental.rdt.tensor_transport_manager")
+    name = f"DLX_{to.upper()}"
+
+    class Transport(base.TensorTransportManager):  # type: ignore[misc]
+        """Sends a handle with the metadata of an object; the receiver attaches it."""
+
+        def __init__(self) -> None:
+            self.handles: dict[str, Any] = {}
+
+        def tensor_transport_backend(self) -> str:
+            return name
+
+        is_one_sided = staticmethod(lambda: True)
+        can_abort_transport = staticmethod(lambda: True)  # nothing waits
+
+        def actor_has_tensor_transport(self, actor: Any) -> bool:
+            return True
+
+        def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: Any) -> Any:
+            self.handles[obj_id] = dlx.share(list(rdt_object))
+            known = [(each.shape, each.dtype) for each in rdt_object]
+            found = base.TensorTransportMetadata(tensor_meta=known, tensor_device="cpu")
+            found.handle = dict(self.handles[obj_id])
+            return found
+
+        def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Any = None) -> Any:
+            return base.CommunicatorMetadata()
+
+        def recv_multiple_tensors(
+            self, obj_id: str, metadata: Any, communicator: Any, target_buffers: Any = None
+        ) -> Any:
+            found = dlx.attach(metadata.handle, to, writable=True)
+            return found if target_buffers is None else dlx.convert(found, out=target_buffers)
+
+        def send_multiple_tensors(self, tensors: Any, metadata: Any, communicator: Any) -> None:
+            raise NotImplementedError
+
+        def garbage_collect(self, obj_id: str, metadata: Any, tensors: Any) -> None:
+            self.handles.pop(obj_id, None)
+
+        def abort_transport(self, obj_id: str, communicator: Any) -> None:
+            self.handles.pop(obj_id, None)
+
+    data_type = type(dlx.convert(dlx.empty((1,), "float32"), to))
+    experimental.register_tensor_transport(name, ["cpu"], Transport, data_type)
+    return name
 
 
 dlx_adapters = offer(RayAdapter())

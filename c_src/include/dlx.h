@@ -281,6 +281,39 @@ typedef struct {
  * memory is unreadable because its file became shorter. */
 int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int64_t count);
 
+/* ---- ring.c: frames in shared memory, from one producer to many readers (Linux) ---------------
+ */
+
+enum {
+  DLX_RING_READERS = 62,
+  DLX_RING_SLOTS = 1024,
+  DLX_RING_BYTES = 12544, /* of the control block, which begins as zeros; a multiple of 256 */
+  DLX_RING_ENDED = -2
+};
+
+/* A slot is below `slots`, the number of a reader below DLX_RING_READERS, whatever the memory
+ * contains. A call waits once, for at most `nanoseconds`, and may return early. */
+
+/* Return a slot to write to, after `readers` readers have joined. Errors: -1 = every frame is still
+ * held or, without `overwrite`, wanted. */
+int dlx_ring_claim(void* ring, int slots, int overwrite, int readers, int64_t nanoseconds);
+void dlx_ring_publish(void* ring, int slot);
+void dlx_ring_end(void* ring);
+
+/* Join with a number that no other reader has; its first frame is the next one to be published. */
+void dlx_ring_join(void* ring, int reader);
+
+/* Hold the next frame, or the `newest` one, and return its slot. Errors: -1 = no frame yet;
+ * DLX_RING_ENDED = the producer has ended, and there are no more frames. */
+int dlx_ring_next(void* ring, int slots, int reader, int newest, int64_t nanoseconds);
+
+/* Return the number of the frame that a reader holds, from 1, or 0; release the frame. */
+uint64_t dlx_ring_held(void* ring, int reader);
+void dlx_ring_release(void* ring, int reader);
+
+/* Remove a reader, which may be dead or never have joined. */
+void dlx_ring_leave(void* ring, int reader);
+
 /* ---- layout.c: texts ------------------------------------------------------------------------- */
 
 /* Return a sentence for a status, for use as a reason. */

@@ -10,10 +10,13 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The kernel's numbers, for older headers. */
@@ -63,6 +66,15 @@ int dlx_take_descriptor(int32_t pid, int32_t fd) {
   int taken = (int)syscall(PIDFD_GETFD, process, fd, 0);
   close(process);
   return taken;
+}
+
+void dlx_wait_word(void* word, uint32_t value, int64_t nanoseconds) {
+  const struct timespec limit = {nanoseconds / 1000000000, nanoseconds % 1000000000};
+  syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0);
+}
+
+void dlx_wake_word(void* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void* dlx_find_loaded_symbol(const char* library, const char* symbol) {

@@ -43,4 +43,14 @@ int dlx_take_descriptor(int32_t pid, int32_t fd) {
   return fail();
 }
 
+void dlx_wait_word(void* word, uint32_t value, int64_t nanoseconds) {
+  (void)word;
+  (void)value;
+  (void)nanoseconds;
+}
+
+void dlx_wake_word(void* word) {
+  (void)word;
+}
+
 #endif

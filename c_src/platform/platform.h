@@ -117,6 +117,10 @@ int dlx_write_parts(int fd, dlx_part* parts, int n, int64_t at);
 /* Duplicate a descriptor of another process. Owns: the caller closes it. Errors: -1. */
 int dlx_take_descriptor(int32_t pid, int32_t fd);
 
+/* Wait while a word of shared memory has a value, or wake all that wait. May return early. */
+void dlx_wait_word(void* word, uint32_t value, int64_t nanoseconds);
+void dlx_wake_word(void* word);
+
 /* ---- libraries ------------------------------------------------------------------------------- */
 
 /* Load a library. Errors: NULL, with the reason in `why`. */

@@ -1,8 +1,9 @@
-"""`share` and `attach`: arrays, and containers of arrays, in shared memory of several processes."""
+"""`share`, `attach` and `ring`: arrays, and containers of arrays, in shared memory of several processes."""
 
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from dlx._sharing import sharing
     from dlx._sharing.handle import Handle
+    from dlx._sharing.ring import Ring
     from dlx.typing import DeviceLike, Readonly, Target
 else:
     sharing = Late("dlx._sharing.sharing")  # most programs share nothing
@@ -102,6 +104,7 @@ def attach(
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
     fd: int | Sequence[int] | None = None,
+    lazy: bool = False,
 ) -> Any:
     """Return the arrays of another process over the same memory.
 
@@ -122,11 +125,14 @@ def attach(
         A descriptor of the memory that the other process sent (``handle.fileno()`` there), or all descriptors
         (``handle.filenos()``), if this process may not open the other one's files. They stay open and belong to the
         caller.
+    lazy
+        Whether lists of 256 or more texts, bytes or records (dicts, lists and tuples of plain data) are views, which
+        create an element when it is read. Otherwise they are lists.
 
     Returns
     -------
     array or container
-        As passed to `share`; see there for containers.
+        As passed to `share`; see there for containers. A `RingReader` for the handle of a ring.
 
     Raises
     ------
@@ -155,7 +161,68 @@ def attach(
     request_of(to, device=device, readonly=readonly)  # before anything is mapped
     mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":
-        return attach_tree(handle, mode, fd, functools.partial(convert, to=to, device=device, readonly=readonly))
+        whole = functools.partial(convert, to=to, device=device, readonly=readonly)
+        return attach_tree(handle, mode, fd, whole, lazy=lazy)
     if isinstance(to, str) and to == "dlx":
-        return attach_tree(handle, mode, fd)
-    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), to)
+        return attach_tree(handle, mode, fd, lazy=lazy)
+    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), to, lazy)
+
+
+@public
+def ring(slots: int, like: Any, *, to: Target = "dlx", overwrite: bool = False, readers: int = 1) -> Ring:
+    """Create a ring: a fixed number of frames in shared memory, from this process to any number of readers.
+
+    A frame is a tree of arrays. Nothing is pickled, and no memory is allocated per frame. Send ``ring.handle`` to the
+    readers; there, ``dlx.attach(handle, to=...)`` returns an iterator over the frames. Every reader gets all frames
+    that are published after it has joined.
+
+    Parameters
+    ----------
+    slots
+        Number of frames, 2 to 1,024.
+    like
+        An array or a container of arrays with the shapes and dtypes of a frame. Its values are not read; plain data in
+        it is the same in all frames.
+    to
+        Framework of the arrays that ``ring.write()`` returns. `put` takes arrays of any framework.
+    overwrite
+        What happens when a reader is slow. False: the producer waits for it. True: the producer replaces the oldest
+        frame that no reader currently reads; with at least two slots more than readers it never waits.
+    readers
+        The first frame waits until so many readers have joined; 0 does not wait.
+
+    Returns
+    -------
+    Ring
+        Its method `put` copies a frame, and its context manager `write` returns the arrays of the next frame to fill.
+
+    Raises
+    ------
+    DeviceError
+        If the system is not Linux, or an array is not in host memory.
+    ConversionError, LayoutError, ReadOnlyError, DTypeError
+        As `share`, and as `convert` with ``copy=False`` for the framework `to`.
+    ValueError, MemoryError, OSError
+        If a number is out of range, there is not enough memory, or the process has too many open files.
+
+    Notes
+    -----
+    If a process is killed, at most the frame that it was writing or reading is lost: the others remove a dead reader,
+    and get a HandleError for a dead producer, within about 0.1 s.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.ring(4, like=b"...") as ring:
+    ...     reader = dlx.attach(ring.handle)
+    ...     ring.put(b"abc")
+    ...     reader.read()
+    dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
+    """
+    check_sharing("the arrays")
+    slots, readers = operator.index(slots), operator.index(readers)
+    if not 2 <= slots <= 1024 or not 0 <= readers < 1 << 30:
+        raise ValueError(f"ring takes 2 to 1,024 slots and 0 or more readers; found {slots} and {readers}")
+    request_of(to)
+    options = (slots, int(bool(overwrite)), readers)
+    return sharing.create_ring(options, like, request_of("dlx", detach=True), functools.partial(convert, to=to))

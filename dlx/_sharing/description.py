@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections import OrderedDict, deque
+from array import array
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 from dlx._engine.tree import Tree
@@ -20,13 +22,15 @@ from dlx._registry.handlers import Keys
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["decode", "encode", "needs_tensors", "parse"]
+__all__ = ["Packed", "decode", "encode", "needs_tensors", "pack_lists", "pack_rows", "parse"]
 
 # A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and each child is the number n of a node, ~n
 # for array n, or a list of one plain value. Consecutive arrays are {"arrays": [first, end]}. Keys that are all text are
 # {"names": [first, end]}: a range of bytes in the names, separated by zeros, which decodes much faster.
+# A node "packed KIND TYPE" is a long list of plain data: the children are the arrays of its joined bytes and offsets.
 
 _KINDS: dict[type, str] = {kind: kind.__name__ for kind in (list, tuple, dict, OrderedDict, deque, set, frozenset)}
+_PACKED, MIN_PACKED = "packed ", 256  # elements of the shortest packed list
 _COMPOUND = "compound "  # then the kind of a compound array
 _KEYED = ("dict", "OrderedDict", _COMPOUND)
 _EMPTY: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (list, dict, OrderedDict, deque, set)}
@@ -37,23 +41,80 @@ _TOO_DEEP = f"a member of a set, or a key, is nested more than {MAX_DEPTH} level
 _FLATTEN = "Share its values in a list instead."
 
 
-def encode(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> tuple[Any, bytes]:
-    """Return the nodes and names of a tree; `number` maps its arrays to their numbers, `fail` gets errors and paths."""
+def pack_rows(rows: Collection[Any]) -> tuple[str, bytes, array[int]] | None:
+    """Return the kind, the joined bytes and the offsets of a list of text, bytes or records; None for other lists."""
+    kinds = {*map(type, rows)}
+    if kinds == {str}:
+        kind, parts = "text", [row.encode("utf-8", "surrogatepass") for row in rows]
+    elif kinds == {bytes}:
+        kind, parts = "bytes", [*rows]
+    elif kinds <= {dict, list, tuple}:
+        try:
+            kind, parts = "record", [json.dumps(_encode_value(row), separators=(",", ":")).encode() for row in rows]
+        except ConversionError:
+            return None
+    else:
+        return None
+    return kind, b"".join(parts), array("q", accumulate(map(len, parts), initial=0))
+
+
+def pack_lists(tree: Tree) -> tuple[dict[int, tuple[str, bytes, array[int]]], set[int]]:
+    """Return the long lists of plain data of a tree as `pack_rows` does, by node, and the nodes inside of them."""
+    nodes = list(tree.nodes())
+    packed: dict[int, tuple[str, bytes, array[int]]] = {}
+    inside: set[int] = set()
+    if not any(len(parts) >= MIN_PACKED and type(obj) in (list, tuple) for obj, _, _, parts, _ in nodes):
+        return packed, inside
+    uses = Counter(link for *_, links in nodes for link in links.values())
+    for i, (obj, _, _, parts, _) in enumerate(nodes):
+        if i in inside or len(parts) < MIN_PACKED or type(obj) not in (list, tuple):
+            continue
+        below, waiting = set[int](), [i]
+        while waiting:
+            links = nodes[waiting.pop()][4].values()
+            if any(link < 0 or (uses[link] > 1 and type(nodes[link][0]) is not tuple) for link in links):
+                break  # an array, or a mutable container that is in two places
+            below.update(links)
+            waiting += links
+        else:
+            rows = pack_rows(parts)
+            if rows is not None:
+                packed[i] = (f"{_PACKED}{rows[0]} {type(obj).__name__}", *rows[1:])
+                inside |= below
+    return packed, inside
+
+
+def encode(
+    tree: Tree,
+    number: list[int],
+    fail: Callable[[DlxError, tuple[Any, ...]], None],
+    packed: dict[int, tuple[str, int, int]],
+    inside: set[int],
+) -> tuple[Any, bytes]:
+    """Return the nodes and names of a tree; `number` maps its arrays to their numbers, `fail` gets errors and paths.
+
+    `packed` has the kind and the two arrays of each packed list by node, and of each array of text by ~array; the nodes
+    `inside` of packed lists are left out.
+    """
     found = list(tree.nodes())
-    at: dict[int, Any] = {}  # node -> its number in the text; a wrapper -> its child
+    at: dict[int, Any] = {}  # node, or ~array of text -> its number in the text; a wrapper -> its child
 
     def resolve(link: int) -> Any:
-        return ~number[~link] if link < 0 else at[link]
+        return ~number[~link] if link < 0 and link not in at else at[link]
 
-    kept = [i for i, (_, handler, *_) in enumerate(found) if handler.kind != "wrapper"]
-    at = {i: n for n, i in enumerate(kept)}
+    kept = [i for i, (_, handler, *_) in enumerate(found) if handler.kind != "wrapper" and i not in inside]
+    order = [*kept, *(link for link in packed if link < 0)]
+    at = {i: n for n, i in enumerate(order)}
     for i in reversed(range(len(found))):  # replace each wrapper by its child, which comes later
-        if i not in at:
+        if i not in at and i not in inside:
             _, _, _, parts, links = found[i]
             at[i] = resolve(links[0]) if links else [_encode_value(parts[0]) if parts else None]  # None: an error
     nodes = []
     names = bytearray()
-    for i in kept:
+    for i in order:
+        if i in packed:
+            nodes.append([packed[i][0], None, [~number[each] for each in packed[i][1:]]])
+            continue
         obj, handler, keys, parts, links = found[i]
         kind = _KINDS.get(type(obj)) or ("tuple" if isinstance(obj, tuple) else None)
         if kind is None:
@@ -121,6 +182,9 @@ def _encode_value(value: Any, depth: int = 0) -> Any:
         if depth >= MAX_DEPTH:
             raise ConversionError(_TOO_DEEP, fix=_FLATTEN)
         return {"tuple": [_encode_value(each, depth + 1) for each in value]}
+    if kind in (list, dict) and depth < MAX_DEPTH:  # in a record
+        rows = value if kind is list else value.items()
+        return {kind.__name__: [_encode_value(each, depth + 1) for each in rows]}
     reason = "it is neither an array, a container nor plain data, and dlx.share does not pickle objects"
     fix = "Remove it from the shared container, or replace it by an array or a number."
     raise ConversionError(reason, source=type_name(kind), fix=fix)
@@ -159,13 +223,47 @@ def _frozen_children(nodes: list[Any], children: Any) -> list[int]:
     return [each for each in children if type(each) is int and each >= 0 and nodes[each][0] in _FROZEN]
 
 
+class Packed:
+    """A list of text, bytes or records in shared memory, which creates an element when it is read."""
+
+    __slots__ = ("_data", "_decode", "_kind", "_offsets", "_tensors")
+
+    def __init__(self, kind: str, data: Any, offsets: Any) -> None:
+        self._kind, self._tensors, self._decode = kind, (data, offsets), _DECODE[kind]
+        self._data, self._offsets = memoryview(data).cast("B"), memoryview(offsets)
+        if self._offsets.format not in ("l", "q") or self._offsets.ndim != 1 or not self._offsets:
+            raise HandleError("its description of a packed list is invalid")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(len(self))[i]]
+        i = range(len(self))[i]
+        first, end = self._offsets[i], self._offsets[i + 1]
+        try:
+            if 0 <= first <= end <= len(self._data):
+                return self._decode(bytes(self._data[first:end]))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            pass  # no error here has a cause that the reader could act on
+        raise HandleError(f"its element {i} is invalid")
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} packed elements: {self._kind}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packed, (self._kind, *self._tensors)  # between workers, the tensors travel as a descriptor
+
+
 # ---- decode ----------------------------------------------------------------------------------------------------------
 
 
-def decode(tree: Any, names: bytes, arrays: list[Any], *, joins: bool = False) -> Any:
+def decode(tree: Any, names: bytes, arrays: list[Any], *, joins: bool = False, lazy: bool = False) -> Any:
     """Build the encoded tree with these names and arrays; raise `HandleError` if the encoding is invalid.
 
-    A compound array becomes `Parts` if dlx `joins` them later, otherwise a dict of its parts.
+    A compound array becomes `Parts` if dlx `joins` them later, otherwise a dict of its parts. Packed lists stay
+    `Packed` if `lazy`.
     """
     try:
         root, nodes = tree
@@ -173,7 +271,7 @@ def decode(tree: Any, names: bytes, arrays: list[Any], *, joins: bool = False) -
             return arrays[~root]
         if _find_unhashable(nodes) is not None:
             raise HandleError("its description has a set with a member that is nested too deeply")
-        return _Builder(nodes, names, arrays, joins).build_child(root)
+        return _Builder(nodes, names, arrays, joins, lazy).build_child(root)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, HandleError):
             raise
@@ -181,9 +279,9 @@ def decode(tree: Any, names: bytes, arrays: list[Any], *, joins: bool = False) -
 
 
 def needs_tensors(tree: Any) -> bool:
-    """Return whether an encoded tree has a set, which cannot contain the arrays of every framework, or `Parts`."""
+    """Return whether an encoded tree has packed lists, `Parts`, or a set, which cannot contain all kinds of arrays."""
     try:
-        return any(kind.startswith(("set", "frozenset", _COMPOUND)) for kind, _, _ in tree[1])
+        return any(kind.startswith(("set", "frozenset", _COMPOUND, _PACKED)) for kind, _, _ in tree[1])
     except (TypeError, ValueError, LookupError) as error:
         raise HandleError("its description is invalid") from error
 
@@ -191,9 +289,14 @@ def needs_tensors(tree: Any) -> bool:
 class _Builder:
     """Builds the containers of nodes: mutable ones empty, then frozen ones from inside out, then fills the mutable."""
 
-    def __init__(self, nodes: list[Any], names: bytes, arrays: list[Any], joins: bool) -> None:
+    def __init__(self, nodes: list[Any], names: bytes, arrays: list[Any], joins: bool, lazy: bool) -> None:
         self.nodes, self.names, self.arrays = nodes, names, arrays
-        self.made: list[Any] = [_new_container(kind, joins) for kind, _, _ in nodes]
+        self.made: list[Any] = [
+            _unpack(kind, [arrays[~each] for each in children], lazy)
+            if kind.startswith(_PACKED)
+            else _new_container(kind, joins)
+            for kind, _, children in nodes
+        ]
         for number, made in enumerate(self.made):
             if made is None:
                 self._build_frozen(number)
@@ -209,7 +312,7 @@ class _Builder:
                     made.update(zip(map(_decode_value, keys), values, strict=True))
                 if len(made) != len(values):
                     raise HandleError("its description has a duplicate key")
-            elif kind not in _FROZEN:
+            elif kind not in _FROZEN and not kind.startswith(_PACKED):
                 (made.update if type(made) is set else made.extend)(self._build_children(children))
 
     def build_child(self, child: Any) -> Any:
@@ -244,6 +347,12 @@ class _Builder:
                 waiting += inner
 
 
+def _unpack(kind: str, arrays: list[Any], lazy: bool) -> Any:
+    _, rows, container = kind.split(" ")
+    packed = Packed(rows, *arrays)
+    return packed if lazy else {"list": list, "tuple": tuple}[container](packed)
+
+
 def _new_container(kind: str, joins: bool) -> Any:
     if kind.startswith(_COMPOUND):
         return Parts(kind.removeprefix(_COMPOUND)) if joins else {}
@@ -260,6 +369,8 @@ def _decode_value(value: Any, depth: int = 0) -> Any:
     ((kind, inner),) = value.items()
     if kind == "tuple" and depth < MAX_DEPTH:
         return tuple(_decode_value(each, depth + 1) for each in inner)
+    if kind in ("list", "dict") and depth < MAX_DEPTH:
+        return _EMPTY[kind]([_decode_value(each, depth + 1) for each in inner])  # type: ignore[call-arg]
     if kind == "int":
         return int(inner, 16)
     if kind == "float":
@@ -270,6 +381,13 @@ def _decode_value(value: Any, depth: int = 0) -> Any:
         raw = base64.b64decode(inner, validate=True)
         return raw if kind == "bytes" else bytearray(raw)
     raise HandleError("its description has a value of an unknown type")
+
+
+_DECODE: dict[str, Callable[[bytes], Any]] = {
+    "text": lambda raw: raw.decode("utf-8", "surrogatepass"),
+    "bytes": lambda raw: raw,
+    "record": lambda raw: _decode_value(json.loads(raw)),
+}
 
 
 def parse(text: bytes) -> dict[str, Any]:

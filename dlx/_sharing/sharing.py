@@ -26,17 +26,18 @@ from dlx._engine.tree import Tree
 from dlx._protocols.pointer import dltensor
 from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decode, encode, needs_tensors, parse
+from dlx._sharing.description import decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
+from dlx._sharing.ring import Frames, Ring, RingReader, build_frames
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._sharing.workers import register_types
 from dlx._support.text import amount
-from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, DTypeError, HandleError, LayoutError, ReadOnlyError
 
 if TYPE_CHECKING:
     from dlx._sharing.device import Export, Memory
 
-__all__ = ["attach_tree", "share_tree", "shared_empty"]
+__all__ = ["attach_tree", "create_ring", "share_tree", "shared_empty"]
 
 _BYTE = (lib.kDLUInt, 8, 1)
 
@@ -79,28 +80,51 @@ _Fail = Callable[[DlxError, _Item], None]
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, *, with_values: bool = True) -> Handle:
-    """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead."""
+def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tuple[int, ...] = ()) -> Handle:
+    """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead.
+
+    With the options of a `ring`, share one slot after the other.
+    """
     handler = lookup.kind_of(obj).handler
     failures, path = _AllFailures("shared memory", collect=True), None
     tree = None if handler is None else Tree(obj, handler, failures, compounds=Compounds(None))
     if tree is None:
         objs, sources = [obj], [lookup.source(obj, target=request.target.name)[1]]
     else:
-        objs, sources, path = tree.arrays, tree.sources, tree.path
+        objs, sources, path = [*tree.arrays], [*tree.sources], tree.path
+    found, inside = pack_lists(tree) if with_values and tree is not None else ({}, set())
+    packed: dict[int, tuple[str, int, int]] = {}
+    further: list[Tensor] = []  # the arrays of packed lists
+
+    def add(rows: Any) -> int:
+        further.append(FAST_PATH(rows, TENSOR.name))
+        return len(objs) + len(further) - 1
+
+    for node, (kind, data, offsets) in found.items():
+        packed[node] = kind, add(data), add(offsets)
+    for i, array_ in enumerate(objs if tree is not None and with_values else ()):
+        rows = pack_rows(array_.tolist()) if is_text(array_) else None
+        if rows is not None:  # its joined bytes take its place
+            objs[i], sources[i] = FAST_PATH(rows[1], TENSOR.name), TENSOR
+            packed[~i] = f"packed {rows[0]} list", i, add(rows[2])
 
     def fail(error: DlxError, item: _Item) -> None:
         failures.add(error, () if path is None else path(item.index))
 
     batch = Batch(request, objs, sources, path, failures, TENSOR.name)
-    layout = _place_items(_collect_items(batch.tensors(), with_values, fail), batch, with_values, fail)
-    number = [0] * len(objs)
+    layout = _place_items(_collect_items([*batch.tensors(), *further], with_values, fail), batch, with_values, fail)
+    number = [0] * (len(objs) + len(further))
     for n, item in enumerate(itertools.chain(*layout.groups)):
         number[item.index] = n
-    nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add)
+    nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add, packed, inside)
     failures.raise_first()
     register_types()
-    return _write_segment(layout, nodes, names, with_values)
+    return _write_segment(layout, nodes, names, with_values, ring)
+
+
+def is_text(obj: Any) -> bool:
+    """Return whether an array has text or bytes as elements, in one dimension."""
+    return getattr(getattr(obj, "dtype", None), "kind", "") in ("U", "S", "T") and getattr(obj, "ndim", 0) == 1
 
 
 class _Layout(NamedTuple):
@@ -150,7 +174,7 @@ def _place_items(items: list[_Item], batch: Batch, with_values: bool, fail: _Fai
     return _Layout([fresh, *held.values(), *of_devices], blocks, [*segments.values()], export)
 
 
-def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values: bool) -> Handle:
+def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values: bool, ring: tuple[int, ...]) -> Handle:
     """Create the segment of a layout, with its description and the copied arrays."""
     numbers = []
     for group in layout.groups:
@@ -165,8 +189,12 @@ def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values:
     if export is not None:
         fields["memories"] = [each.describe() for each in export.memories]
         fields["events"] = export.events.record()
+    room = layout.blocks.room
+    if ring:
+        fields["ring"] = [*ring, room]
+        room = lib.DLX_RING_BYTES + ring[0] * room
     text = json.dumps(fields, separators=(",", ":")).encode()
-    segment = new_segment(layout.blocks.room, b"".join(numbers), text, names)
+    segment = new_segment(room, b"".join(numbers), text, names)
     if with_values:
         _fill(segment, layout.blocks.blocks)
     if export is not None:
@@ -385,8 +413,9 @@ def attach_tree(
     handle: Any,
     mode: str,
     received: int | Sequence[int] | None = None,
-    convert: Callable[[Any], Any] | None = None,
+    convert: Callable[..., Any] | None = None,
     to: Any = None,
+    lazy: bool = False,
 ) -> Any:
     """Return the tree of a handle, over shared memory; with `to`, the fast path converts without tensors."""
     fds: list[int | None] = [*received] if isinstance(received, Sequence) and received else [None]
@@ -398,6 +427,10 @@ def attach_tree(
     if not text:
         raise HandleError("its segment has no description of arrays")
     fields = parse(text)
+    if "ring" in fields:
+        if mode == "private":
+            raise ReadOnlyError("the frames of a ring have no private pages", fix="Pass writable=True.")
+        return RingReader(_build_frames(segment, fields, numbers, names, mode, convert))
     try:
         segments = [segment, *_open_segments(fields["segments"], handle["pid"], access)]
         counts, memories = fields["numbers"], fields.get("memories", [])
@@ -421,7 +454,7 @@ def attach_tree(
         raise HandleError(f"its description is invalid: {why}") from error
     if convert is None or (are_converted and not memories):
         register_types({*map(type, tensors)})
-        return decode(whole, names, tensors)
+        return decode(whole, names, tensors, lazy=lazy)
     if not as_tensors:  # build the containers once, with the converted arrays
         try:
             arrays = convert(tensors)
@@ -431,7 +464,40 @@ def attach_tree(
             raise
         except DlxError:
             pass  # raised again below, with a path
-    return convert(decode(whole, names, tensors, joins=True))
+    return convert(decode(whole, names, tensors, joins=True, lazy=lazy))
+
+
+def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
+    """Create a ring for frames like a tree; reserve its memory."""
+    handle = share_tree(like, request, with_values=False, ring=options)
+    (segment,) = handle._segments
+    mapping = segment.mapping("write")
+    try:
+        if segment.size >= MIN_MAPPED and has_huge_pages(segment.size):
+            lib.dlx_write_runs(segment.fd, mapping.pages, segment.size, ffi.NULL, 0)
+        os.posix_fallocate(segment.fd, 0, segment.size)
+    except OSError as error:
+        raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
+    numbers, text, names = read_description(segment)
+    frames = _build_frames(segment, parse(text), numbers, names, "write", None)
+    return Ring(frames, handle, [convert(each, copy=False) for each in frames.trees])
+
+
+def _build_frames(segment: Segment, fields: Any, numbers: memoryview, names: bytes, mode: str, convert: Any) -> Frames:
+    """Return the frames of a ring, converted without a copy."""
+
+    def build(tensors: list[Any]) -> Any:
+        tree = decode(fields.get("tree"), names, tensors)
+        try:
+            return tree if convert is None else convert(tree, copy=False)
+        except ReadOnlyError as error:
+            error.sharing, error.option, error.fix = False, (), "Pass writable=True."
+            raise
+        except CopyRequiredError as error:
+            error.sharing, error.option, error.fix = False, (), "Attach it with to='dlx', and convert each frame."
+            raise
+
+    return build_frames(segment, fields["ring"], numbers, mode, build)
 
 
 def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:

@@ -6,6 +6,7 @@ So it outlives the process that created it. Other pickles are unchanged, since t
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -43,7 +44,7 @@ def register_types(arrays: Iterable[type] = ()) -> None:
         for kind in (Handle, Segment, Tensor, *arrays):
             if (name, kind) in _registered:
                 continue
-            reduce = {Handle: _reduce_handle, Segment: _reduce_segment}.get(kind)
+            reduce: Any = {Handle: _reduce_handle, Segment: _reduce_segment}.get(kind)
             if reduce is None:
                 make = getattr(module, "get_loky_pickler", lambda module=module: module.ForkingPickler)()
                 reduce = functools.partial(_reduce_array, make(io.BytesIO()).dispatch_table.get(kind))
@@ -100,7 +101,7 @@ def _restore_tensor(segment: Segment, numbers: bytes, readonly: bool) -> Tensor:
 
 def _reduce_segment(segment: Segment) -> Reduced:
     """Reduce a segment to its descriptor. A pickle contains it once, with any number of arrays in it."""
-    from multiprocessing.reduction import DupFd  # type: ignore[attr-defined]
+    from multiprocessing.reduction import DupFd
 
     segment.check()
     try:
@@ -140,8 +141,10 @@ def _restore_segment(sent: Any, token: str, size: int) -> Segment:
     try:
         fd = sent.detach()
     except (OSError, EOFError, RuntimeError) as error:
-        is_limit = "ancdata" in str(error)  # the kernel drops descriptors that this process cannot open
-        check_descriptor_limit(OSError(24, "") if is_limit else error)
+        # The kernel drops descriptors that this process cannot open.
+        cause = OSError(errno.EMFILE, "") if "ancdata" in str(error) else error
+        if isinstance(cause, OSError):
+            check_descriptor_limit(cause)
         raise HandleError(f"the process that sent it has ended: {error}", fix=_KEEP) from error
     try:
         return open_segment(os.getpid(), fd, token, 0, size, fd)

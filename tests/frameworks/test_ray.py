@@ -203,3 +203,39 @@ def test_ray_is_no_target():
     """The error suggests an alternative."""
     with pytest.raises(errors.AdapterNotFoundError, match="ray"):
         dlx.convert(np.ones(3), to="ray")
+
+
+@pytest.mark.parametrize("to", ("numpy", "torch", "jax"))
+def test_actors_exchange_arrays_in_shared_memory(to):
+    """The registered transport sends a handle: a write of the receiver is visible to the sender."""
+    if to == "jax":
+        pytest.importorskip("jax")
+    pytest.importorskip("ray.experimental.rdt", reason="this ray has no tensor transports")
+    from dlx_adapters.dlx_ray import register_transport
+
+    name = register_transport(to)
+
+    @ray.remote(num_cpus=0)
+    class Source:
+        @ray.method(tensor_transport=name)
+        def make(self, is_shared):
+            self.tensor = dlx.empty((1000,), "float32", shared=True)
+            memoryview(self.tensor)[0] = 7
+            return {"x": dlx.convert(self.tensor, to=to, copy=None if is_shared else True), "n": [1, "text"]}
+
+        def peek(self):
+            return memoryview(self.tensor)[1]
+
+    @ray.remote(num_cpus=0, enable_tensor_transport=True)
+    class Sink:
+        def write(self, tree):
+            x = dlx.convert(tree["x"], to="dlx", copy=False)
+            if not x.readonly:
+                memoryview(x)[1] = 9
+            return type(tree["x"]).__module__.partition(".")[0], memoryview(x)[0], tree["n"]
+
+    source, sink = Source.remote(), Sink.remote()
+    for is_shared, seen in ((True, 9), (False, 0)):
+        package, first, rest = got(sink.write.remote(source.make.remote(is_shared)))
+        assert package in (to, "jaxlib") and first == 7 and rest == [1, "text"]
+        assert got(source.peek.remote()) == (seen if to != "jax" else 0)

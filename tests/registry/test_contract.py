@@ -44,7 +44,7 @@ def test_no_part_has_more_than_14_fields(kind):
 
 
 def test_the_contract_does_not_grow():
-    """The six most common classes had 100 members, all classes 135; `Compound` has 8, transformations of functions 4."""
+    """The six most common classes had 100 members, all classes 135; `Compound` has 8, transformations 4."""
     six = (Adapter, FastPath, Capabilities, Container, Guard, Blocker)
     assert sum(len(members(kind)) for kind in six) <= 70
     assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 126

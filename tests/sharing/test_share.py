@@ -20,7 +20,7 @@ import textwrap
 import threading
 import typing
 import weakref
-from multiprocessing import resource_tracker
+from multiprocessing import resource_sharer, resource_tracker
 
 import pytest
 from support.arrays.reference import INT4
@@ -284,7 +284,7 @@ class TestTree:
     def test_all_that_cannot_be_shared_is_listed(self, np):
         """The first error is raised, with its class; its notes contain the others, each with its path."""
         pinned = native.tensor_new(256, (3,), None, (1, 8, 1), (3, 0), 0, None)
-        tree = {"good": b"x", "a": [np.array(["text"]), object()], "b": pinned, "c": (print, np.ones(3))}
+        tree = {"good": b"x", "a": [np.array([["text"]]), object()], "b": pinned, "c": (print, np.ones(3))}
         with pytest.raises(errors.DTypeError, match=r"obj\['a'\]\[0\]") as caught:
             dlx.share(tree)
         told = "\n".join(caught.value.__notes__)
@@ -633,12 +633,13 @@ class TestHandle:
             fd = reduction.recv_handle(b)
             sending.join()
             a.send(handle)
-            plain = b.recv()
-        found = dlx.attach(plain, fd=fd)
+            received = b.recv()  # its descriptor, too
+        found = dlx.attach(dict(received), fd=fd)
         os.close(fd)
         a.close()
         b.close()
-        assert values(found) == b"abc"
+        resource_sharer.stop(5)  # the thread that sent the handle
+        assert values(found) == values(dlx.attach(received)) == b"abc"
 
     def test_several_pieces_have_no_one_descriptor(self):
         with dlx.share([dlx.empty(3, "uint8", shared=True), b"x"]) as handle:

@@ -1,0 +1,355 @@
+"""`dlx.ring`: frames from one producer to many readers, waiting, overwriting, dead peers and forged rings."""
+
+import contextlib
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from support.project import program
+
+import dlx
+from dlx import errors
+from dlx._core.extension import ffi, lib
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rings need Linux")
+
+
+def frame(value):
+    """Return a frame of four bytes."""
+    return dlx.from_dlpack(bytearray([value] * 4))
+
+
+def value(found):
+    """Return the value of a frame, whose bytes are equal."""
+    (only,) = set(bytes(memoryview(found)))
+    return only
+
+
+@pytest.fixture
+def ring():
+    """Return a function that creates rings of four bytes, which end with the test."""
+    made = []
+
+    def create(slots=4, **options):
+        made.append(dlx.ring(slots, like=frame(0), **options))
+        return made[-1]
+
+    yield create
+    while made:
+        made.pop().close()
+
+
+class TestFrames:
+    """What readers get."""
+
+    def test_every_reader_gets_every_frame_in_order(self, ring):
+        own = ring(readers=2)
+        readers = [dlx.attach(own.handle) for _ in range(2)]
+        for number in range(1, 20):
+            own.put(frame(number))
+            assert [value(each.read(timeout=0)) for each in readers] == [number] * 2
+            assert [each.number for each in readers] == [number] * 2
+
+    def test_a_frame_is_a_tree_of_any_framework(self, np, torch):
+        like = {"x": np.zeros((2, 3), np.float32), "t": [torch.zeros(2, dtype=torch.bfloat16), 1], "name": "camera"}
+        with dlx.ring(2, like, to="torch") as own, dlx.attach(own.handle, to="numpy") as reader:
+            own.put({"x": torch.ones(2, 3), "t": [torch.ones(2, dtype=torch.bfloat16), 1], "name": "camera"})
+            found = reader.read(timeout=0)
+            assert found["x"].sum() == 6 and not found["x"].flags.writeable and found["t"][1] == 1
+            assert found["name"] == "camera" and str(found["t"][0].dtype) == "bfloat16"
+            with own.write(timeout=0) as tree:
+                tree["x"][:] = 2
+            assert reader.read(timeout=0)["x"].sum() == 12
+
+    def test_arrays_of_a_slot_are_created_once(self, ring):
+        own = ring(2)
+        reader = dlx.attach(own.handle)
+        found = set()
+        for number in range(6):
+            own.put(frame(number))
+            found.add(id(reader.read(timeout=0)))
+        assert len(found) == 2
+
+    def test_a_reader_gets_the_frames_after_it_joined(self, ring):
+        own = ring(readers=0)
+        own.put(frame(1))
+        reader = dlx.attach(own.handle)
+        own.put(frame(2))
+        assert value(reader.read(timeout=0)) == 2
+
+    def test_iteration_ends_with_the_ring(self, ring):
+        own = ring()
+        reader = dlx.attach(own.handle)
+        for number in (1, 2, 3):
+            own.put(frame(number))
+        own.close()
+        assert [value(each) for each in reader] == [1, 2, 3]
+        with pytest.raises(EOFError):
+            reader.read()
+
+    def test_the_newest_frame_skips_the_others(self, ring):
+        own = ring()
+        reader = dlx.attach(own.handle)
+        for number in (1, 2, 3):
+            own.put(frame(number))
+        assert value(reader.read(timeout=0, newest=True)) == 3
+        with pytest.raises(TimeoutError):
+            reader.read(timeout=0)
+
+    def test_an_error_while_writing_publishes_nothing(self, ring):
+        own = ring()
+        reader = dlx.attach(own.handle)
+        with pytest.raises(KeyError), own.write():
+            raise KeyError
+        with pytest.raises(errors.LayoutError):
+            own.put(dlx.from_dlpack(bytearray(5)))
+        with pytest.raises(TimeoutError, match="no frame arrived within 0 s"):
+            reader.read(timeout=0)
+        own.put(frame(7))
+        assert value(reader.read(timeout=0)) == 7
+
+    def test_a_writable_reader_shares_with_torch(self, torch, ring):
+        own = ring()
+        with pytest.raises(errors.ReadOnlyError, match="Pass writable=True"):
+            dlx.attach(own.handle, to="torch")
+        reader = dlx.attach(own.handle, to="torch", writable=True)
+        own.put(frame(5))
+        assert reader.read(timeout=0).tolist() == [5] * 4
+        with pytest.raises(errors.ReadOnlyError, match="Pass writable=True"):
+            dlx.attach(own.handle, to="torch", readonly="share")
+
+
+class TestWaiting:
+    """Back-pressure, overwriting and time limits."""
+
+    def test_a_full_ring_waits_for_the_slowest_reader(self, ring):
+        own = ring(2, readers=2)
+        quick, slow = (dlx.attach(own.handle) for _ in range(2))
+        own.put(frame(1))
+        own.put(frame(2))
+        quick.read(), quick.read(), quick.release()
+        with pytest.raises(TimeoutError, match="no reader released a frame within 0"):
+            own.put(frame(3), timeout=0)
+        assert value(slow.read()) == 1
+        with pytest.raises(TimeoutError):  # it is still reading
+            own.put(frame(3), timeout=0.01)
+        slow.release()
+        own.put(frame(3), timeout=0)
+
+    def test_the_first_frame_waits_for_readers(self, ring):
+        own = ring()
+        with pytest.raises(TimeoutError):
+            own.put(frame(1), timeout=0)
+        with pytest.raises(TimeoutError):
+            own.put(frame(1), timeout=0.06)
+        reader = dlx.attach(own.handle)
+        own.put(frame(1), timeout=0)
+        reader.close()
+        own.put(frame(2), timeout=0)
+
+    def test_overwriting_never_waits_and_never_touches_a_frame_that_is_read(self, ring):
+        own = ring(3, overwrite=True)
+        reader = dlx.attach(own.handle)
+        own.put(frame(1))
+        held = reader.read(timeout=0)
+        for number in range(2, 50):
+            own.put(frame(number), timeout=0)
+            assert value(held) == 1
+        assert value(reader.read(timeout=0)) == 48 and reader.number == 48
+        assert value(reader.read(timeout=0)) == 49
+
+    def test_threads_wake_each_other(self, ring):
+        own = ring(2)
+        reader, found = dlx.attach(own.handle), []
+        thread = threading.Thread(target=lambda: found.extend(value(each) for each in reader))
+        thread.start()
+        for number in range(200):
+            own.put(frame(number), timeout=20)
+            if number % 50 == 0:
+                time.sleep(0.06)
+        own.close()
+        thread.join(20)
+        assert found == list(range(200))
+
+    def test_a_closed_ring_and_reader_say_so(self, ring):
+        own = ring()
+        reader = dlx.attach(own.handle)
+        reader.close()
+        own.close()
+        with pytest.raises(errors.HandleError, match="is closed"):
+            reader.read()
+        with pytest.raises(errors.HandleError, match="is closed"):
+            own.put(frame(1))
+
+    @pytest.mark.parametrize("slots", (0, 1, 1025))
+    def test_the_number_of_slots_is_limited(self, slots):
+        with pytest.raises(ValueError, match="takes 2 to 1,024 slots"):
+            dlx.ring(slots, like=frame(0))
+
+    def test_too_many_readers_are_refused(self, ring):
+        own = ring()
+        readers = [dlx.attach(own.handle) for _ in range(lib.DLX_RING_READERS)]
+        with pytest.raises(errors.HandleError, match="the most that a ring can have"):
+            dlx.attach(own.handle)
+        readers.pop().close()
+        dlx.attach(own.handle).close()
+
+
+PEERS = """
+import multiprocessing, os, signal, sys, time
+import dlx
+like = dlx.from_dlpack(bytearray(4))
+context = multiprocessing.get_context("spawn")
+
+def read(handle, pipe):
+    reader = dlx.attach(handle)
+    pipe.send(bytes(memoryview(reader.read())))
+    time.sleep(60)  # it holds the frame
+
+def fill(pipe):
+    ring = dlx.ring(4, like, readers=0)
+    pipe.send(ring.handle)
+    pipe.recv()
+    ring.put(dlx.from_dlpack(b"abcd"))
+    pipe.send(None)
+    time.sleep(60)
+
+def main():
+    here, there = context.Pipe()
+    with dlx.ring(2, like) as ring:
+        process = context.Process(target=read, args=(ring.handle, there))
+        process.start()
+        ring.put(dlx.from_dlpack(b"abcd"))
+        assert here.recv() == b"abcd"
+        ring.put(like)
+        try:
+            ring.put(like, timeout=0.2)
+            raise AssertionError
+        except TimeoutError:
+            pass
+        process.kill()
+        start = time.monotonic()
+        ring.put(like, timeout=20)  # the dead reader is removed
+        print("reader", time.monotonic() - start < 5)
+        if os.fork() == 0:
+            try:
+                ring.put(like)
+            except dlx.errors.HandleError as error:
+                print("fork", error)
+            sys.stdout.flush()
+            os._exit(0)
+        os.wait()
+        process.join()
+    process = context.Process(target=fill, args=(there,))
+    process.start()
+    reader = dlx.attach(here.recv())
+    here.send(None)
+    here.recv()
+    if os.fork() == 0:  # a child of a reader holds none of its locks
+        time.sleep(60)
+    process.kill()
+    print("frame", bytes(memoryview(reader.read(timeout=20))))
+    try:
+        reader.read(timeout=20)
+    except dlx.errors.HandleError as error:
+        print("producer", error)
+    process.join()
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os.killpg(0, signal.SIGKILL)
+"""
+
+
+def test_dead_peers_are_removed_and_named(tmp_path):
+    """A killed reader frees its frame; a killed producer leaves its frames, and then an error."""
+    file = tmp_path / "peers.py"
+    file.write_text(PEERS)
+    command = [sys.executable, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, start_new_session=True)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["reader", "fork", "frame", "producer"], done.stdout + done.stderr
+    assert lines[0] == "reader True" and lines[2] == "frame b'abcd'" and done.stderr == ""
+    assert "belongs to the parent of this process" in lines[1]
+    assert "has ended without closing it" in lines[3]
+
+
+@pytest.mark.unsanitized("a process takes its time to be killed")
+def test_killed_processes_leave_no_stuck_peer_and_no_memory():
+    """A part of `nox -s ring-kills`."""
+    command = program("stress.ring_kills", "--count", 8)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 wrong; " in done.stdout  # multiprocessing itself prints connections that a kill has cut
+
+
+def test_nothing_is_left(np):
+    """Rings and readers close their descriptors and mappings."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        own = dlx.ring(4, like=np.zeros((64, 1024)), readers=0)
+        reader = dlx.attach(own.handle, to="numpy")
+        own.put(np.ones((64, 1024)))
+        kept = reader.read()
+        del own, reader
+        gc.collect()
+        assert kept.sum() == 65536  # an array keeps its memory
+        del kept
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with open("/proc/self/maps") as maps:
+        assert not any("memfd:dlx" in line for line in maps)
+
+
+def test_forged_rings_are_refused_or_harmless():
+    """Random words in the control block, and random numbers in the description, raise HandleError or TimeoutError."""
+    draw = random.Random(7)
+    for round_ in range(300):
+        own = dlx.ring(4, like=[frame(0), frame(1)], readers=0)
+        handle = dict(own.handle)
+        with open(f"/proc/self/fd/{own.handle.fileno()}", "r+b", buffering=0) as file:
+            size = handle["size"]
+            control = size - 4 * 512 - lib.DLX_RING_BYTES
+            if round_ % 3 == 0:  # the description
+                at = draw.randrange(256, control)
+                file.seek(at)
+                file.write(bytes([draw.randrange(256)]))
+            else:
+                for _ in range(draw.choice((1, 8, 64))):
+                    file.seek(control + draw.randrange(lib.DLX_RING_BYTES // 8) * 8)
+                    file.write(draw.choice((b"\0", b"\1", b"\xff", b"\x7f")) * 8)
+        try:
+            reader = dlx.attach(json.loads(json.dumps(handle)))
+        except errors.HandleError:
+            reader = None
+        for number in range(6 if hasattr(reader, "read") else 0):  # else its description has no ring any more
+            with contextlib.suppress(TimeoutError, EOFError):
+                own.put([frame(number), frame(number)], timeout=0.001)
+            with contextlib.suppress(TimeoutError, EOFError):
+                reader.read(timeout=0.001)
+        own.close()
+
+
+def test_slots_and_readers_stay_in_range_whatever_the_memory_contains():
+    """The C functions return numbers of slots only."""
+    draw = random.Random(3)
+    block = ffi.new("uint64_t[]", lib.DLX_RING_BYTES // 8 + 8)
+    start = ffi.cast("uintptr_t", block)
+    ring_ = ffi.cast("void *", int(start) + -int(start) % 64)
+    words = ffi.cast("uint64_t *", ring_)
+    for _ in range(2000):
+        for _ in range(20):
+            words[draw.randrange(lib.DLX_RING_BYTES // 8)] = draw.choice((0, 1, 2, 2**64 - 1, draw.getrandbits(64)))
+        slot = lib.dlx_ring_claim(ring_, 7, draw.randrange(2), draw.randrange(3), 0)
+        assert -1 <= slot < 7
+        number = draw.randrange(lib.DLX_RING_READERS)
+        slot = lib.dlx_ring_next(ring_, 7, number, draw.randrange(2), 0)
+        assert slot in (-1, lib.DLX_RING_ENDED) or 0 <= slot < 7
+        lib.dlx_ring_release(ring_, number)
