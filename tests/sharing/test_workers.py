@@ -174,7 +174,7 @@ def test_a_worker_that_was_killed_before_its_result_arrived_is_named(tmp_path):
 
 
 LIMIT = """
-import multiprocessing, resource, sys
+import multiprocessing, resource, sys, time
 import dlx
 
 def work(n):
@@ -183,7 +183,7 @@ def work(n):
 if __name__ == "__main__":
     multiprocessing.set_start_method("fork")
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.Process(target=lambda: (sender.send(work(60)), receiver.recv()))
+    process = multiprocessing.Process(target=lambda: (sender.send(work(60)), time.sleep(60)))
     process.start()
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
     try:
