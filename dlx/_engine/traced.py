@@ -72,27 +72,19 @@ _opaque: weakref.WeakSet[Any] = weakref.WeakSet()
 def make_opaque(function: Any) -> Any:
     """Have the compiler call a function instead of tracing it: with tensors without data, and later in its graph."""
     skip_frames(function)
-    if f"{TRACING[0]}._dynamo" in sys.modules:
-        _mark(function)
     _opaque.add(function)
+    when_imported(f"{TRACING[0]}._dynamo", _mark)
     return function
 
 
-def _mark(function: Any) -> None:
+def _mark(dynamo: Any) -> None:
     with contextlib.suppress(AttributeError):  # a fake torch of a test
-        rules = sys.modules[f"{TRACING[0]}._dynamo"].trace_rules
+        rules = dynamo.trace_rules
         for numbers in (rules._allowed_callable_ids, rules._nonstrict_trace_callable_ids):
-            if id(function) not in numbers():
-                numbers.add(id(function))
-                weakref.finalize(function, numbers.remove, id(function)).atexit = False
-
-
-def _mark_all(_: Any) -> None:
-    for each in [*_opaque]:
-        _mark(each)
-
-
-when_imported(f"{TRACING[0]}._dynamo", _mark_all)
+            for function in [*_opaque]:
+                if id(function) not in numbers():
+                    numbers.add(id(function))
+                    weakref.finalize(function, numbers.remove, id(function)).atexit = False
 
 
 def skip_frames(function: Any) -> None:

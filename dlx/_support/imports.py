@@ -24,7 +24,9 @@ def when_imported(name: str, function: Callable[[Any], None]) -> None:
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         function(module)
         return
-    _waiting.setdefault(name, []).append(function)
+    waiting = _waiting.setdefault(name, [])
+    if function not in waiting:
+        waiting.append(function)
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 

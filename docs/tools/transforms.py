@@ -47,7 +47,7 @@ below the tables.
 TAIL = """
 ## What happens inside
 
-- **torch** sees the operator `torch.ops.dlx.call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile`
+- **torch** sees the operator `dlx::call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile`
   the function is compiled by `jax.jit`, and the backward pass runs it again. Results are tensors in lists, tuples and
   dicts.
 - **jax** sees one primitive, which calls the host. `vmap` calls the function for each element. The program runs on one

@@ -39,6 +39,7 @@ REFUSED = {  # the function, how its message begins, a call
     "describe": ("describe", lambda obj: dlx.describe(obj)),
     "from_dlpack": ("convert", lambda obj: dlx.from_dlpack(obj)),
     "parts": ("split", lambda obj: dlx.parts(obj)),
+    "ring": ("create a ring like", lambda obj: dlx.ring(2, like=obj)),
     "share": ("share", lambda obj: dlx.share(obj)),
     "shares_memory": ("compare the memory of", lambda obj: dlx.shares_memory(obj, b"abc")),
     "stack": ("stack", lambda obj: dlx.stack([obj], to="dlx")),

@@ -129,7 +129,7 @@ def test_frames_of_others_stay_between_those_of_dlx():
     error = raised(lambda: dlx.convert([Tree()], to="dlx"))
     while error.__cause__ is not None:
         error = error.__cause__
-    assert str(error).endswith("made by the tree's author")
+    assert "at obj[0]: made by the tree's author. " in str(error)
     assert names(error)[-2:] == [__name__, __name__]
 
 

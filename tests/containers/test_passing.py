@@ -163,7 +163,7 @@ def test_messages_name_the_option(np, torch):
         lambda: dlx.convert([np.ones(2), torch.ones(2, requires_grad=True)], "numpy"),
         lambda: dlx.convert([torch.ones(2, dtype=torch.float8_e4m3fn)], "tvm_ffi", copy=False, device="meta"),
         lambda: dlx.stack([text, text], "torch"),
-        lambda: dlx.share([text]),
+        lambda: dlx.share([np.array([None])]),
         lambda: dlx.using("torch")(lambda x: x)([text]),
     )
     for call in others:

@@ -46,7 +46,8 @@ def test_dlx_casts_like_numpy(np, old, new):
 def test_every_half_is_rounded_like_numpy_s(np):
     """All float16 values, and the neighbours of their midpoints; bfloat16 by ml_dtypes."""
     halves = np.arange(1 << 16, dtype="u2").view("f2")
-    wide = halves.astype("f8")
+    with np.errstate(invalid="ignore"):  # some processors report NaN
+        wide = halves.astype("f8")
     assert np.array_equal(cast(halves, "float64"), wide, equal_nan=True)
     with np.errstate(all="ignore"):
         middle = (wide[:-1] + wide[1:]) / 2
@@ -121,7 +122,7 @@ def test_what_a_single_dtype_applies_to(np, torch):
     assert dlx.convert(np.ones(2), "numpy", dtype={"int64": "int32"}).dtype == np.float64
 
 
-def test_a_mapping_is_applied_once(np):
+def test_a_mapping_is_applied_once(np, torch):
     """A chain of changes is not followed, also if the framework casts."""
     chain = {"float64": "float32", "float32": "float16", "float16": "float64"}
     for x in (np.ones(2), np.ones(2, ">f8"), dlx.convert(np.ones(2), "dlx"), array.array("d", [1, 1])):

@@ -766,6 +766,7 @@ except MemoryError:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "gguf", "pt", "arrow", "h5"])
+@pytest.mark.native("it does not bound the address space")
 @pytest.mark.unsanitized("the sanitizer needs its own memory")
 def test_lack_of_memory_is_a_memory_error(tmp_path, np, kind):
     """It is never reported as a damaged file, which a caller may delete."""

@@ -18,6 +18,7 @@ def test_mutated_files(kind, tmp_path):
     assert "refused" in done.stdout or "skipped" in done.stdout
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # jax has threads
 def test_a_fault_is_found(tmp_path, monkeypatch):
     """An error that is not dlx's fails the run, and its file is kept."""
 

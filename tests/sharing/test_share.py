@@ -382,6 +382,7 @@ class TestMemory:
             assert dlx.attach(handle, "torch", readonly="share").tolist() == [0, 0, 0] and one.tolist() == [7, 0, 0]
 
     @pytest.mark.unsanitized("the deadly signal is caught and reported")
+    @pytest.mark.native("the emulator reports the fault on stderr")
     def test_the_mapping_itself_is_read_only(self, python):
         out = python("""
             import ctypes, os, signal, dlx
@@ -451,6 +452,7 @@ class TestMemory:
         del found
         os.close(fd)
 
+    @pytest.mark.native("its kernel calls are not passed on")
     @pytest.mark.few(1)
     @pytest.mark.parametrize("kernel", ["unchanged", "no huge pages", "no process_vm_readv"])
     def test_large_memory_is_copied_into_huge_pages_where_the_kernel_makes_them(self, np, python, kernel):
@@ -1195,6 +1197,7 @@ class TestLimits:
         """)
         assert out == "File too large\nFile too large\n3\n"
 
+    @pytest.mark.native("it does not bound the address space")
     @pytest.mark.unsanitized("the address space that it bounds is what they need")
     def test_no_descriptor_and_no_memory_left_are_no_fault_of_the_handle(self, python):
         with dlx.share(bytearray(3)) as handle:

@@ -65,6 +65,11 @@ def verbs(plain, folder):
         with dlx.share(tree) as handle:
             return dlx.attach(dict(handle), to="dlx")["a"][0].shape
 
+    def ring():
+        with dlx.ring(2, like=array, readers=0) as frames:
+            frames.put(array)
+            return frames.handle
+
     def moved():
         there = dlx.convert(tensor, to="dlx", device="cuda:0")
         there = dlx.convert([there, there], to="dlx", device="cuda:1")
@@ -96,6 +101,7 @@ def verbs(plain, folder):
         "stack": lambda: dlx.stack([array, tensor], "dlx"),
         "share": shared,
         "attach": shared,
+        "ring": ring,
         "shares_memory": lambda: dlx.shares_memory(tensor, array),
         "array_namespace": lambda: dlx.array_namespace(array),
         "adapters": lambda: len(dlx.adapters()),
