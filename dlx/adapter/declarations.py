@@ -107,6 +107,7 @@ class Capabilities(Frozen):
     refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.min_alignment and self.min_alignment not in ALIGNMENTS:
             raise ValueError(f"min_alignment must be 0 or a power of 2 up to 4096, found {self.min_alignment!r}")
         if self.subbyte not in ("packed", "padded", "both"):
@@ -145,6 +146,7 @@ class Blocker(Frozen):
     also_blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.needs not in (None, "copy", "detach"):
             raise ValueError(f"needs must be None, 'copy' or 'detach', found {self.needs!r}")
         if isinstance(self.also_blocks, str) or not {*self.also_blocks} <= {"copy", "detach", "stay"}:
