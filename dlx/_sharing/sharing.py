@@ -102,7 +102,7 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tu
 
     for node, (kind, data, offsets) in found.items():
         packed[node] = kind, add(data), add(offsets)
-    for i, array_ in enumerate(objs if tree is not None and with_values else ()):
+    for i, array_ in enumerate(objs if with_values else ()):
         rows = pack_rows(array_.tolist()) if is_text(array_) else None
         if rows is not None:  # its joined bytes take its place
             objs[i], sources[i] = FAST_PATH(rows[1], TENSOR.name), TENSOR
@@ -116,7 +116,11 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tu
     number = [0] * (len(objs) + len(further))
     for n, item in enumerate(itertools.chain(*layout.groups)):
         number[item.index] = n
-    nodes, names = ([-1, []], b"") if tree is None else encode(tree, number, failures.add, packed, inside)
+    if tree is None:
+        root = [[kind, None, [~number[each] for each in rows]] for kind, *rows in packed.values()]
+        nodes, names = [0 if root else -1, root], b""
+    else:
+        nodes, names = encode(tree, number, failures.add, packed, inside)
     failures.raise_first()
     register_types()
     return _write_segment(layout, nodes, names, with_values, ring)

@@ -110,3 +110,10 @@ def test_forged_packed_lists_are_refused():
                 except errors.HandleError:
                     refused += 1
     assert refused > 20
+
+
+def test_an_array_of_text_alone(np):
+    """What a container may contain may also be shared alone."""
+    for array in (np.array(["a", "é", ""] * 200), np.array([b"a", b"bc"]), np.array([], "U3")):
+        with dlx.share(array) as handle:
+            assert dlx.attach(handle) == array.tolist() and [*dlx.attach(handle, lazy=True)] == array.tolist()
