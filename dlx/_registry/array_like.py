@@ -94,6 +94,8 @@ _HINTS = (
     _Hint("state_dict", "Convert its .state_dict().", "", _HOLDER),
     _Hint("Dataset", "Convert its items.", "torch", _HOLDER),
     _Hint("nditer", "Convert its .operands.", "numpy", _ITERATOR),
+    _Hint("real", "Make an array of it first: numpy.array(x).", "builtins"),
+    _Hint("range", "Make an array of it first: numpy.array(x).", "builtins"),
     _Hint("__array__", "Call numpy.asarray(x) first; dlx does not, because it may copy."),
     _Hint("numpy", "Call .numpy() first."),
     _Hint("__getitem__", "Convert the result of x[...]. If it is a record of arrays, define its __dlx_tree__ method."),
