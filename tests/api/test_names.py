@@ -178,6 +178,7 @@ def test_a_target_that_is_a_source_only(name):
 
 @pytest.mark.parametrize("obj", [3, 2.0, 1j, True, range(3)], ids=repr)
 def test_a_number_is_no_array(obj):
+    """The error names the function that makes an array of it."""
     with pytest.raises(AdapterNotFoundError, match=re.escape("Make an array of it first: numpy.array(x).")):
         dlx.convert(obj, to="torch")
 
