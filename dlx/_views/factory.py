@@ -97,14 +97,14 @@ def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     return _choose(cls, handler)(obj, handler, scope, path)
 
 
-def _choose(cls: Any, handler: Container) -> Callable[..., Any]:
+def _choose(cls: Any, handler: Container) -> Any:
     """Return the function that creates views of a class: the class, or one that also sets a handler's functions."""
     live, reader, fixed = handler.live, handler.reader, None
     if not handler.types or handler.elements == "fresh" or cls is RecordView:
         reader = None
     elif not handler.mutable:
         fixed = str if handler.kind == "mapping" else int
-    if live is reader is fixed is None:
+    if live is None and reader is None and fixed is None:
         return cls
 
     def create(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
