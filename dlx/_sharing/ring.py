@@ -136,9 +136,9 @@ class Ring(_Member):
     Use it as a context manager to end the ring. One thread at a time may use it.
     """
 
-    handle: Handle
+    handle: Handle[RingReader]
 
-    def __init__(self, frames: Frames, handle: Handle, own: Any) -> None:
+    def __init__(self, frames: Frames, handle: Handle[Any], own: Any) -> None:
         super().__init__(frames)
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them
