@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlx._files.header import SAFE, Contents, File, read_stream
+from dlx._files.header import SAFE, Contents, File, Merged, read_stream
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.reflect import type_name
@@ -21,7 +21,6 @@ __all__ = [
     "FOLDER_KINDS",
     "LIBRARY_KINDS",
     "SUFFIXES",
-    "Parts",
     "detect_kind",
     "find_source",
     "naming_part",
@@ -159,49 +158,50 @@ def _find_reader(kind: str) -> Callable[[File], Contents]:
     return found
 
 
-Parts = list[tuple[File, Contents]]
-
-
 @contextmanager
-def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int] | None]]:
-    """Read a file and the files listed in an index; close these afterwards, and the file's reader after an error.
+def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]]:
+    """Read a file, or the files of a checkpoint; close these afterwards, and the file's reader after an error.
 
-    Yield each with its contents, and the number of the part that has each array; None if the only part has all.
+    Yield the files, by the number in each `Stored`, and their contents.
     """
     if kind != INDEX and not file.has_shards:
         contents = _find_reader(kind)(file)
         try:
-            yield [(file, contents)], None
+            yield [file], contents
         except BaseException:
             if contents.close is not None:
                 contents.close()
             raise
         return
-    contents, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
-    parts: Parts = [(file, contents)]
-    places: dict[str, int] = {}
+    index, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
+    files, parts, places = [file], [index], dict[str, int]()
     listed = {name for names in shards.values() for name in names} if shards else set()
     try:
         for place in list_shards(file.path.name) if shards is None else shards:
             with naming_part(place):
-                shard = File(file.path.parent / place)
-                parts.append((shard, Contents(".safetensors", {})))
-                found = read_safetensors(shard)
-                parts[-1] = shard, found
-                wanted = set(found.entries if shards is None else shards[place])
-                missing = wanted - found.entries.keys()
-                if missing:
-                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+                files.append(File(file.path.parent / place))
+                parts.append(read_safetensors(files[-1]))
+                names = parts[-1].entries
+                wanted = names.keys() if shards is None else set(shards[place])
+                check_listed(wanted, names)
             # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
-            for name in found.entries:
+            for name in names:
                 if name not in wanted and name in listed:
                     continue
                 if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
                     raise FileError(f"two of its files contain {one_line(name, 80)!r}")
-        yield parts, places
+        metadata = {key: value for each in reversed(parts) for key, value in each.metadata.items()}
+        yield files, Contents(INDEX, Merged([each.entries for each in parts], places), metadata, index.notes)
     finally:
-        for shard, _ in parts[1:]:
+        for shard in files[1:]:
             shard.handle.close()
+
+
+def check_listed(listed: Set[str], found: Container[str]) -> None:
+    """Raise `FileError` if a file lacks a tensor that an index lists."""
+    missing = [name for name in listed if name not in found]
+    if missing:
+        raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
 
 
 @contextmanager
@@ -223,8 +223,6 @@ def read_torch_shards(file: File, load: Callable[[File], Any]) -> dict[str, Any]
     for place, names in shards.items():
         with naming_part(place), File(file.path.parent / place) as part:
             tensors = load(part)
-            missing = set(names) - tensors.keys() if isinstance(tensors, dict) else set(names)
-            if missing:
-                raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+            check_listed({*names}, tensors if isinstance(tensors, dict) else ())
             found |= {name: tensors[name] for name in names}
     return found

@@ -58,7 +58,7 @@ def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> dict[Any, 
     def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
         for key, value in inside.items():
             names[dotted_path((*path, key), str)] = None
-            if len(names) > MAX_NAMES:
+            if path and len(names) > MAX_NAMES:
                 raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
                 list_names(value, (*path, key))

@@ -189,24 +189,16 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
                 read = objects.read_torch if kind == ".pt" else objects.read_mapped
                 return read(file, readonly or "copy")
             arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
-        with read_contents(file, kind) as (parts, places):
-            entries = tuple(
-                _stored_entry(field, arrays)
-                for i, (_, contents) in enumerate(parts)
-                for name, each in contents.entries.items()
-                if places is None or places.get(name) == i
-                for field in list_leaves(each, name)
-            )
+        with read_contents(file, kind) as (files, contents):
+            entries = tuple(_stored_entry(each, arrays) for each in list_leaves(contents.entries))
             metadata = {
                 key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
-                for _, contents in reversed(parts)
                 for key, value in contents.metadata.items()
             }
-            for _, contents in parts:
-                if contents.close is not None:
-                    contents.close()
-            size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
-            return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
+            if contents.close is not None:
+                contents.close()
+            size = sum(each.size for each in files)
+            return Source(str(path), kind.removesuffix(".index.json"), entries, size, contents.notes, metadata)
 
 
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:
