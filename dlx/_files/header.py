@@ -293,16 +293,16 @@ class Named(Mapping[str, V]):
         return len(self._names)
 
 
-class Merged(Named[Stored]):
-    """The entries of several files; `places` is the number of the file of each name."""
+class Merged(Named[Any]):
+    """The members of several files; `places` is the number of the file of each name."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Stored]], places: Mapping[str, int]) -> None:
+    def __init__(self, parts: Sequence[Mapping[str, Any]], places: Mapping[str, int]) -> None:
         self._parts, self._names = parts, places
 
-    def __getitem__(self, name: str) -> Stored:
-        part: int = self._names[name]
+    def __getitem__(self, name: str) -> Any:
+        part = self._names[name]
         found = self._parts[part][name]
-        return found._replace(part=part) if part else found
+        return found._replace(part=part) if part and type(found) is Stored else found
 
 
 class Contents(NamedTuple):

@@ -18,10 +18,10 @@ from dlx._files.reading import (
     find_source,
     open_file,
     read_contents,
-    read_torch_shards,
+    read_shards,
 )
 from dlx._files.safetensors import BIN_INDEX, DCP
-from dlx._files.selection import Names, select_names, select_tree
+from dlx._files.selection import Names, match_names, select_tree
 from dlx._registry.generic import Deferred
 from dlx._views.mapping import MappingView
 from dlx.adapter.declarations import Blocker
@@ -86,7 +86,7 @@ def _name_dtypes(entries: Mapping[str, Stored], raw: str | Mapping[str, str]) ->
         is_raw = (name for name, each in known.items() if not each.dtype and each.dtype_name.lstrip("<>|=")[:1] == "V")
         raw = dict.fromkeys(is_raw, raw)
     for which, word in raw.items():
-        dtypes |= dict.fromkeys(select_names(known, which, None, "raw"), DType(word))
+        dtypes |= dict.fromkeys(match_names(known, which, "raw") or (), DType(word))
     for name, dtype in dtypes.items():
         name_dtype(known[name], dtype)  # raises for a dtype of another size
     return {name: change(name, stored) for name, stored in entries.items()}
@@ -200,27 +200,26 @@ def _load(
     """Return the members and the metadata of a file that another library reads, or of torch's folders."""
     from dlx._files.arrow_torch import arrow_columns, load_checkpoint
 
-    def pick(names: Any) -> list[str]:
-        return select_names(names, only, skip)
-
-    if kind == ".arrow":
-        memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
-        columns, metadata = arrow_columns(file, memory)
-        return {name: columns[name] for name in pick(columns)}, metadata
     if kind == DCP:
         from dlx._files.dcp import read_dcp
 
-        return read_dcp(file, pick, private=private, mapped=mapped), {}
+        return read_dcp(file, only, skip, private=private, mapped=mapped), {}
 
     def load(part: File) -> Any:
-        if mapped and part.data is None:
-            return load_checkpoint(part)[0]
-        with copy_to_memory(part, needs_path=True) as copy:
+        with part, part if mapped and part.data is None else copy_to_memory(part, needs_path=True) as copy:
             return load_checkpoint(copy)[0]
 
-    found = read_torch_shards(file, load) if kind == BIN_INDEX else load(file)
+    found: Any
+    metadata: Mapping[str, Any] = {}
+    if kind == ".arrow":
+        memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
+        found, metadata = arrow_columns(file, memory)
+    elif kind == BIN_INDEX:
+        _, found = read_shards(file, load)
+    else:
+        found = load(file)
     found = found if isinstance(found, Mapping) else {"": found}
-    return dict(found) if only is None and skip is None else select_tree(found, only, skip), {}
+    return dict(found) if only is None and skip is None else select_tree(found, only, skip), metadata
 
 
 def _find_spans(files: Sequence[File], entries: Mapping[str, Any]) -> list[list[tuple[int, int]]]:

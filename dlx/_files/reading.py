@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import mmap
 import os
-from collections.abc import Callable, Container, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlx._files.header import SAFE, Contents, File, Merged, read_stream
+from dlx._files.header import SAFE, Contents, File, Merged, Stored, read_stream
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.reflect import type_name
@@ -26,7 +27,7 @@ __all__ = [
     "naming_part",
     "open_file",
     "read_contents",
-    "read_torch_shards",
+    "read_shards",
 ]
 
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
@@ -173,35 +174,39 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]
                 contents.close()
             raise
         return
-    index, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
-    files, parts, places = [file], [index], dict[str, int]()
+    files, metadata = [file], dict[str, Any]()
+    with contextlib.ExitStack() as stack:
+
+        def read(part: File) -> Mapping[str, Stored]:
+            files.append(stack.enter_context(part))
+            contents = read_safetensors(part)
+            metadata.update({**contents.metadata, **metadata})
+            return contents.entries
+
+        index, entries = read_shards(file, read)
+        yield files, Contents(INDEX, entries, {**metadata, **index.metadata}, index.notes)
+
+
+def read_shards(file: File, read: Callable[[File], Any]) -> tuple[Contents, Merged]:
+    """Read the files of a checkpoint; ``read(file)`` returns the members of one. Return its index and all members."""
+    index, shards = read_index(file) if file.path.name.endswith(".json") else (Contents(INDEX, {}), None)
     listed = {name for names in shards.values() for name in names} if shards else set()
-    try:
-        for place in list_shards(file.path.name) if shards is None else shards:
-            with naming_part(place):
-                files.append(File(file.path.parent / place))
-                parts.append(read_safetensors(files[-1]))
-                names = parts[-1].entries
-                wanted = names.keys() if shards is None else set(shards[place])
-                check_listed(wanted, names)
-            # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
-            for name in names:
-                if name not in wanted and name in listed:
-                    continue
-                if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
-                    raise FileError(f"two of its files contain {one_line(name, 80)!r}")
-        metadata = {key: value for each in reversed(parts) for key, value in each.metadata.items()}
-        yield files, Contents(INDEX, Merged([each.entries for each in parts], places), metadata, index.notes)
-    finally:
-        for shard in files[1:]:
-            shard.handle.close()
-
-
-def check_listed(listed: Set[str], found: Container[str]) -> None:
-    """Raise `FileError` if a file lacks a tensor that an index lists."""
-    missing = [name for name in listed if name not in found]
-    if missing:
-        raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+    parts, places = list[Mapping[str, Any]]([{}]), dict[str, int]()
+    for place in list_shards(file.path.name) if shards is None else shards:
+        with naming_part(place):
+            names = read(File(file.path.parent / place))
+            parts.append(names if isinstance(names, Mapping) else {})
+            wanted = parts[-1].keys() if shards is None else set(shards[place])
+            missing = wanted - parts[-1].keys()
+            if missing:
+                raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+        # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
+        for name in parts[-1]:
+            if name not in wanted and name in listed:
+                continue
+            if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
+                raise FileError(f"two of its files contain {one_line(name, 80)!r}")
+    return index, Merged(parts, places)
 
 
 @contextmanager
@@ -214,15 +219,3 @@ def naming_part(place: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # a name that no file can have
         why = getattr(error, "strerror", None) or error
         raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {why}") from error
-
-
-def read_torch_shards(file: File, load: Callable[[File], Any]) -> dict[str, Any]:
-    """Read the torch checkpoints that an index lists; ``load(file)`` reads one."""
-    _, shards = read_index(file)
-    found: dict[str, Any] = {}
-    for place, names in shards.items():
-        with naming_part(place), File(file.path.parent / place) as part:
-            tensors = load(part)
-            check_listed({*names}, tensors if isinstance(tensors, dict) else ())
-            found |= {name: tensors[name] for name in names}
-    return found

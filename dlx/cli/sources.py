@@ -23,7 +23,7 @@ from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, 
 from dlx._files.npy import list_leaves
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
-from dlx._files.selection import Names, select_names
+from dlx._files.selection import Names, select_tree
 from dlx._files.signatures import identify_folder
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
@@ -68,7 +68,7 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
     if only is None and skip is None:
         return source
     try:
-        names = {*select_names([each.path for each in source.entries], only, skip)}
+        names = select_tree({each.path: None for each in source.entries}, only, skip)
     except FileError as error:
         reason = error.brief + "".join(f", which --{option} names" for option, _ in error.details)
         fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
