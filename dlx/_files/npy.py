@@ -6,7 +6,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from dlx._core import native
@@ -29,7 +29,16 @@ from dlx._files.header import (
 from dlx._support.text import amount
 from dlx.errors import FileError
 
-__all__ = ["add_loader", "list_leaves", "read_fields", "read_header", "read_npy", "read_start", "swap_bytes"]
+__all__ = [
+    "add_loader",
+    "list_leaves",
+    "read_fields",
+    "read_header",
+    "read_npy",
+    "read_start",
+    "split_fields",
+    "swap_bytes",
+]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -137,13 +146,20 @@ def read_fields(records: Stored) -> list[Stored]:
     return entries
 
 
-def list_leaves(stored: Stored, name: str) -> Iterator[Stored]:
-    """Yield the entry of an array; of records, the entries of all fields without fields, named by their paths."""
-    if not stored.fields:
-        yield stored._replace(name=name)
-        return
-    for field in read_fields(stored):
-        yield from list_leaves(field, f"{name}.{field.name}" if name else field.name)
+def split_fields(stored: Stored) -> Any:
+    """Return an entry; of records, the entries of the fields by name."""
+    return {field.name: split_fields(field) for field in read_fields(stored)} if stored.fields else stored
+
+
+def list_leaves(entries: Mapping[str, Any], at: str = "") -> Iterator[Stored]:
+    """Yield the entries of arrays; of records, the entries of all fields without fields, named by their paths."""
+    for key, stored in entries.items():
+        name = f"{at}.{key}" if at else key
+        stored = stored if isinstance(stored, Mapping) else split_fields(stored)
+        if isinstance(stored, Mapping):
+            yield from list_leaves(stored, name)
+        else:
+            yield stored._replace(name=name)
 
 
 def _load_plain(load: Loader, plain: Stored, _: Stored, data: memoryview) -> Tensor:
