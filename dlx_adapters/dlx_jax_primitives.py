@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dlx.adapter import DTypes, Operation
-from dlx.errors import ConversionError
+from dlx.errors import ConversionError, DTypeError
 
 __all__ = ["call_once", "record"]
 
@@ -36,9 +36,21 @@ class _Step:
     def find_avals(self, operands: Sequence[Any]) -> Sequence[Any]:
         """Return shape and dtype of each result."""
         if self.avals is None:
-            create, specs = sys.modules["jax"].core.ShapedArray, self.operation.results_like(operands)
-            self.avals = [create(shape, self.dtypes.to_native(dtype)) for shape, dtype in specs]
+            self.avals = _infer_avals(self.dtypes, self.operation, operands)
         return self.avals
+
+
+def _infer_avals(dtypes: DTypes, operation: Operation, operands: Sequence[Any]) -> list[Any]:
+    """Return shape and dtype of each result of an operation; refuse dtypes that jax would change."""
+    jax, avals = sys.modules["jax"], []
+    for shape, dtype in operation.results_like(operands):
+        native = dtypes.to_native(dtype)
+        if jax.dtypes.canonicalize_dtype(native) != native:
+            reason = f"a result is {dtype}, which jax would narrow to 32 bits because x64 is off"
+            fix = 'Return a smaller dtype, or call jax.config.update("jax_enable_x64", True) first.'
+            raise DTypeError(reason, target="jax", fix=fix)
+        avals.append(jax.core.ShapedArray(shape, native))
+    return avals
 
 
 def _let_jax_forget() -> None:
@@ -281,7 +293,7 @@ def call_once(dtypes: DTypes, operation: Operation, arrays: Sequence[Any], detac
     guarded = [jax.lax.stop_gradient(each) if detach else _guard().bind(each) for each in arrays]
     if not any(map(is_tracer, guarded)):
         return commit_like(operation(as_arrays(guarded)), guarded)
-    like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(arrays)]
+    like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in _infer_avals(dtypes, operation, arrays)]
     return io_callback(lambda *now: operation(now, "numpy"), like, *guarded)
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from dlx._core import native
-from dlx._core.types import HOST, DType
+from dlx._core.types import DType
 from dlx._engine.compound import Compounds, name_of
 from dlx._engine.executor import is_tracing
 from dlx._engine.failures import Failures
@@ -212,11 +211,11 @@ def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
 
 
 def _abstract(caller: Adapter, value: Any) -> Any:
-    """Replace an object with a shape and a dtype by a tensor without memory."""
+    """Replace an object with a shape and a dtype by a placeholder."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
     dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
-    return native.tensor_new(16, tuple(map(int, value.shape)), None, dtype, HOST, 0, None)  # never read
+    return Placeholder(tuple(value.shape), dtype)
 
 
 def _as_array(value: Any) -> Any:
