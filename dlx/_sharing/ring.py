@@ -15,7 +15,7 @@ import threading
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from dlx._core.extension import ffi, lib
@@ -24,12 +24,12 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._sharing.handle import Handle
-from dlx._sharing.segment import Descriptor, Segment, check_descriptor_limit
+from dlx._sharing.segment import Descriptor, Segment
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr, type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["Frames", "Ring", "RingReader"]
+__all__ = ["Ring", "RingReader", "plain_data"]
 
 SLICE = 0.05  # seconds
 _LOCK = struct.Struct("hhqqi0q")  # flock: type, whence, start, length, process
@@ -45,45 +45,27 @@ def plain_data(tree: Any) -> list[str]:
     return sorted(safe_repr(each) for _, each in passed)
 
 
-class Frames(NamedTuple):
-    """The slots of a ring in this process."""
-
-    trees: list[Any]  # the arrays of each slot
-    segment: Segment
-    options: tuple[int, int, int]  # slots, whether frames are overwritten, readers to wait for
-
-
 class _Member(AbstractContextManager[Any]):
-    """The producer or a reader: its frames, and its lock."""
+    """The producer or a reader: the arrays of each slot, and its lock."""
 
-    def __init__(self, frames: Frames) -> None:
-        self._frames = frames
-        self._control = frames.segment.mapping("write")  # a call of another thread may still use it after `close`
-        self._ring = ffi.cast("void *", self._control.address + frames.segment.start)
+    def __init__(self, segment: Segment, trees: list[Any], options: tuple[int, int, int]) -> None:
+        self._trees, self._options = trees, options  # slots, whether frames are overwritten, readers to wait for
+        self._control = segment.mapping("write")  # a call of another thread may still use it after `close`
+        self._ring = ffi.cast("void *", self._control.address + segment.start)
         self._current: Any = None  # the slot that it writes or reads
         self._next_check = 0.0  # when it looks whether the other side is alive
         self._lock: Descriptor | None = None
         with _opening:
-            try:
-                number = os.open(f"/proc/self/fd/{frames.segment.fd}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                check_descriptor_limit(error)
-                raise
-            self._lock = Descriptor(number)  # opened again: locks belong to an open file
+            self._lock = segment.reopen(os.O_RDWR)
             _members.add(self)
 
-    def _try_lock(self, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
+    def _change_lock(self, byte: int, kind: int = fcntl.F_WRLCK, command: int = _SET) -> int:
+        """Lock or unlock a byte, or ask for a lock; return its kind, or -1 if another member holds it."""
         assert self._lock is not None
         with contextlib.suppress(BlockingIOError, PermissionError):
-            fcntl.fcntl(self._lock.number, _SET, _LOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-            return True
-        return False
-
-    def _is_locked(self, byte: int) -> bool:
-        """Return whether another member holds the lock of a byte."""
-        assert self._lock is not None
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        return bool(_LOCK.unpack(fcntl.fcntl(self._lock.number, _GET, asked))[0] != fcntl.F_UNLCK)
+            done = fcntl.fcntl(self._lock.number, command, _LOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+            return int(_LOCK.unpack(done)[0])
+        return -1
 
     def _check_open(self) -> None:
         if self._lock is None:
@@ -149,22 +131,22 @@ class Ring(_Member):
 
     handle: Handle
 
-    def __init__(self, frames: Frames, handle: Handle, own: list[Any], plain: list[str]) -> None:
-        super().__init__(frames)
+    def __init__(self, *frames: Any, handle: Handle, own: list[Any], plain: list[str]) -> None:
+        super().__init__(*frames)
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them
         self._plain = plain  # the plain data of all frames, as `plain_data` returns it
-        self._try_lock(0)
+        self._change_lock(0)
 
     def _try(self, nanoseconds: int) -> int:
-        return int(lib.dlx_ring_claim(self._ring, *self._frames.options, nanoseconds))
+        return int(lib.dlx_ring_claim(self._ring, *self._options, nanoseconds))
 
     def _check_others(self) -> None:
         """Remove dead readers. It takes their locks, so that no reader joins with this number at the same time."""
         for number in range(lib.DLX_RING_READERS):
-            if self._try_lock(1 + number):
+            if self._change_lock(1 + number) != -1:
                 lib.dlx_ring_leave(self._ring, number)
-                self._try_lock(1 + number, fcntl.F_UNLCK)
+                self._change_lock(1 + number, fcntl.F_UNLCK)
 
     def put(self, tree: Any, *, timeout: float | None = None) -> None:
         """Copy a tree of arrays into the next slot, and publish it.
@@ -186,7 +168,7 @@ class Ring(_Member):
         """
         slot = self._claim(timeout)
         try:
-            FAST_PATH(tree, out=self._frames.trees[slot])
+            FAST_PATH(tree, out=self._trees[slot])
             if self._plain and plain_data(tree) != self._plain:
                 why = "its numbers and texts are not those of like, which all frames have"
                 raise ConversionError(why, source=type_name(type(tree)), fix="Make them arrays, in like, too.")
@@ -249,10 +231,11 @@ class RingReader(_Member):
     the producer may overwrite it. One thread at a time may use a reader.
     """
 
-    def __init__(self, frames: Frames) -> None:
-        super().__init__(frames)
+    def __init__(self, *frames: Any) -> None:
+        super().__init__(*frames)
         self._newest = False
-        numbers = (n for n in 2 * [*range(lib.DLX_RING_READERS)] if self._try_lock(1 + n))  # twice: see _check_others
+        both = 2 * [*range(lib.DLX_RING_READERS)]  # the producer may hold one of them in `_check_others`
+        numbers = (n for n in both if self._change_lock(1 + n) != -1)
         number = next(numbers, None)
         if number is None:
             raise HandleError(_FULL, fix="Use fewer readers, or close one.")
@@ -260,11 +243,11 @@ class RingReader(_Member):
         lib.dlx_ring_join(self._ring, number)
 
     def _try(self, nanoseconds: int) -> int:
-        slots = self._frames.options[0]
+        slots = self._options[0]
         return int(lib.dlx_ring_next(self._ring, slots, self._number, self._newest, nanoseconds))
 
     def _check_others(self) -> None:
-        if self._is_locked(0):
+        if self._change_lock(0, command=_GET) != fcntl.F_UNLCK:
             return
         slot = self._try(0)  # a frame that it published before its end
         if slot == -1:
@@ -301,7 +284,7 @@ class RingReader(_Member):
         if slot < 0:
             raise EOFError("the ring has ended")
         self._current = slot
-        return self._frames.trees[slot]
+        return self._trees[slot]
 
     def release(self) -> None:
         """Let the producer overwrite the current frame."""

@@ -28,7 +28,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
-from dlx._sharing.ring import Frames, Ring, RingReader, plain_data
+from dlx._sharing.ring import Ring, RingReader, plain_data
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._sharing.workers import register_types
 from dlx._support.reflect import type_name
@@ -444,7 +444,7 @@ def attach_tree(
     if "ring" in fields:
         if mode == "private":
             raise ReadOnlyError("the frames of a ring have no private pages", fix="Pass writable=True.")
-        return RingReader(_build_frames(segment, fields, numbers, names, mode, convert))
+        return RingReader(segment, *_open_ring(segment, fields, numbers, names, mode, convert))
     try:
         segments = [segment, *_open_segments(fields["segments"], handle["pid"], access)]
         counts, memories = fields["numbers"], fields.get("memories", [])
@@ -466,21 +466,13 @@ def attach_tree(
     if convert is None or (are_converted and not memories):
         register_types({*map(type, tensors)})
         return decode(whole, names, tensors, lazy=lazy)
-    if not as_tensors:  # build the containers once, with the converted arrays
-        try:
-            arrays = convert(tensors)
-            register_types({*map(type, arrays)})
-            return decode(whole, names, arrays)
-        except HandleError:
-            raise
-        except DlxError:
-            pass  # raised again below, with a path
+    register_types({type(convert(native.tensor_new(lib.DLX_ALIGNMENT, (0,), None, _BYTE, HOST, 0, None)))})
     return convert(decode(whole, names, tensors, joins=True, lazy=lazy))
 
 
-def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
+def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
     """Create a ring for frames like a tree; reserve its memory."""
-    handle = share_tree(like, request, with_values=False, ring=options)
+    handle = share_tree(like, request, with_values=False, ring=ring)
     (segment,) = handle._segments
     numbers, text, names = read_description(segment)
     if not numbers:
@@ -493,12 +485,15 @@ def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: 
         os.posix_fallocate(segment.fd, 0, segment.size)
     except OSError as error:
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
-    frames = _build_frames(segment, parse(text), numbers, names, "write", None)
-    return Ring(frames, handle, [convert(each, copy=False) for each in frames.trees], plain_data(like))
+    trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
+    own = [convert(each, copy=False) for each in trees]
+    return Ring(segment, trees, options, handle=handle, own=own, plain=plain_data(like))
 
 
-def _build_frames(segment: Segment, fields: Any, numbers: memoryview, names: bytes, mode: str, convert: Any) -> Frames:
-    """Return the frames of a ring, converted without a copy."""
+def _open_ring(
+    segment: Segment, fields: Any, numbers: memoryview, names: bytes, mode: str, convert: Any
+) -> tuple[list[Any], tuple[int, int, int]]:
+    """Return the frames of a ring, converted without a copy, and its options."""
     try:
         slots, overwrite, readers, room = fields["ring"]
         start = segment.start + lib.DLX_RING_BYTES
@@ -512,13 +507,13 @@ def _build_frames(segment: Segment, fields: Any, numbers: memoryview, names: byt
     except (DlxError, TypeError, ValueError) as error:
         _raise_invalid(error)
     try:
-        found = trees if convert is None else [convert(each, copy=False) for each in trees]
+        trees = trees if convert is None else [convert(each, copy=False) for each in trees]
     except (ReadOnlyError, CopyRequiredError) as error:
         fix = "Attach it with to='dlx', and convert each frame."
         fix = "Pass writable=True." if isinstance(error, ReadOnlyError) else fix
         error.sharing, error.option, error.fix = False, (), fix
         raise
-    return Frames(found, segment, (slots, int(bool(overwrite)), min(readers, 1 << 30)))
+    return trees, (slots, int(bool(overwrite)), min(readers, 1 << 30))
 
 
 def _raise_invalid(error: Exception) -> NoReturn:

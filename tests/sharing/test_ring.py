@@ -20,7 +20,7 @@ from support.project import program
 import dlx
 from dlx import errors
 from dlx._core.extension import ffi, lib
-from dlx._sharing import ring as module
+from dlx._sharing import segment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rings need Linux")
 
@@ -298,19 +298,19 @@ class TestWaiting:
         """The child would keep it, and with it a reader that is dead."""
         own, started = ring(readers=0), threading.Event()
 
-        class Slow(module.Descriptor):
+        class Slow(segment.Descriptor):
             __slots__ = ()
 
-            def __init__(self, number):
+            def __init__(self, *arguments):
                 started.set()
                 time.sleep(0.2)
-                super().__init__(number)
+                super().__init__(*arguments)
 
-        monkeypatch.setattr(module, "Descriptor", Slow)
+        monkeypatch.setattr(segment, "Descriptor", Slow)
         readers = []
         thread = threading.Thread(target=lambda: readers.append(dlx.attach(own.handle)))
         thread.start()
-        started.wait()
+        assert started.wait(20)
         child = os.fork()
         if child == 0:
             time.sleep(60)
@@ -320,9 +320,9 @@ class TestWaiting:
             number = readers.pop()._number
             gc.collect()
             end = time.monotonic() + 20
-            while own._is_locked(1 + number) and time.monotonic() < end:
+            while own._change_lock(1 + number) == -1:
+                assert time.monotonic() < end
                 time.sleep(0.01)  # until the child has begun
-            assert not own._is_locked(1 + number)
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import math
 import mmap
 import os
 import select
@@ -218,17 +219,19 @@ def stop_producer(stepping, overwrite, before, number):
                 reader = dlx.attach(json.loads(os.read(receiver, 1024)))
             except HandleError:
                 return child.end()
-        patient = False
+        end, died = time.monotonic() + 20, math.inf
         while True:
             try:
-                found = number_of(reader.read(timeout=0.12 if not patient else 20))
+                found = number_of(reader.read(timeout=0.12))
                 assert found > last and (overwrite or found == last + 1), (found, last)
                 last = found
-            except TimeoutError:
+            except TimeoutError:  # it is alive, so readers wait for it
                 child.look()
-                assert child.is_stopped, "stuck"  # it is alive, so readers wait for it
-                child.go_on()
-                patient = True
+                if child.is_stopped:
+                    child.go_on()
+                if child.status is not None:
+                    died = min(died, time.monotonic())
+                assert time.monotonic() < min(end, died + LIMIT), "stuck"
             except EOFError:
                 break
             except HandleError as error:
