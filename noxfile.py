@@ -390,7 +390,8 @@ def kills(session: nox.Session) -> None:
 
 @nox.session(name="ring-kills")
 def ring_kills(session: nox.Session) -> None:
-    """Kill producers and readers of rings at random, in a thousand rounds: `-- --count 100 --seed 7`."""
+    """Kill producers and readers of rings before each step, then at random, in a thousand rounds: `-- --count 100`."""
+    run(session, "tests/support", "stress.ring_steps")
     program(session, "stress.ring_kills")
 
 
