@@ -114,26 +114,25 @@ class _Attributes(Named[Any]):
     def __init__(self, root: Any, members: list[str]) -> None:
         self._root, self._members = root, members
 
-    @functools.cached_property
-    def _names(self) -> dict[str, tuple[str, str]]:  # type: ignore[override]
+    def _read(self, member: str) -> Any:
         if not self._root:
             raise FileError("it is closed, so its attributes cannot be read", fix="Open it again.")
+        return self._root[member or "/"].attrs
+
+    @functools.cached_property
+    def _names(self) -> dict[str, tuple[str, str]]:  # type: ignore[override]
         try:
-            return {
-                f"{member}@{key}" if member else key: (member, key)
-                for member in self._members
-                for key in self._root[member or "/"].attrs
-            }
+            return {f"{at}@{key}" if at else key: (at, key) for at in self._members for key in self._read(at)}
+        except FileError:
+            raise
         except Exception as error:  # damaged
             raise reader_error("h5py", error) from error
 
     def __getitem__(self, name: str) -> Any:
         member, key = self._names[name]
-        if not self._root:
-            raise FileError(f"it is closed, so {one_line(name, 80)!r} cannot be read", fix="Open it again.")
         try:
-            return _to_builtin(self._root[member or "/"].attrs[key])
-        except MemoryError:
+            return _to_builtin(self._read(member)[key])
+        except (MemoryError, FileError):
             raise
         except Exception:  # numpy lacks the type
             return _to_builtin(None)
@@ -215,7 +214,7 @@ def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
 def read_array(source: Any, entry: Stored, package: str) -> Tensor:
     """Read a numpy array with a library, and return its bytes as the entry describes them."""
     assert entry.dtype is not None and entry.shape is not None
-    count = prod(-(-n // size) for n, size in zip(entry.shape, source.chunks or (), strict=bool(source.chunks)))
+    count = prod(-(-n // size) for n, size in zip(source.shape, source.chunks or source.shape, strict=True) if size)
     if count > MAX_CHUNKS:
         fix = f"Read a part with {package}, or save it in larger chunks."
         raise FileError(f"it has {count:,} chunks; dlx reads at most {MAX_CHUNKS:,}", fix=fix)
@@ -226,7 +225,7 @@ def read_array(source: Any, entry: Stored, package: str) -> Tensor:
         if array.nbytes != entry.nbytes:
             raise ValueError("it changed while dlx read it")
     except MemoryError as error:
-        shape = one_line(str(list(entry.shape)), 80)
+        shape = one_line(str(list(source.shape)), 80)
         reason = f"cannot allocate {amount(entry.nbytes or 0)} for {one_line(entry.name, 80)!r}, whose shape is {shape}"
         raise MemoryError(reason) from error
     except Exception as error:

@@ -21,7 +21,6 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
-    Loader,
     Stored,
     allocate,
     read_next,
@@ -128,7 +127,7 @@ def read_fields(records: Stored) -> list[Stored]:
     outer = records.steps or tuple(step * width for step in records.strides() or row_major(shape))
     if load is not None and records.steps is None:
         plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
-        load = functools.partial(_load_plain, load, plain)
+        load = functools.partial(load, plain)  # of all bytes
     for field in records.fields:
         inner, whole = field.shape or (), (*shape, *(field.shape or ()))
         size = (field.nbytes or 0) // max(math.prod(inner), 1)
@@ -162,14 +161,10 @@ def list_leaves(entries: Mapping[str, Any], at: str = "") -> Iterator[Stored]:
             yield stored._replace(name=name)
 
 
-def _load_plain(load: Loader, plain: Stored, _: Stored, data: memoryview) -> Tensor:
-    return load(plain, data)
-
-
-def _load_field(load: Loader | None, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
+def _load_field(load: Any, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
     """Copy a field of records, by the offset and the strides of its bytes; `load` decodes the records."""
     assert entry.shape is not None and entry.dtype is not None and entry.nbytes
-    decoded = None if load is None else load(entry, data)
+    decoded = None if load is None else load(data)
     address = native.buffer_address(data) if decoded is None else decoded.data_ptr
     shape, held = (*entry.shape, entry.nbytes // math.prod(entry.shape)), decoded or data
     found = native.tensor_new(address + at, shape, steps, DType("uint8"), HOST, READ_ONLY, held)

@@ -174,7 +174,7 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]
                 contents.close()
             raise
         return
-    files, metadata = [file], dict[str, Any]()
+    files, metadata = list[File](), dict[str, Any]()
     with contextlib.ExitStack() as stack:
 
         def read(part: File) -> Mapping[str, Stored]:
@@ -191,7 +191,7 @@ def read_shards(file: File, read: Callable[[File], Any]) -> tuple[Contents, Merg
     """Read the files of a checkpoint; ``read(file)`` returns the members of one. Return its index and all members."""
     index, shards = read_index(file) if file.path.name.endswith(".json") else (Contents(INDEX, {}), None)
     listed = {name for names in shards.values() for name in names} if shards else set()
-    parts, places = list[Mapping[str, Any]]([{}]), dict[str, int]()
+    parts, places = list[Mapping[str, Any]](), dict[str, int]()
     for place in list_shards(file.path.name) if shards is None else shards:
         with naming_part(place):
             names = read(File(file.path.parent / place))
