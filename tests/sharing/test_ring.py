@@ -1,13 +1,10 @@
 """`dlx.ring`: frames from one producer to many readers, waiting, overwriting, dead peers and forged rings."""
 
 import collections
-import contextlib
 import dataclasses
 import gc
-import json
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
@@ -19,7 +16,7 @@ from support.project import program
 
 import dlx
 from dlx import errors
-from dlx._core.extension import ffi, lib
+from dlx._core.extension import lib
 from dlx._sharing import segment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rings need Linux")
@@ -515,48 +512,52 @@ def test_nothing_is_left(np):
         assert not any("memfd:dlx" in line for line in maps)
 
 
+MEMORY = """
+import gc, sys, tracemalloc
+import dlx
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) << 12
+
+like = bytearray(1 << 16)
+ring = dlx.ring(4, like)
+reader = dlx.attach(ring.handle)
+
+def send(n):
+    for _ in range(n):
+        ring.put(like)
+        reader.read()
+        with ring.write() as frame:
+            del frame
+        reader.read()
+
+send(2000)
+gc.collect()
+before = resident()
+send(50_000)
+print(resident() - before)
+tracemalloc.start()
+send(100)
+gc.collect()
+before, _ = tracemalloc.get_traced_memory()
+tracemalloc.reset_peak()
+send(1000)
+after, peak = tracemalloc.get_traced_memory()
+print(after - before, peak - before)
+"""
+
+
+@pytest.mark.unsanitized("the sanitizers keep freed memory")
+def test_frames_take_no_memory(python):
+    """After 100,000 frames of 64 KiB the process is as large as before; a call uses less than 2 KB for its objects."""
+    resident, kept, peak = map(int, python(MEMORY).split())
+    assert resident < 1 << 19 and kept < 1024 and peak < 2048, (resident, kept, peak)
+
+
 def test_forged_rings_are_refused_or_harmless():
-    """Random words in the control block, and random numbers in the description, raise HandleError or TimeoutError."""
-    draw = random.Random(7)
-    for round_ in range(300):
-        own = dlx.ring(4, like=[frame(0), frame(1)], readers=0)
-        handle = dict(own.handle)
-        with open(f"/proc/self/fd/{own.handle.fileno()}", "r+b", buffering=0) as file:
-            size = handle["size"]
-            control = size - 4 * 512 - lib.DLX_RING_BYTES
-            if round_ % 3 == 0:  # the description
-                at = draw.randrange(256, control)
-                file.seek(at)
-                file.write(bytes([draw.randrange(256)]))
-            else:
-                for _ in range(draw.choice((1, 8, 64))):
-                    file.seek(control + draw.randrange(lib.DLX_RING_BYTES // 8) * 8)
-                    file.write(draw.choice((b"\0", b"\1", b"\xff", b"\x7f")) * 8)
-        try:
-            reader = dlx.attach(json.loads(json.dumps(handle)))
-        except errors.HandleError:
-            reader = None
-        for number in range(6 if hasattr(reader, "read") else 0):  # else its description has no ring any more
-            with contextlib.suppress(TimeoutError, EOFError):
-                own.put([frame(number), frame(number)], timeout=0.001)
-            with contextlib.suppress(TimeoutError, EOFError):
-                reader.read(timeout=0.001)
-        own.close()
-
-
-def test_slots_and_readers_stay_in_range_whatever_the_memory_contains():
-    """The C functions return numbers of slots only."""
-    draw = random.Random(3)
-    block = ffi.new("uint64_t[]", lib.DLX_RING_BYTES // 8 + 8)
-    start = ffi.cast("uintptr_t", block)
-    ring_ = ffi.cast("void *", int(start) + -int(start) % 64)
-    words = ffi.cast("uint64_t *", ring_)
-    for _ in range(2000):
-        for _ in range(20):
-            words[draw.randrange(lib.DLX_RING_BYTES // 8)] = draw.choice((0, 1, 2, 2**64 - 1, draw.getrandbits(64)))
-        slot = lib.dlx_ring_claim(ring_, 7, draw.randrange(2), draw.randrange(3), 0)
-        assert -1 <= slot < 7
-        number = draw.randrange(lib.DLX_RING_READERS)
-        slot = lib.dlx_ring_next(ring_, 7, number, draw.randrange(2), 0)
-        assert slot in (-1, lib.DLX_RING_ENDED) or 0 <= slot < 7
-        lib.dlx_ring_release(ring_, number)
+    """Random words in the control block or the description; `nox -s fuzz-rings` writes to 100,000 rings."""
+    command = program("stress.forged_rings", "--count", 500, "--seed", 7)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'used'" in done.stdout and "'refused'" in done.stdout and done.stderr == ""
