@@ -39,6 +39,13 @@ NOT_INSPECTED = "its type cannot be inspected:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 _NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
+_SOURCES = {
+    "PIL": "PIL.Image.fromarray(dlx.convert(x, to='numpy'))",
+    "pandas": "pandas.Series(dlx.convert(x, to='numpy'))",
+    "polars": "polars.Series(dlx.convert(x, to='arrow'))",
+    "xarray": "xarray.DataArray(dlx.convert(x, to='numpy'))",
+}
+"""Libraries that are sources, but not targets -> the call that creates one of their objects."""
 _OWN: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
 
 
@@ -256,9 +263,11 @@ class Registry:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # the result of `load`
                 return target
-            if kind in self._classes(adapter):
-                fix = f"Pass to={self._name_of(adapter)!r}."
-                raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
+        if (adapter is None or self.ready(adapter) is None) and (error := find_source(kind.__module__)):
+            raise error
+        if adapter is not None and kind in self._classes(adapter):
+            fix = f"Pass to={self._name_of(adapter)!r}."
+            raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
         fix = self._list_targets() if adapter is None else f"Pass to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
@@ -277,7 +286,7 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
-            if misnamed := self._find_misnamed(name):
+            if misnamed := self._find_misnamed(name) or find_source(name):
                 raise misnamed
             known = self._list_targets()
             hint = f"{loader.excluded[name]}." if name in loader.excluded else _guess(name, self._target_names())
@@ -294,6 +303,8 @@ class Registry:
             target = self.ready(adapter)
             if target is not None:
                 return target
+        if error := find_source(name):
+            raise error
         raise AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=self._list_targets())
 
     def _by_module(self, to: str | ModuleType) -> Target | None:
@@ -342,6 +353,14 @@ class Registry:
         self._loader.scan()
         sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
         return sorted({*_OWN, *(name for name in self._loader.plugins if name.isidentifier())} - sources)
+
+
+def find_source(name: str) -> AdapterNotFoundError | None:
+    """Return the error for a library or module that is a source, but not a target; None for others."""
+    root = name.partition(".")[0]
+    if root not in _SOURCES:
+        return None
+    return AdapterNotFoundError(f"{root!r} is a source, but not a target", target=name, fix=f"Call {_SOURCES[root]}.")
 
 
 def _guess(name: str, names: list[str]) -> str:
