@@ -82,6 +82,9 @@ def name_of(obj: Any) -> str:
 def _unsupported(kind: str, source: Compound, target: str, nested: bool) -> DlxError:
     dense = f", or call {source.dense} first" if source.dense else ""
     fix = f"Convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    if kind == "ragged":
+        stack = f"Stack rows of one length with dlx.stack(x, to={target!r})"
+        fix = f"{stack}, or convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
     if nested:
         return LayoutError(f"{target} supports {kind} arrays of numbers, not of {kind} arrays", fix=fix)
     return LayoutError(f"{target} has no {kind} arrays", fix=fix)

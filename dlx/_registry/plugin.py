@@ -66,15 +66,14 @@ FRAMEWORKS = {
 """Root package -> data about its adapter."""
 
 SOURCES = {
-    "pandas": "pandas.Series",
-    "polars": "polars.Series",
-    "xarray": "xarray.DataArray",
-    "ray": "ray.put",
-    "PIL": "PIL.Image.fromarray",
-    "pillow": "PIL.Image.fromarray",
-    "h5py": "create_dataset of a group",
+    "PIL": "PIL.Image.fromarray(dlx.convert(x, to='numpy'))",
+    "pandas": "pandas.Series(dlx.convert(x, to='numpy'))",
+    "pillow": "PIL.Image.fromarray(dlx.convert(x, to='numpy'))",
+    "polars": "polars.Series(dlx.convert(x, to='arrow'))",
+    "ray": "ray.put(dlx.convert(x, to='numpy'))",
+    "xarray": "xarray.DataArray(dlx.convert(x, to='numpy'))",
 }
-"""Packages that are sources, but not targets -> what makes their objects from a numpy array."""
+"""Libraries that are sources, but not targets -> the call that creates one of their objects."""
 
 BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
 """Root package, or another name of it -> built-in module."""

@@ -251,16 +251,16 @@ class Registry:
     def _by_type(self, kind: type) -> Target:
         """Return the target that creates arrays of a type."""
         with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(kind)):
-            adapter, roots = self.owner(kind), packages_of(kind)
+            adapter = self.owner(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # the result of `load`
                 return target
-            if target is not None and kind in self._classes(adapter):
-                fix = f"Pass to={self._name_of(adapter)!r}."
-                raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
-        if root := next((root for root in roots if root in SOURCES), None):
-            raise self._refuse_source(root)
+        if (adapter is None or self.ready(adapter) is None) and (error := find_source(kind.__module__)):
+            raise error
+        if adapter is not None and kind in self._classes(adapter):
+            fix = f"Pass to={self._name_of(adapter)!r}."
+            raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
         fix = self._list_targets() if adapter is None else f"Pass to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
@@ -279,9 +279,7 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
-            if name in SOURCES:
-                raise self._refuse_source(name)
-            if misnamed := self._find_misnamed(name):
+            if misnamed := self._find_misnamed(name) or find_source(name):
                 raise misnamed
             known = self._list_targets()
             hint = f"{loader.excluded[name]}." if name in loader.excluded else _guess(name, self._target_names())
@@ -298,7 +296,9 @@ class Registry:
             target = self.ready(adapter)
             if target is not None:
                 return target
-        raise self._refuse_source(name)
+        if error := find_source(name):
+            raise error
+        raise AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=self._list_targets())
 
     def _by_module(self, to: str | ModuleType) -> Target | None:
         """Return the target for a module with ``from_dlpack``, or None."""
@@ -339,17 +339,20 @@ class Registry:
         plugin = self._loader.plugin_of(adapter)
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
-    def _refuse_source(self, name: str) -> AdapterNotFoundError:
-        maker = SOURCES.get(name)
-        fix = self._list_targets() if maker is None else f"Convert to 'numpy', and pass the result to {maker}."
-        return AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=fix)
-
     def _list_targets(self) -> str:
         return f"Use one of: {', '.join(self._target_names())}."
 
     def _target_names(self) -> list[str]:
         self._loader.scan()
         return sorted({*_OWN, *filter(str.isidentifier, self._loader.plugins)} - (SOURCES.keys() & FRAMEWORKS))
+
+
+def find_source(name: str) -> AdapterNotFoundError | None:
+    """Return the error for a library or module that is a source, but not a target; None for others."""
+    root = name.partition(".")[0]
+    if root not in SOURCES:
+        return None
+    return AdapterNotFoundError(f"{root!r} is a source, but not a target", target=name, fix=f"Call {SOURCES[root]}.")
 
 
 def _guess(name: str, names: list[str]) -> str:
