@@ -268,10 +268,11 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_NotImplemented);
 }
 
-PyDoc_STRVAR(fast_path_stack_doc,
-             "_stack(arrays, to, out=None, axis=0, /)\n--\n\n"
-             "Stack a tuple of arrays of one CUDA device, into an array of the target; None if Python "
-             "must.");
+PyDoc_STRVAR(
+    fast_path_stack_doc,
+    "_stack(arrays, to, out=None, axis=0, /)\n--\n\n"
+    "Stack a tuple of arrays of one CUDA device, into an array of the target; None if Python "
+    "must.");
 
 static PyObject* fast_path_stack(PyObject* self, PyObject* args) {
   PyObject *objs, *to, *out = Py_None;

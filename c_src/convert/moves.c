@@ -172,7 +172,8 @@ static PyObject* stack_own(const py_call* call, const py_pair* pair, const array
     py_pair in_place;
     DLManagedTensorVersioned* made = NULL;
     if (!Py_IS_TYPE(obj, t->kind.type)) return NULL;
-    if (!py_borrow(pair->source, t, obj, i ? &first : NULL, &row)) { /* the framework has no table */
+    if (!py_borrow(pair->source, t, obj, i ? &first : NULL,
+                   &row)) { /* the framework has no table */
       made = take_in_place(call, obj, &in_place);
       if (made == NULL) return NULL;
       row = made->dl_tensor;
@@ -186,8 +187,7 @@ static PyObject* stack_own(const py_call* call, const py_pair* pair, const array
       first.shape = shape;
       first.strides = strides;
     }
-    are_own =
-        fits(a, &first, &row) && (!a->to || a->to->device.device_id == row.device.device_id);
+    are_own = fits(a, &first, &row) && (!a->to || a->to->device.device_id == row.device.device_id);
     if (made) {
       dlx_managed_release(made);
       py_pair_release(&in_place);
@@ -249,7 +249,8 @@ static void order_back(const arrays* a) {
   if (status != DLX_OK) PY_WITHOUT_GIL(dlx_cuda_synchronize(x->device, x->to));
 }
 
-/* Create the array to copy to. Memory of dlx would not belong to a graph. Errors: NULL = fallback. */
+/* Create the array to copy to. Memory of dlx would not belong to a graph. Errors: NULL = fallback.
+ */
 static PyObject* new_array(const py_target* t, const arrays* a, const DLTensor* like) {
   const py_stream_pair* x = &a->streams.at[0];
   if (t->kind.type == NULL)
@@ -287,8 +288,9 @@ static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
   if (array == NULL) return NULL;
   int status = copy_rows(call, a, array);
   order_back(a);
-  if (status != DLX_OK || (t->kind.type == NULL && py_cuda_set_ready((TensorObject*)array, x->device,
-                                                                     x->to, x->to_keep) < 0))
+  if (status != DLX_OK ||
+      (t->kind.type == NULL &&
+       py_cuda_set_ready((TensorObject*)array, x->device, x->to, x->to_keep) < 0))
     Py_CLEAR(array);
   return array;
 }

@@ -134,8 +134,8 @@ py_take py_take_tensor, py_take_borrowed, py_take_managed, py_take_exported;
 py_take py_take_unblocked;
 
 /* Borrow an array on the host or a CUDA device during a call, checked as with DLX_COPIES |
- * DLX_SHARES, without allocations. Owns: nothing; *out is valid until Python code runs or the next borrow. An earlier one
- * may be `known` to the target (or NULL). */
+ * DLX_SHARES, without allocations. Owns: nothing; *out is valid until Python code runs or the next
+ * borrow. An earlier one may be `known` to the target (or NULL). */
 int py_borrow(py_source* source, py_target* target, PyObject* obj, const DLTensor* known,
               DLTensor* out);
 

@@ -104,8 +104,8 @@ int64_t dlx_cuda_release_pending(void);
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
 /* Allocate device memory like dlx_managed_empty from dlx's pool of a device, in the order of a
- * stream (0 = dlx's own). It is freed on dlx's own stream: the caller must release it behind another
- * one. Owns: the caller owns the result. Errors: also as dlx_managed_new. */
+ * stream (0 = dlx's own). It is freed on dlx's own stream: the caller must release it behind
+ * another one. Owns: the caller owns the result. Errors: also as dlx_managed_new. */
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    uint64_t stream, DLManagedTensorVersioned** out);
 

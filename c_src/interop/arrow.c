@@ -339,7 +339,8 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
   void* event = copies ? NULL : dlx_arrow_event(c.data);
   int32_t device_id = c.found.device.device_id;
   if ((event && py_check(dlx_cuda_wait_event(device_id, *(void**)event)) < 0) ||
-      ((event || (copies && may_wait)) && py_cuda_set_ready((TensorObject*)tensor, device_id, 0, NULL) < 0))
+      ((event || (copies && may_wait)) &&
+       py_cuda_set_ready((TensorObject*)tensor, device_id, 0, NULL) < 0))
     Py_CLEAR(tensor);
   return tensor;
 }

@@ -189,9 +189,8 @@ int py_cuda_set_ready(TensorObject* tensor, int32_t device_id, uint64_t stream, 
   dlx_ready* ready = NULL;
   if (!py_cuda_can_order()) return 0; /* no driver, no stream */
   Py_XINCREF(keep);
-  PY_WITHOUT_GIL(
-      status = stream ? dlx_ready_new(device_id, stream, keep, py_release_object, &ready)
-                      : dlx_ready_later(device_id, &ready));
+  PY_WITHOUT_GIL(status = stream ? dlx_ready_new(device_id, stream, keep, py_release_object, &ready)
+                                 : dlx_ready_later(device_id, &ready));
   if (status != DLX_OK) Py_XDECREF(keep);
   if (py_check(status) < 0) return -1;
   if (tensor->ready) dlx_ready_drop(tensor->ready);
@@ -299,10 +298,6 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_cuda_functions[] = {
-    PY_VARARGS(ready_new),
-    PY_FASTCALL(tensor_when),
-    PY_ONE(tensor_readiness),
-    PY_VARARGS(tensor_behind),
-    PY_VARARGS(tensor_on_device),
-    PY_END,
+    PY_VARARGS(ready_new),     PY_FASTCALL(tensor_when),     PY_ONE(tensor_readiness),
+    PY_VARARGS(tensor_behind), PY_VARARGS(tensor_on_device), PY_END,
 };

@@ -81,7 +81,7 @@ def open_output(obj: Any, path: Path = ()) -> Array:
                 reason, fix, kind = f"dlx cannot write to {adapter.name} arrays like it", "", LayoutError
                 if tensor is not None:
                     reason, fix = f"it is on {tensor.device}", "Pass to= and device= instead of out=."
-        elif _overlaps_itself(tensor):
+        if not reason and tensor is not None and _overlaps_itself(tensor):
             reason, kind = f"its elements overlap (strides {tensor.strides} in elements)", LayoutError
             fix = "Pass an array in which each element has its own memory."
     if found is None or reason:

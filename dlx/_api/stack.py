@@ -75,8 +75,8 @@ def stack(
     dtype
         The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
     pad
-        The number, of the result's dtype, that fills the result where an array is shorter than the longest one. None:
-        arrays of several shapes are refused.
+        The number, of the result's dtype, that fills the result where an array is shorter than the longest one; only on
+        the host. None: arrays of several shapes are refused.
     out
         Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
@@ -88,7 +88,8 @@ def stack(
     -------
     array
         An array of the target framework with shape ``(N, ...)`` (N at `axis`) in new memory; or `out`. It is row-major,
-        except that each array's values stay adjacent for other axes than the first, if the target supports that.
+        except that each array's values stay adjacent for other axes than the first, if the target supports that. torch
+        stacks its own arrays on a device, always row-major.
 
     Raises
     ------
@@ -125,9 +126,9 @@ def stack(
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
-    if is_usual and out is not None and to is None and axis >= 0 and objs:
-        if fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis):
-            return out
+    is_filled = is_usual and out is not None and to is None and axis >= 0 and objs
+    if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
+        return out
     if out is None:
         request = request_of(to, device=device, stream=stream)
         target = request.target.name

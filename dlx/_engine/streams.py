@@ -230,7 +230,7 @@ class StreamSync:
         `sources` has the adapter of each, None for a copy of dlx, and when it is ready. If `is_last`, the consumer gets
         the memory unchanged, so its framework may allocate it. Return its new array or None, and the memory.
         """
-        here, place = physical(rows[0].device), physical(like.device)
+        here = physical(rows[0].device)
         cuda.require()
         found = (self._stream_of(rows[0], readiness) for _, readiness in sources)
         streams = [*dict.fromkeys(stream for stream in found if stream is not None)]

@@ -341,7 +341,7 @@ def test_an_output_that_is_a_row(cuda, np, lib_w):
 
 
 def test_outputs_that_are_refused(cuda, np, lib_a, lib_w):
-    """Before the first byte is written: another shape or dtype, read-only, overlapping, of a framework that copies not."""
+    """Before the first byte is written: another shape or dtype, read-only, overlapping, memory of dlx."""
     with lib_a.on(cuda.stream()), lib_w.on(cuda.stream()):
         rows = [lib_a.made() for _ in range(2)]
         dlx.stack(rows, "libw")
@@ -383,7 +383,7 @@ def test_rows_of_dlx_on_many_streams(cuda, lib_a, lib_b):
     """More streams than the fast path counts, and streams that are gone."""
     for to in ("libb", "dlx"):
         rows, arrays = [], []
-        for i in range(12):
+        for _ in range(12):
             with lib_a.on(cuda.stream()):
                 arrays += filled(cuda, lib_a, 1)
                 rows.append(dlx.convert(arrays[-1], to="dlx"))
