@@ -76,11 +76,11 @@ def open_output(obj: Any, path: Path = ()) -> Array:
         if tensor is None or tensor.readonly or not host_readable(tensor.device):
             if _info(array, adapter).readonly if tensor is None else tensor.readonly:
                 reason = "it is read-only"
-            elif not _copies(adapter):
+            elif not copies(adapter):
                 reason, fix, kind = f"dlx cannot write to {adapter.name} arrays like it", "", LayoutError
                 if tensor is not None:
                     reason, fix = f"it is on {tensor.device}", "Pass to= and device= instead of out=."
-        elif _overlaps_itself(tensor):
+        if not reason and tensor is not None and _overlaps_itself(tensor):
             reason, kind = f"its elements overlap (strides {tensor.strides} in elements)", LayoutError
             fix = "Pass an array in which each element has its own memory."
     if found is None or reason:
@@ -154,7 +154,7 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
 
 
-def _copies(adapter: Adapter) -> bool:
+def copies(adapter: Adapter) -> bool:
     """Return whether the framework copies to arrays of its own."""
     return type(adapter.dtypes).cast is not DTypes.cast
 
@@ -223,7 +223,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
     if whole is None or not out.is_on_host() or not (tensor is None or source.is_on_host()):
         made = _convert(source, registry.ready(out.adapter), copy=is_shared or None, detach=detach)
         return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
-    if tensor is None and _copies(source.adapter) and not is_shared:
+    if tensor is None and copies(source.adapter) and not is_shared:
         with contextlib.suppress(ConversionError):  # the framework has no array over the output
             view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
             return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)

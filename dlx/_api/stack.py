@@ -12,13 +12,13 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, fill, fill_plain, open_output
-from dlx._core import cuda, native
+from dlx._api.output import Array, check_fits, copies, fill, fill_plain, open_output
+from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
 from dlx._core.tensor import view
-from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
+from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable, row_major
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, common_dtype, read_casts
@@ -76,8 +76,8 @@ def stack(
     dtype
         The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
     pad
-        The number, of the result's dtype, that fills the result where an array is shorter than the longest one. None:
-        arrays of several shapes are refused.
+        The number, of the result's dtype, that fills the result where an array is shorter than the longest one; only on
+        the host. None: arrays of several shapes are refused.
     out
         Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
@@ -89,7 +89,8 @@ def stack(
     -------
     array
         An array of the target framework with shape ``(N, ...)`` (N at `axis`) in new memory; or `out`. It is row-major,
-        except that each array's values stay adjacent for other axes than the first, if the target supports that.
+        except that each array's values stay adjacent for other axes than the first, if the target supports that. torch
+        stacks its own arrays on a device, always row-major.
 
     Raises
     ------
@@ -115,18 +116,19 @@ def stack(
     >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
     dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
+    is_usual = dtype is pad is device is stream is None and not trace.observers
+    if is_usual and out is None and type(to) is str and type(arrays) in (list, tuple) and axis >= 0:
+        stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
+        if stacked is not None:
+            return stacked
     objs, keys, whole, places = _list_arrays(arrays)
     is_plain = axis == 0 and dtype is pad is out is None and places is None
-    is_quick = is_plain and whole is None and bool(objs)
-    if is_quick and type(to) is str and device is None and stream is None and not trace.observers:
+    if is_usual and is_plain and whole is None and objs and type(to) is str:
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
-        stacked = FAST_PATH._stack(tuple(objs), to)
-        if stacked is not None:
-            return stacked
-    is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
-    if is_at_once and places is None and not trace.observers and fill_plain(objs, out, axis):
+    is_filled = is_usual and out is not None and to is None and places is None and axis >= 0 and objs
+    if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
     if out is None:
         request = request_of(to, device=device, stream=stream)
@@ -152,10 +154,17 @@ def stack(
         objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
         tensors, sources = _tensors(objs, keys, target)
     try:
-        if is_plain:
-            whole = _stack_alike(tensors, sources, keys, request)
+        output = None if out is None else open_output(out)
+        is_far = not all(host_readable(tensor.device) for tensor in tensors)
+        if output is not None and not is_far and not output.is_on_host():
+            rows = objs if places is None else arrays
+            return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
+        if is_far:
+            whole = _stack_on_device(objs, tensors, sources, keys, request, output, (axis, dtype))
+        elif is_plain:
+            whole = _stack_alike(tensors, keys, request)
         else:
-            whole = _stack_unlike(objs, tensors, keys, request, (axis, dtype, pad, out, places))
+            whole = _stack_unlike(objs, tensors, keys, request, output, (axis, dtype, pad, places))
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
         raise
@@ -167,40 +176,94 @@ def stack(
     return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
 
 
-def _stack_alike(
-    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], keys: Any, request: Request
-) -> Tensor:
-    """Stack tensors of one shape and dtype along the first axis."""
-    shape = (len(tensors), *tensors[0].shape)
-    _check_target(request, tensors[0], shape, tensors[0].dtype)
-    bits = math.prod(tensors[0].shape) * tensors[0].dtype.bits * tensors[0].dtype.lanes
-    if bits % 8 and not tensors[0].flags & SUBBYTE_PADDED:
-        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
-        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
-    if cuda.is_cuda(tensors[0].device):
-        whole: Tensor | int | None = _stack_on_device(tensors, sources, shape, request)
-    else:
-        whole = native.tensor_stack(tensors)
+def _stack_alike(tensors: list[Tensor], keys: Any, request: Request) -> Tensor:
+    """Stack host tensors of one shape and dtype along the first axis."""
+    _check_target(request, tensors[0], (len(tensors), *tensors[0].shape), tensors[0].dtype)
+    _check_bytes(tensors[0])
+    whole = native.tensor_stack(tensors)
     if isinstance(whole, int):
         raise _difference_error(tensors, whole, keys)
     assert whole is not None
     return whole
 
 
+def _check_bytes(tensor: Tensor) -> None:
+    """Raise if a row would end inside a byte."""
+    if math.prod(tensor.shape) * tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
+        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
+
+
+def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
+    """Copy device arrays of the fast path to `out` on the device; return False if anything else has to be checked."""
+    adapter = lookup.kind(type(out)).adapter
+    if adapter is None or adapter.streams is None or not copies(adapter):
+        return False
+    if FAST_PATH._stack(tuple(objs), adapter.name, out, axis) is None:
+        return False
+    mark_written(adapter, out)
+    return True
+
+
+def _stack_on_device(
+    objs: list[Any],
+    tensors: list[Tensor],
+    sources: list[tuple[Adapter, Readiness]],
+    keys: Any,
+    request: Request,
+    output: Array | None,
+    options: tuple[Any, ...],
+) -> Any:
+    """Stack arrays, or stack into `output`, in memory that the host cannot read; their frameworks cast them."""
+    axis, dtype = options
+    wanted = _find_dtype([tensor.dtype for tensor in tensors], keys, dtype)
+    try:
+        row = _find_shape([tensor.shape for tensor in tensors], keys, is_padded=False)
+    except LayoutError as error:
+        error.option, error.fix = (), "Pass arrays of one shape. Only arrays on the host are padded."
+        raise
+    at = _find_axis(axis, len(row) + 1)
+    shape = (*row[:at], len(tensors), *row[at:])
+    casts = any(tensor.dtype != wanted for tensor in tensors)
+    if output is not None:
+        check_fits(output, shape, wanted)
+        return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
+    for i, tensor in enumerate(tensors):
+        if _comparable(tensor, "device") != _comparable(tensors[0], "device"):
+            raise _odd("device", [each.device for each in tensors], i, keys)
+    if casts:
+        to, old = request.target.name, [tensor.dtype for tensor in tensors]
+        return stack([convert(obj, to, dtype={each: wanted}) for obj, each in zip(objs, old, strict=True)], to, axis=at)
+    first = tensors[0]
+    _check_target(request, first, shape, wanted)
+    _check_bytes(first)
+    device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
+    strides = [*row_major([len(tensors), *row])] if keeps_order(request.target) else [*row_major(shape)]
+    if keeps_order(request.target):  # the values of each array stay adjacent
+        strides.insert(at, strides.pop(0))
+    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, strides, wanted, device, flags, None)
+    is_last = request.device is None or physical(request.device) == device
+    sync = StreamSync(request.target, request.stream, request.device)
+    array, whole = sync.copy(tensors, sources, like, is_last and first.nbytes > 0, at)
+    return whole if array is None else array
+
+
 def _stack_unlike(
-    objs: list[Any], tensors: list[Tensor], keys: Any, request: Request, options: tuple[Any, ...]
+    objs: list[Any],
+    tensors: list[Tensor],
+    keys: Any,
+    request: Request,
+    output: Array | None,
+    options: tuple[Any, ...],
 ) -> Tensor:
-    """Stack tensors along any axis, cast and padded, into new host memory or into `out`.
+    """Stack host tensors along any axis, cast and padded, into new host memory or into `output`.
 
     With `places`, each tensor holds the rows at a slice of the result.
     """
-    axis, dtype, pad, out, places = options
+    axis, dtype, pad, places = options
     dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
     wanted = _find_dtype(dtypes, keys, dtype)
-    for i, (tensor, old) in enumerate(zip(tensors, dtypes, strict=True)):
-        if not tensor.is_host and not host_readable(tensor.device):
-            reason = f"it is on {tensor.device}, and dlx stacks with axis=, dtype=, pad= and out= only on the host"
-            raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Leave these options out.")
+    for i, old in enumerate(dtypes):
         if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
             tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
     if places is None:
@@ -209,7 +272,6 @@ def _stack_unlike(
         row, n = shapes[0][1:], sum(shape[0] for shape in shapes)
     at = _find_axis(axis, len(row) + 1)
     shape = (*row[:at], n, *row[at:])
-    output = None if out is None else open_output(out)
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
         if places is not None and len(tensors) == 1:
@@ -221,7 +283,7 @@ def _stack_unlike(
             whole = _move_axis(whole, at)
     else:
         check_fits(output, shape, wanted)
-        if not output.is_on_host() or output.tensor is None:
+        if output.tensor is None:
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
         if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
@@ -370,22 +432,6 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
         flat: Any = native.tensor_stack(borrow_all(data, TENSOR.name) or [])
         return [native.tensor_new(flat.data_ptr, (len(objs), *one.shape), None, one.dtype, one.device, 0, flat)]
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], interfaces[1:], strict=True))]
-
-
-def _stack_on_device(
-    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], request: Request
-) -> Any:
-    """Copy CUDA tensors into one array, or return the index of a tensor that differs."""
-    first = tensors[0]
-    for i, tensor in enumerate(tensors):
-        if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
-            return i
-    device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
-    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    is_last = request.device is None or physical(request.device) == device
-    sync = StreamSync(request.target, request.stream, request.device)
-    array, whole, ready = sync.copy(tensors, sources, like, is_last and first.nbytes > 0)
-    return array if array is not None else whole if ready is None else cuda.when(whole, ready)
 
 
 def _tensors(objs: list[Any], keys: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:

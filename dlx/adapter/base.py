@@ -45,7 +45,7 @@ __all__ = [
     "Compound", "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
     "KnownIssue", "Layout", "Operation", "Owner", "Placement", "ReportedDevices", "Stream", "StreamSupport", "Tensor",
     "WriteTracking", "arrow_exchange", "at_rest", "buffer_exchange", "consumed", "forward", "keeping", "look_up",
-    "over_memory", "tensor_info", "type_name", "unmarked", "viewed",
+    "over_memory", "require_cuda", "tensor_info", "type_name", "unmarked", "viewed",
 ]  # fmt: skip
 
 COMMON_DTYPES = (
@@ -263,11 +263,11 @@ class Devices:
         """
         return None
 
-    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
-        """Copy arrays of the framework along a new first axis into `out`, an array of `new_array`, on its stream.
+    def stack(self, arrays: Sequence[Any], out: Any, axis: int) -> Any:
+        """Copy arrays of the framework along a new axis of `out`, or of a new array if it is None; return that.
 
-        They have one shape, dtype and device, and any strides. Override this if the framework does it with one
-        kernel. The default: dlx copies each array.
+        They have one shape, dtype and device, and any strides. The copies run on the framework's current stream.
+        Override this if the framework does it with one kernel. The default: dlx copies each array. None: the same.
         """
         raise NotImplementedError
 
@@ -495,6 +495,14 @@ def over_memory(
     """
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+def require_cuda() -> None:
+    """Raise a DeviceError if the CUDA driver cannot be used here, such as in a forked child.
+
+    Call this before functions of a framework that use the driver.
+    """
+    cuda.require()
 
 
 _names: TypeCache[str] = TypeCache()
