@@ -113,7 +113,6 @@ CONVERSIONS = {
 NODES = {  # conversions that add copies to the graph, in memory of the graph
     "torch to torch, copy",
     "cupy to torch, one stream, copy",
-    "stack",
 }
 
 
