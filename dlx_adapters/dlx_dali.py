@@ -47,8 +47,7 @@ class DaliAdapter(api.Adapter):
 
     def load(self, tensor: api.Tensor) -> Any:
         backend = sys.modules["nvidia.dali.backend"]
-        kind = backend.TensorCPU if tensor.device.name == "cpu" else backend.TensorGPU
-        return kind(tensor.__dlpack__())
+        return (backend.TensorCPU if tensor.is_host else backend.TensorGPU)(tensor.__dlpack__())
 
 
 dlx_adapters = api.offer(DaliAdapter())

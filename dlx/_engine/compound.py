@@ -64,6 +64,9 @@ def split(
     swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
     dtype = None
     if wanted is not None and request is not None:
+        if wanted is not source and kind in _MINOR and len(parts["shape"]) != 2:
+            why = f"{request.target.name} has {kind} arrays of two dimensions only, and it has {len(parts['shape'])}"
+            raise LayoutError(why, source=name_of(obj), fix="Convert it to the format coo first.")
         _check(kind, parts, "swapped" in source.limits, "unique" in wanted.limits, request.target.name)
     if request is not None:
         dtype = _choose_dtype(parts, wanted, request.target.dtypes())

@@ -494,3 +494,16 @@ def test_anndata(form, tmp_path):
             dlx.convert(backed, "torch")
     finally:
         backed.file.close()
+
+
+def test_compressed_arrays_of_one_dimension():
+    """Other frameworks have compressed matrices only, and would read a vector as something else."""
+    vector = sp.csr_array(np.array([0, 1.5, 0, 2], "f4"))
+    for to in ("torch", "jax"):
+        pytest.importorskip(to)
+        assert "two dimensions only" in str(dlx.plan(vector, to).error)
+        with pytest.raises(LayoutError, match=r"two dimensions only, and it has 1\. Convert it to the format coo"):
+            dlx.convert(vector, to)
+        found = dlx.convert(vector.tocoo(), to)
+        assert (found.to_dense() if to == "torch" else found.todense()).tolist() == [0, 1.5, 0, 2]
+    assert (dlx.convert(vector, "scipy", copy=True).toarray() == vector.toarray()).all()
