@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ def resolve_blockers(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:
 
 def is_tracing(adapter: Adapter) -> bool:
     """Return whether the framework is recording a graph that new arrays become part of."""
+    if sys.modules.get(adapter.package) is None:  # loaded by its name, and not installed
+        return False
     with adapter_call(adapter, target=adapter.name):
         return adapter.is_tracing is not None and adapter.is_tracing() is not False
 

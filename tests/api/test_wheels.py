@@ -125,6 +125,12 @@ def test_windows_has_its_own_configuration_in_the_source(monkeypatch, tmp_path):
     monkeypatch.setattr(wheels, "GIVEN", None)
     found = Build("3.13", wheels.TARGETS[-1]).headers
     assert found.origin == "own" and (found.folder / "pyconfig.h").read_text() == "#define MS_WIN32"
+    (tmp_path / "given" / "cp312-manylinux_2_17_x86_64").mkdir(parents=True)
+    for name in ("Python.h", "pyconfig.h"):
+        (tmp_path / "given" / "cp312-manylinux_2_17_x86_64" / name).write_text("/* Linux */")
+    monkeypatch.setattr(wheels, "GIVEN", str(tmp_path / "given"))
+    check = Build("3.12", wheels.TARGETS[-1]).headers  # another version's is nearer than Linux' is
+    assert check.origin == "check" and (check.folder / "pyconfig.h").read_text() == "#define MS_WIN32"
     names, data = python_names(found.folder)
     assert {"PyNew_Function", "_PyNew_Function_SizeT", "Py_Data"} <= names and data == {"Py_Data"}
 

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from pathlib import Path
 
@@ -469,8 +468,9 @@ def test_files_changed_by_chance(tmp_path_factory, name):
     change()
 
 
-def test_opening_is_quick(tmp_path):
-    """Opening 300 tensors of 2 GiB reads none; bounds are wide, see `python -m benchmarks --only files`."""
+def test_opening_reads_no_tensor(tmp_path):
+    """Opening 300 tensors of 2 GiB touches few of their 524,288 pages; for its time see the benchmark `files`."""
+    resource = pytest.importorskip("resource")
     header, at, each = {}, 0, 7 << 20
     for number in range(300):
         header[f"layers.{number}.weight"] = {"dtype": "BF16", "shape": [each // 2], "data_offsets": [at, at + each]}
@@ -482,12 +482,11 @@ def test_opening_is_quick(tmp_path):
         os.truncate(path, 8 + len(raw) + at)
     except OSError:
         pytest.skip("no sparse files here")
-    best = 9.0
-    for _ in range(10):
-        start = time.perf_counter()
-        dlx.open(path)["layers.7.weight"]
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.05
+    dlx.open(path)["layers.7.weight"]  # imports
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    dlx.open(path)["layers.7.weight"]
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt < 5000
 
 
 def test_a_folder_of_shards_is_mapped_as_one(tmp_path):

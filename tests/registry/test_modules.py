@@ -286,3 +286,45 @@ def test_one_that_fails_to_import_says_why(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(errors.FrameworkNotInstalledError, match=r"fails to import.*libx\.so"):
         dlx.convert(b"abc", to="ndonnx")
+
+
+def test_loaded_adapters_without_their_frameworks_disturb_no_call(python):
+    """A failed conversion loads an adapter, and `dlx.adapters()` all; other calls only ask imported frameworks."""
+    python(
+        """
+        import sys
+        import numpy as np, dlx
+
+        for name in ("torch", "jax", "tensorflow", "cupy", "paddle", "mlx", "warp"):
+            assert name not in sys.modules
+            sys.modules[name] = None  # importing it fails
+        for name in dlx.adapters():
+            try:
+                dlx.plan(np.ones(2), to=name)
+            except dlx.errors.DlxError:
+                pass
+        class Producer:
+            def __init__(self):
+                self.array = np.ones(3)
+
+            def __dlpack__(self, **options):
+                return self.array.__dlpack__(**options)
+
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+
+        def double(x, y=None):
+            return x + x
+
+        for one in (Producer(), np.ones(3), dlx.convert(np.ones(3), to="dlx")):
+            for obj in (one, [one], {"a": (one, 1)}):
+                dlx.convert(obj, to="numpy")
+                dlx.convert(obj, to="dlx", lazy=True)
+                dlx.plan(obj, to="numpy")
+                dlx.convert(obj, like=np.ones(1), detach=True)
+            assert dlx.shares_memory(one, one)
+            assert dlx.stack([one, one], to="numpy").shape == (2, 3)
+            for options in ({}, {"returns": "numpy"}, {"lazy": True}, {"device": "cpu"}, {"grad": True}):
+                dlx.using("numpy", **options)(double)(one)
+        """,
+    )

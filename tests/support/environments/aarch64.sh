@@ -85,7 +85,7 @@ mkdir "$folder/srv/dlx"
     tar --null --files-from=- --create | tar --extract --directory "$folder/srv/dlx" --no-same-owner
 unzip -qo "$folder"/srv/wheels/*.whl '*.so' -d "$folder/srv/dlx"
 
-for path in /proc /dev; do
+for path in /proc /dev /sys; do
     mount --rbind "$path" "$folder$path"
 done
 echo "== Python $version of Debian on $(inside uname -m), under emulation"

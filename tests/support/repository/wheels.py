@@ -128,6 +128,9 @@ class Build:
         if like is None:
             raise Failed(f"{self.name}: there are no headers of Python {self.python} here. Provide {needed}.")
         include, config, origin = like
+        if not found and self.target.system == "win32":  # another version's is nearer than Linux' is
+            others = [Build(each, self.target)._find() for each in PYTHONS]
+            config = next((each[1] for each in reversed(others) if each), config)
         if config.parent != include or not found:
             folder = CACHE / "headers" / self.name
             shutil.rmtree(folder, ignore_errors=True)
