@@ -133,7 +133,7 @@ def _has_user_block(file: File) -> bool:
 
 
 def _is_torch(file: File) -> bool:
-    from dlx._files.npy import open_zip
+    from dlx._files.npz import open_zip
 
     try:
         with open_zip(file) as archive:
@@ -147,7 +147,7 @@ _MODULES = {
     ".gguf": "gguf",
     "HDF5": "hdf5",
     ".npy": "npy",
-    ".npz": "npy",
+    ".npz": "npz",
     "zarr": "zarr_store",
 }
 

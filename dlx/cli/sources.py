@@ -31,10 +31,11 @@ from dlx.cli.model import BadInput, Entry, Source
 from dlx.errors import DlxError, FileError, sentences
 from dlx.typing import Readonly
 
-_OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_GLOB = re.compile(r"[*?]|\[[^\]]+\]")
-_ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
+# Patterns, compiled at their first use: most words are names of files.
+_OBJECT = r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)"
+_URL = r"(?i:[a-z][a-z0-9+.-]+://)"
+_GLOB = r"[*?]|\[[^\]]+\]"
+_ABSTRACT = r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]"
 
 
 def open_sources(
@@ -79,13 +80,13 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
 def _expand_word(word: str) -> Iterator[str]:
     """Yield the names of all sources that one argument names."""
     shown = one_line(word, 120)
-    if _URL.match(word):
+    if "://" in word and re.match(_URL, word):
         raise BadInput(f"{shown}: dlx cannot read URLs. Download the file first, for example with curl -LO")
     with contextlib.suppress(OSError, ValueError):  # opening it raises the error
         if os.path.isdir(word):  # noqa: PTH112
             yield from _list_folder(Path(word), shown)
             return
-        if not os.path.lexists(word) and _GLOB.search(word):
+        if not os.path.lexists(word) and re.search(_GLOB, word):
             import glob
 
             found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207
@@ -149,7 +150,7 @@ def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | No
                 return source._replace(name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("write an object as module and name, without folders and .py: 'mod:x' or 'pkg.mod:x'")
-        abstract, named = _ABSTRACT.fullmatch(name), _OBJECT.fullmatch(name)
+        abstract, named = re.fullmatch(_ABSTRACT, name), re.fullmatch(_OBJECT, name)
         if abstract is not None:
             return _abstract(name, abstract)
         if named is not None:
