@@ -52,8 +52,9 @@ def open(
         Target, as in `convert`.
     only, skip
         The members to open, or to leave out: a name, a pattern such as ``"encoder.*"``, several of them, or a function
-        of a name that returns a bool. In the nested dicts of a .pt file, names are paths with dots, and a dict's name
-        selects all in it. Members that are left out are neither read nor listed.
+        of a name that returns a bool. In the nested dicts of a .pt file, and for fields of records, names are paths
+        with dots, ``"table.field"``; a dict's or record's name selects all in it. Members that are
+        left out are neither read nor listed.
     mmap
         False: read the members into memory now, with large reads in several threads, for network and fused file
         systems. The arrays do not depend on the file, and are writable, except for columns of Arrow files. Arrays that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import stat
 import sys
@@ -19,6 +20,7 @@ if sys.platform != "win32":
 
 __all__ = ["replace_file"]
 
+MAX_NAME = 240  # bytes; file systems allow 255
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -33,7 +35,7 @@ def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[Bina
         with _replace_closed(path, force) as handle:
             yield handle
         return
-    partial = path.with_name(f".{path.name}.dlx-partial")
+    partial = path.with_name(f".{_shorten(path.name)}.dlx-partial")
     handle = None
     while handle is None:
         handle = _lock_partial(partial, path)
@@ -59,7 +61,7 @@ def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[Bina
 @contextlib.contextmanager
 def _replace_closed(path: Path, force: bool) -> Iterator[BinaryIO]:
     """Yield a new file with a name that no other process has, for Windows, which renames no open file."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{_shorten(path.name)}.", delete=False) as handle:
         partial = Path(handle.name)
         try:
             yield cast("BinaryIO", handle)
@@ -72,6 +74,12 @@ def _replace_closed(path: Path, force: bool) -> Iterator[BinaryIO]:
         finally:
             handle.close()
             partial.unlink(missing_ok=True)
+
+
+def _shorten(name: str) -> str:
+    """Return a name, or its digest if the name of the partial file would be longer than file systems allow."""
+    raw = os.fsencode(name)
+    return name if len(raw) <= MAX_NAME else importlib.import_module("hashlib").sha256(raw).hexdigest()
 
 
 def _find_mode(path: Path, force: bool) -> int | None:

@@ -89,28 +89,36 @@ class _Packed(Named[Stored]):
         """Take the tensors of a header, and return its metadata."""
         numbers: dict[Any, int] = {}
 
+        def place(word: Any, shape: Any, begin: int, end: int, name: str = "") -> _Place:
+            key = word, end - begin, *shape  # true is 1, also in a shape
+            if not 0 <= begin < MAX_BYTES:
+                raise ValueError
+            if key not in numbers:
+                self._kinds.append(_build_entry(name, word, shape, begin, end, self._start))
+                numbers[key] = len(numbers)
+            return _Place(begin << _SHIFT | numbers[key])
+
         def pack(pairs: list[tuple[str, Any]]) -> Any:
-            """Return the place of a tensor; other objects and invalid tensors stay dicts."""
-            found = _check_unique(pairs)
+            """Return the place of a tensor in the usual form, without a dict for it."""
             try:
-                word, shape, (begin, end) = found["dtype"], found["shape"], found["data_offsets"]
-                if not type(begin) is type(end) is int or not 0 <= begin < MAX_BYTES or type(shape) is not list:
-                    return found
-                key = word, end - begin, *shape, *map(type, shape)  # 1 == True == 1.0
-                number = numbers.get(key)
-                if number is None:
-                    self._kinds.append(_build_entry("", found, self._start))
-                    number = numbers[key] = len(numbers)
-                return _Place(begin << _SHIFT | number)
-            except (FileError, TypeError, ValueError, KeyError):
-                return found
+                (one, word), (two, shape), (three, (begin, end)) = pairs
+                if one == "dtype" and two == "shape" and three == "data_offsets":
+                    return place(word, shape, begin, end)
+            except (TypeError, ValueError):  # also a FileError, whose text needs the name
+                pass
+            return _check_unique(pairs)
 
         header = _parse_json(raw, "header", pack)
         metadata = header.pop("__metadata__", {})
-        for name, place in header.items():
-            if type(place) is not _Place:
-                _build_entry(name, place, self._start)
-                raise _invalid_entry(name)
+        for name, stated in header.items():
+            if type(stated) is not _Place:
+                try:
+                    begin, end = stated["data_offsets"]
+                    header[name] = place(stated["dtype"], stated["shape"], begin, end, name)
+                except FileError:
+                    raise
+                except (TypeError, ValueError, KeyError):
+                    raise FileError(f"its header has an invalid entry for {one_line(name, 80)!r}") from None
         if not isinstance(metadata, dict):
             raise FileError("the metadata in its header is not a JSON object")
         self._names = header
@@ -159,22 +167,12 @@ def _parse_json(raw: bytes, what: str, hook: Callable[[list[tuple[str, Any]]], A
     return found
 
 
-def _invalid_entry(name: str) -> FileError:
-    return FileError(f"its header has an invalid entry for {one_line(name, 80)!r}")
-
-
-def _build_entry(name: str, stated: Any, start: int) -> Stored:
-    try:
-        word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
-        if not isinstance(word, str) or type(stated["shape"]) is not list or len(shape) > MAX_NDIM:
-            raise ValueError
-        for number in (*shape, begin, end):
-            if type(number) is not int or not 0 <= number < MAX_BYTES:
-                raise ValueError
-        if end < begin:
-            raise ValueError
-    except (TypeError, ValueError, KeyError):
-        raise _invalid_entry(name) from None
+def _build_entry(name: str, word: Any, shape: Any, begin: Any, end: Any, start: int) -> Stored:
+    if not isinstance(word, str) or type(shape) is not list or len(shape) > MAX_NDIM:
+        raise ValueError
+    if not all(type(number) is int and 0 <= number < MAX_BYTES for number in (*shape, begin, end)) or end < begin:
+        raise ValueError
+    shape = tuple(shape)
     dtype = _DTYPES.get(word)
     if dtype is None:
         refused = f"dlx does not know the dtype {one_line(word, 20)!r}"

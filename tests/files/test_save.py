@@ -237,3 +237,12 @@ def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested):
     shape = found.pop("shape")
     dlx.save(found, path)
     assert {*np.load(path)} == {*found} and tuple(shape) == (3, 3)
+
+
+@pytest.mark.parametrize("name", ["n" * 251 + ".npy", "é" * 125 + ".npy", "n" * 236 + ".npy"])
+def test_names_as_long_as_the_file_system_allows(tmp_path, name):
+    """The partial file beside it has a shorter name."""
+    dlx.save(dlx.empty(3, "uint8"), tmp_path / name)
+    dlx.save(dlx.empty(4, "uint8"), tmp_path / name)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert dlx.open(tmp_path / name)[""].shape == (4,)
