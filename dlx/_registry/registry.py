@@ -16,7 +16,7 @@ from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.compound import handler_of
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalize_name
+from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, SOURCES, Plugin, error_of, install_of, normalize_name
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.keywords import UNCHANGED
 from dlx._support.locks import lock_of
@@ -251,14 +251,16 @@ class Registry:
     def _by_type(self, kind: type) -> Target:
         """Return the target that creates arrays of a type."""
         with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(kind)):
-            adapter = self.owner(kind)
+            adapter, roots = self.owner(kind), packages_of(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # the result of `load`
                 return target
-            if kind in self._classes(adapter):
+            if target is not None and kind in self._classes(adapter):
                 fix = f"Pass to={self._name_of(adapter)!r}."
                 raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
+        if root := next((root for root in roots if root in SOURCES), None):
+            raise self._refuse_source(root)
         fix = self._list_targets() if adapter is None else f"Pass to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
@@ -277,6 +279,8 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
+            if name in SOURCES:
+                raise self._refuse_source(name)
             if misnamed := self._find_misnamed(name):
                 raise misnamed
             known = self._list_targets()
@@ -294,7 +298,7 @@ class Registry:
             target = self.ready(adapter)
             if target is not None:
                 return target
-        raise AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=self._list_targets())
+        raise self._refuse_source(name)
 
     def _by_module(self, to: str | ModuleType) -> Target | None:
         """Return the target for a module with ``from_dlpack``, or None."""
@@ -335,13 +339,17 @@ class Registry:
         plugin = self._loader.plugin_of(adapter)
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
+    def _refuse_source(self, name: str) -> AdapterNotFoundError:
+        maker = SOURCES.get(name)
+        fix = self._list_targets() if maker is None else f"Convert to 'numpy', and pass the result to {maker}."
+        return AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=fix)
+
     def _list_targets(self) -> str:
         return f"Use one of: {', '.join(self._target_names())}."
 
     def _target_names(self) -> list[str]:
         self._loader.scan()
-        sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
-        return sorted({*_OWN, *(name for name in self._loader.plugins if name.isidentifier())} - sources)
+        return sorted({*_OWN, *filter(str.isidentifier, self._loader.plugins)} - (SOURCES.keys() & FRAMEWORKS))
 
 
 def _guess(name: str, names: list[str]) -> str:

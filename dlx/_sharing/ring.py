@@ -129,9 +129,9 @@ class Ring(_Member):
     Use it as a context manager to end the ring. One thread at a time may use it.
     """
 
-    handle: Handle
+    handle: Handle[RingReader]
 
-    def __init__(self, *frames: Any, handle: Handle, own: list[Any], plain: list[str]) -> None:
+    def __init__(self, *frames: Any, handle: Handle[Any], own: list[Any], plain: list[str]) -> None:
         super().__init__(*frames)
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them

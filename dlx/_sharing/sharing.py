@@ -90,7 +90,7 @@ _Fail = Callable[[DlxError, _Item], None]
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tuple[int, ...] = ()) -> Handle:
+def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tuple[int, ...] = ()) -> Handle[Any]:
     """Share an array or tree; arrays in shared memory stay there. Without `with_values`, share zeros instead.
 
     With the options of a `ring`, share one slot after the other.
@@ -184,7 +184,9 @@ def _place_items(items: list[_Item], batch: Batch, with_values: bool, fail: _Fai
     return _Layout([fresh, *held.values(), *of_devices], blocks, [*segments.values()], export)
 
 
-def _write_segment(layout: _Layout, nodes: list[Any], names: bytes, with_values: bool, ring: tuple[int, ...]) -> Handle:
+def _write_segment(
+    layout: _Layout, nodes: list[Any], names: bytes, with_values: bool, ring: tuple[int, ...]
+) -> Handle[Any]:
     """Create the segment of a layout, with its description and the copied arrays."""
     numbers = []
     for group in layout.groups:

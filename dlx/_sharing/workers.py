@@ -59,7 +59,7 @@ def register_types(arrays: Iterable[type] = ()) -> None:
             util.Finalize(None, _wait_for_receivers, exitpriority=-50)  # queues send the rest with priority -5
 
 
-def _reduce_handle(handle: Handle) -> Reduced:
+def _reduce_handle(handle: Handle[Any]) -> Reduced:
     if not handle._segments or handle._export is not None:  # device memory is freed with its process
         return handle.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     return create_handle, (handle._segments[0], handle._segments[1:])  # of the process that receives it

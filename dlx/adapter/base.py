@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from dlx._core import cuda, native
@@ -37,6 +37,9 @@ from dlx.adapter.declarations import (
 from dlx.adapter.gradients import CompiledFunction, GradSupport, Operation
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
+if TYPE_CHECKING:
+    from importlib import metadata
+
 __all__ = [
     "COMMON_DTYPES", "OWNER_BOUNDS", "Adapter", "ArrayInfo", "Arrays", "Blocker", "Capabilities", "CompiledFunction",
     "Compound", "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
@@ -61,8 +64,21 @@ def installed_version(package: str) -> str:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    names = metadata.packages_distributions().get(package.partition(".")[0])
-    return metadata.version(names[0]) if names else ""
+    return next((each.version for each in find_distributions(package.partition(".")[0])), "")
+
+
+def find_distributions(root: str) -> Iterator[metadata.Distribution]:
+    """Yield the distributions that installed parts of a root package.
+
+    `importlib.metadata.packages_distributions` would parse the file lists of all distributions.
+    """
+    from importlib import metadata
+
+    for each in metadata.distributions():
+        declared = (each.read_text("top_level.txt") or "").split()
+        files = "" if declared else f"\n{each.read_text('RECORD')}"
+        if root in declared or f"\n{root}/" in files or f"\n{root}.py" in files:
+            yield each
 
 
 def version_of(adapter: Adapter) -> str:
