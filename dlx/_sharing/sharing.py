@@ -113,7 +113,8 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tu
     for node, (kind, data, offsets) in found.items():
         packed[node] = kind, add(data), add(offsets)
     for i, array_ in enumerate(objs if with_values else ()):
-        rows = pack_rows(array_.tolist()) if is_text(array_) else None
+        is_text = getattr(getattr(array_, "dtype", None), "kind", "") in ("U", "S", "T")
+        rows = pack_rows(array_.tolist()) if is_text and array_.ndim == 1 else None
         if rows is not None:  # its joined bytes take its place
             objs[i], sources[i] = FAST_PATH(rows[1], TENSOR.name), TENSOR
             packed[~i] = f"packed {rows[0]} list", i, add(rows[2])
@@ -134,11 +135,6 @@ def share_tree(obj: Any, request: Request, *, with_values: bool = True, ring: tu
     failures.raise_first()
     register_types()
     return _write_segment(layout, nodes, names, with_values, ring)
-
-
-def is_text(obj: Any) -> bool:
-    """Return whether an array has text or bytes as elements, in one dimension."""
-    return getattr(getattr(obj, "dtype", None), "kind", "") in ("U", "S", "T") and getattr(obj, "ndim", 0) == 1
 
 
 class _Layout(NamedTuple):
@@ -450,9 +446,8 @@ def attach_tree(
     try:
         segments = [segment, *_open_segments(fields["segments"], handle["pid"], access)]
         counts, memories = fields["numbers"], fields.get("memories", [])
-        if len(counts) != len(segments) + len(memories) or {*map(type, counts)} != {int} or min(counts) < 0:
-            raise HandleError("its description contradicts itself")
-        if sum(counts) != len(numbers):
+        is_right = len(counts) == len(segments) + len(memories) and {*map(type, counts)} == {int} and min(counts) >= 0
+        if not is_right or sum(counts) != len(numbers):
             raise HandleError("its description contradicts itself")
         whole = fields.get("tree")
         as_tensors = convert is not None and needs_tensors(whole)

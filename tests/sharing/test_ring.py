@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import fcntl
 import gc
 import os
 import pickle
@@ -492,6 +493,16 @@ def test_killed_processes_leave_no_stuck_peer_and_no_memory():
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 wrong; " in done.stdout  # multiprocessing itself prints connections that a kill has cut
+
+
+def test_the_memory_is_private_and_sealed(ring):
+    """A ring is a segment as any other: mode 0600, no name, and a size that no process can change."""
+    number = ring().handle.fileno()
+    assert os.fstat(number).st_mode & 0o777 == 0o600 and os.fstat(number).st_nlink == 0
+    assert fcntl.fcntl(number, 1034) & 7 == 7  # F_GET_SEALS: seal, shrink, grow
+    for size in (1, 1 << 20):
+        with pytest.raises(OSError):
+            os.ftruncate(number, size)
 
 
 def test_nothing_is_left(np):

@@ -42,7 +42,7 @@ def forge(draw: random.Random, has_new_description: bool) -> str:
         for number in range(6):
             with contextlib.suppress(TimeoutError, EOFError):
                 own.put(LIKE, timeout=0)
-            with contextlib.suppress(TimeoutError, EOFError):
+            with contextlib.suppress(TimeoutError, EOFError, errors.DTypeError):  # it may describe another dtype
                 for each in reader.read(timeout=0, newest=number == 3):
                     bytes(memoryview(each)) if isinstance(each, dlx.Tensor) else each
             assert reader.number >= 0
