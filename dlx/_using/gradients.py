@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._core.types import DType
@@ -69,7 +69,7 @@ def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opti
 
 def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function in a program that its caller's framework traces, without derivatives; else NotImplemented."""
-    tracing = [each for each in registry.adapters() if each.gradients and each.gradients.call and is_tracing(each)]
+    tracing = [each for each in _find_tracers(registry.generation) if is_tracing(each)]
     if not tracing:
         return NotImplemented
     request = spec.request()
@@ -90,6 +90,12 @@ def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], option
     assert outer is not None and outer.call is not None
     record = outer.call
     return call.run(lambda operation, arrays: record(operation, arrays, bool(spec.detach)), spec, args, options)
+
+
+@lru_cache(maxsize=1)
+def _find_tracers(generation: Any) -> list[Adapter]:
+    """Return the adapters whose frameworks trace programs with calls of other frameworks."""
+    return [each for each in registry.adapters() if each.gradients and each.gradients.call]
 
 
 def _find_caller(tree: Tree, target: Framework) -> Adapter | None:
