@@ -63,13 +63,13 @@ TAIL = """
 
 ## Refused
 
-| call | reason, and what to do |
-|---|---|
-| a result's shape depends on data, in a compiled program | the function cannot be tried without data. Pass `result_like=` |
-| a jax program with sharded or replicated arrays | the program runs on several devices. Pass arrays on one device, as `jax.device_put(x, jax.devices()[0])` |
-| a result that jax would narrow, under `jax.jit` | a result is int64, and x64 is off. Return a smaller dtype, or enable x64 |
-| `torch.func.linearize` | torch.func.linearize cannot trace functions of other frameworks. Use `torch.func.jvp`, or `torch.func.vjp` |
-| `torch.autograd.functional.jacobian(vectorize=True)` | it cannot vectorize functions of other frameworks. Use `torch.func.jacrev` |
+- **A result whose shape depends on data**, in a compiled program: the function cannot be tried without data. Pass
+  `result_like=`.
+- **Sharded or replicated arrays of jax**: the program runs on several devices. Pass arrays on one device, as
+  `jax.device_put(x, jax.devices()[0])`.
+- **Results that jax would narrow**, such as int64 under `jax.jit` while x64 is off. Return a smaller dtype.
+- **`torch.func.linearize`**: use `torch.func.jvp`, or `torch.func.vjp`.
+- **`torch.autograd.functional.jacobian(vectorize=True)`**: use `torch.func.jacrev`.
 
 ## Functions without gradients
 
