@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dlx._api.describe import describe
     from dlx._api.parts import parts
     from dlx._api.save import save
-    from dlx._api.share import attach, ring, share
+    from dlx._api.share import ring
     from dlx._api.shares_memory import shares_memory
-    from dlx._api.signatures import convert, stack
+    from dlx._api.signatures import attach, convert, share, stack
     from dlx._api.signatures import open as open
     from dlx._core.array_info import ArrayInfo
     from dlx._core.cuda import devices, release_pending

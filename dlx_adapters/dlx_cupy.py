@@ -202,7 +202,7 @@ class CupyAdapter(api.Adapter):
             dtype_name=str(obj.dtype),
             shape=tuple(obj.shape),
             strides=tuple(step // itemsize for step in obj.strides) if whole else None,
-            device=api.Device(obj.__dlpack_device__()),
+            device=_device_of(obj),
             nbytes=obj.size * itemsize,
             address=int(obj.data.ptr) if obj.size else 0,
             owner=api.type_name(type(obj.data.mem)),
@@ -217,7 +217,7 @@ class CupyAdapter(api.Adapter):
         strides = [step // obj.dtype.itemsize for step in obj.strides]
         # The owner is the memory, because the array's shape and strides may change.
         address = int(obj.data.ptr) if obj.size else 0
-        return api.over_memory(address, obj.shape, strides, dtype, api.Device(obj.__dlpack_device__()), owner=obj.data)
+        return api.over_memory(address, obj.shape, strides, dtype, _device_of(obj), owner=obj.data)
 
     def capabilities(self) -> api.Capabilities:
         kinds = ("rocm",) if DEVICES.kind == "rocm" else ("cuda", "cuda_managed")
@@ -238,6 +238,12 @@ class CupyAdapter(api.Adapter):
                 why = "its stream is capturing a graph, and a copy in cupy's memory would not belong to the graph"
                 raise StreamError(why, fix="Copy it before the capture starts.")
             return obj.copy()
+
+
+def _device_of(obj: Any) -> api.Device:
+    if DEVICES.kind == "cuda":  # cupy asks the driver, also in a forked child
+        api.require_cuda()
+    return api.Device(obj.__dlpack_device__())
 
 
 def _is_capturing(stream: Any) -> bool:

@@ -180,8 +180,16 @@ class _Devices(api.Devices):
         with torch.inference_mode(mode=False):
             return torch.empty_strided(shape, strides, **options)
 
-    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
-        return sys.modules["torch"].stack(arrays, out=out)
+    def stack(self, arrays: Sequence[Any], out: Any, axis: int) -> Any:
+        torch = sys.modules["torch"]
+        if out is not None:
+            return torch.stack(arrays, axis, out=out)
+        if _dlx_torch.is_tracing():
+            return None
+        if not torch.is_inference_mode_enabled():
+            return torch.stack(arrays, axis).contiguous()  # torch keeps the memory format of images
+        with torch.inference_mode(mode=False):
+            return torch.stack(arrays, axis).contiguous()
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]

@@ -76,6 +76,14 @@ static PyObject* convert_lazily(py_call* call, PyObject* obj) {
   return result;
 }
 
+/* convert(obj, out=...): return `out`, or NULL for the Python path. */
+static PyObject* convert_into(PyObject* const* args) {
+  PyObject* done = py_hooks.fill ? PyObject_Vectorcall(py_hooks.fill, args, 2, NULL) : NULL;
+  if (done == NULL && PyErr_Occurred()) py_error_forget(); /* the Python path raises it again */
+  Py_XDECREF(done);
+  return done == Py_True ? Py_NewRef(args[1]) : NULL;
+}
+
 static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t nargsf,
                                 PyObject* names) {
   py_call call = {.function = (FastPathObject*)self};
@@ -88,6 +96,9 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     result = py_convert(&call, args[0]);
     if (result == NULL) result = py_move(&call, args[0]);
     py_maps_end();
+  } else if (n == 1 && names && PyTuple_GET_SIZE(names) == 1 && call.function->to == NULL &&
+             PyTuple_GET_ITEM(names, 0) == py_name_out) {
+    result = convert_into(args);
   } else if (py_options_read(&call, args, n, names, &like)) {
     py_maps_begin();
     int may_move = like == NULL && call.options == 0 && call.function->to == NULL;
@@ -268,18 +279,19 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_NotImplemented);
 }
 
-PyDoc_STRVAR(fast_path_stack_doc,
-             "_stack(arrays, to, /)\n--\n\n"
-             "Stack a tuple of arrays of one CUDA device; None if Python must.");
+PyDoc_STRVAR(
+    fast_path_stack_doc,
+    "_stack(arrays, to, out=None, axis=0, /)\n--\n\n"
+    "Stack a tuple of arrays of one CUDA device, into an array of the target; None if Python "
+    "must.");
 
-static PyObject* fast_path_stack(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2 || !PyTuple_CheckExact(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "_stack takes a tuple and a target");
-    return NULL;
-  }
-  py_call call = {.function = (FastPathObject*)self, .to = args[1]};
+static PyObject* fast_path_stack(PyObject* self, PyObject* args) {
+  PyObject *objs, *to, *out = Py_None;
+  int axis = 0;
+  if (!PyArg_ParseTuple(args, "O!O|Oi:_stack", &PyTuple_Type, &objs, &to, &out, &axis)) return NULL;
+  py_call call = {.function = (FastPathObject*)self, .to = to};
   py_maps_begin();
-  PyObject* result = py_stack(&call, args[0]);
+  PyObject* result = py_stack(&call, objs, out == Py_None ? NULL : out, axis);
   py_maps_end();
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
@@ -307,7 +319,7 @@ static PyMethodDef fast_path_methods[] = {
     {"_bind", (PyCFunction)(void (*)(void))fast_path_bind, METH_VARARGS | METH_KEYWORDS,
      fast_path_bind_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
-    {"_stack", (PyCFunction)(void (*)(void))fast_path_stack, METH_FASTCALL, fast_path_stack_doc},
+    {"_stack", fast_path_stack, METH_VARARGS, fast_path_stack_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
     {"_exchange_api", (PyCFunction)(void (*)(void))fast_path_exchange_api, METH_FASTCALL,
      fast_path_exchange_api_doc},

@@ -52,7 +52,8 @@ static DLManagedTensorVersioned* read_array(const py_fields* f, PyObject* obj) {
 
 void py_take_attributes(py_source* s, py_target* t, PyObject* obj, unsigned options,
                         py_offer* out) {
-  if (!py_gate_is_open(&s->gate, obj)) return;
+  /* A framework may ask the driver for the device: Python refuses that in a forked child. */
+  if (!dlx_cuda_loaded() || !py_gate_is_open(&s->gate, obj)) return;
   DLManagedTensorVersioned* made = read_array(&s->fields, obj);
   if (made == NULL) {
     py_error_forget();

@@ -45,7 +45,8 @@ static int borrow_any(void* obj, DLTensor* out) {
   py_maps_begin();
   py_pair pair;
   if (find_pair(obj, &pair)) {
-    found = py_borrow(pair.source, pair.target, obj, out);
+    found =
+        py_borrow(pair.source, pair.target, obj, NULL, out) && out->device.device_type == kDLCPU;
     py_pair_release(&pair);
   }
   py_maps_end();

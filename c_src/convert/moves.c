@@ -131,8 +131,10 @@ PyObject* py_move(const py_call* call, PyObject* obj) {
 
 /* The arrays of a stack, on one device, of one dtype and shape. */
 typedef struct {
-  PyObject* objs; /* a tuple; borrowed */
-  Py_ssize_t n;   /* of rows that are taken */
+  PyObject *objs, *out; /* a tuple; the array to copy to, or NULL; borrowed */
+  const DLTensor* to;   /* of `out` */
+  int axis;
+  Py_ssize_t n; /* of rows that are taken */
   struct {
     DLManagedTensorVersioned* made;
     py_pair pair;
@@ -140,106 +142,179 @@ typedef struct {
   py_stream_pairs streams;
 } arrays;
 
-/* Take all arrays, and make the target's stream wait for them. Errors: 0 = fallback. */
+/* Whether a row is like the first one, and has no memory of the output. */
+static int fits(const arrays* a, const DLTensor* first, const DLTensor* row) {
+  int64_t low, high, from, end;
+  if (row->device.device_type != kDLCUDA || row->device.device_id != first->device.device_id ||
+      !dlx_has_same_elements(first, row) || row->ndim == DLX_MAX_NDIM)
+    return 0;
+  if (a->to == NULL) return 1;
+  for (int i = 0; i < row->ndim; i++) {
+    if (a->to->shape[i + (i >= a->axis)] != row->shape[i]) return 0;
+  }
+  int64_t base = (int64_t)(uintptr_t)a->to->data + (int64_t)a->to->byte_offset;
+  int64_t start = (int64_t)(uintptr_t)row->data + (int64_t)row->byte_offset;
+  dlx_extent(a->to, 0, &low, &high);
+  dlx_extent(row, 0, &from, &end);
+  return a->to->ndim == row->ndim + 1 && a->to->shape[a->axis] == PyTuple_GET_SIZE(a->objs) &&
+         memcmp(&a->to->dtype, &row->dtype, sizeof row->dtype) == 0 &&
+         (start + end <= base + low || base + high <= start + from);
+}
+
+/* Have a framework stack its own arrays on its stream. Errors: NULL = fallback. */
+static PyObject* stack_own(const py_call* call, const py_pair* pair, const arrays* a) {
+  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
+  DLTensor first, row;
+  py_target* t = pair->target;
+  int are_own = t->stack != NULL;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a->objs) && are_own; i++) {
+    PyObject* obj = PyTuple_GET_ITEM(a->objs, i);
+    py_pair in_place;
+    DLManagedTensorVersioned* made = NULL;
+    if (!Py_IS_TYPE(obj, t->kind.type)) return NULL;
+    if (!py_borrow(pair->source, t, obj, i ? &first : NULL,
+                   &row)) { /* the framework has no table */
+      made = take_in_place(call, obj, &in_place);
+      if (made == NULL) return NULL;
+      row = made->dl_tensor;
+    }
+    if (i == 0) {
+      first = row;
+      for (int k = 0; k < row.ndim && k < DLX_MAX_NDIM; k++) {
+        shape[k] = row.shape[k];
+        strides[k] = row.strides[k];
+      }
+      first.shape = shape;
+      first.strides = strides;
+    }
+    are_own = fits(a, &first, &row) && (!a->to || a->to->device.device_id == row.device.device_id);
+    if (made) {
+      dlx_managed_release(made);
+      py_pair_release(&in_place);
+    }
+  }
+  PyObject *axis = are_own ? PyLong_FromLong(a->axis) : NULL, *result = NULL;
+  PyObject* args[] = {a->objs, a->out ? a->out : Py_None, axis};
+  if (axis) result = PyObject_Vectorcall(t->stack, args, 3, NULL);
+  Py_XDECREF(axis);
+  if (result == Py_None) Py_CLEAR(result);
+  if (result == NULL && PyErr_Occurred()) py_error_forget(); /* dlx copies them */
+  return result;
+}
+
+/* Take all arrays, and make the stream of the copies wait for them. Errors: 0 = fallback. */
 static int take_arrays(const py_call* call, py_target* t, arrays* a) {
   for (; a->n < PyTuple_GET_SIZE(a->objs); a->n++) {
     PyObject* obj = PyTuple_GET_ITEM(a->objs, a->n);
     py_pair* pair = &a->rows[a->n].pair;
     DLManagedTensorVersioned* made = take_in_place(call, obj, pair);
     if (made == NULL) return 0;
-    const DLTensor *tensor = &made->dl_tensor, *first = &(a->n ? a->rows[0].made : made)->dl_tensor;
     a->rows[a->n].made = made;
-    if (tensor->device.device_type != kDLCUDA || !dlx_has_same_elements(first, tensor) ||
-        tensor->device.device_id != first->device.device_id ||
+    if (!fits(a, &a->rows[0].made->dl_tensor, &made->dl_tensor) ||
         !py_streams_order(&a->streams, pair->source, t, made, obj))
       return a->n++, 0;
   }
-  for (int i = 0; i < a->streams.n; i++) { /* each dlx.Tensor may have another stream */
-    if (a->streams.at[i].from == 0) return 0;
-  }
-  return a->n > 0;
+  return 1;
 }
 
-/* Copy the rows by the framework, or by the driver. Errors: a status, 0 = done; or an exception. */
-static int copy_rows(const py_call* call, const py_target* t, const arrays* a, PyObject* array) {
-  int is_own = t->stack != NULL, status = DLX_OK;
-  for (Py_ssize_t i = 0; i < a->n && is_own; i++)
-    is_own = Py_IS_TYPE(PyTuple_GET_ITEM(a->objs, i), t->kind.type);
-  if (is_own) {
-    PyObject* done = PyObject_CallFunctionObjArgs(t->stack, a->objs, array, NULL);
-    Py_XDECREF(done);
-    return done ? DLX_OK : DLX_E_DEVICE;
-  }
+/* Copy the rows by the driver. Errors: a status. */
+static int copy_rows(const py_call* call, const arrays* a, PyObject* array) {
   py_pair pair;
+  int status = DLX_E_MEMORY;
   DLManagedTensorVersioned* to = take_in_place(call, array, &pair);
+  if (to == NULL) return status;
   const DLTensor** from = PyMem_Calloc((size_t)a->n, sizeof *from);
-  if (to && from) {
+  if (from) {
     for (Py_ssize_t i = 0; i < a->n; i++) from[i] = &a->rows[i].made->dl_tensor;
     uint64_t stream = a->streams.at[0].to;
-    PY_WITHOUT_GIL(status = dlx_cuda_stack(from, a->n, &to->dl_tensor, stream));
-  } else {
-    status = DLX_E_MEMORY;
+    PY_WITHOUT_GIL(status = dlx_cuda_stack(from, a->n, &to->dl_tensor, 0, a->axis, stream));
   }
   PyMem_Free(from);
-  if (to) {
-    dlx_managed_release(to);
-    py_pair_release(&pair);
-  }
+  dlx_managed_release(to);
+  py_pair_release(&pair);
   return status;
 }
 
 /* Make the producers' streams wait for the copies; the host waits if that fails. */
-static void order_back(const arrays* a, int32_t device) {
+static void order_back(const arrays* a) {
   int status = DLX_OK;
   for (int i = 0; i < a->streams.n; i++) {
     const py_stream_pair* x = &a->streams.at[i];
     int is_first = 1;
     for (int k = 0; k < i; k++) is_first &= a->streams.at[k].from != x->from;
     if (is_first && status == DLX_OK)
-      PY_WITHOUT_GIL(status = dlx_cuda_order(device, x->to, device, x->from));
+      PY_WITHOUT_GIL(status = dlx_cuda_order(x->device, x->to, x->device, x->from));
   }
-  if (status != DLX_OK) PY_WITHOUT_GIL(dlx_cuda_synchronize(device, a->streams.at[0].to));
+  const py_stream_pair* x = &a->streams.at[0];
+  if (status != DLX_OK) PY_WITHOUT_GIL(dlx_cuda_synchronize(x->device, x->to));
 }
 
-static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
-  int64_t strides[DLX_MAX_NDIM], shape[DLX_MAX_NDIM];
-  if (!take_arrays(call, t, a)) return NULL;
-  DLTensor whole = a->rows[0].made->dl_tensor, copy = {.device = whole.device};
-  int32_t device = whole.device.device_id;
-  if (whole.ndim == DLX_MAX_NDIM) return NULL;
-  shape[0] = a->n;
-  memcpy(&shape[1], whole.shape, (size_t)whole.ndim * sizeof *shape);
-  whole.ndim++;
-  whole.shape = shape;
-  whole.strides = NULL;
-  if (!accepts_copy(t, &whole, strides, &copy) ||
-      dlx_cuda_can_order(device, a->streams.at[0].to, -1, 0) != DLX_OK)
-    return NULL;
-  PyObject *number = PyLong_FromLong(device), *array = NULL;
+/* Create the array to copy to. Memory of dlx would not belong to a graph. Errors: NULL = fallback.
+ */
+static PyObject* new_array(const py_target* t, const arrays* a, const DLTensor* like) {
+  const py_stream_pair* x = &a->streams.at[0];
+  if (t->kind.type == NULL)
+    return dlx_cuda_can_order(x->device, x->to, -1, 0) == DLX_OK
+               ? py_cuda_new(like, 0, 1, x->device, x->to, x->to_keep)
+               : NULL;
+  PyObject *number = PyLong_FromLong(x->device), *array = NULL;
   PyObject* where = number ? PyObject_CallOneArg(t->where, number) : NULL;
-  if (where && where != Py_None) array = allocate(t, &copy, where);
+  if (where && where != Py_None) array = allocate(t, like, where);
   Py_XDECREF(number);
   Py_XDECREF(where);
-  if (array) {
-    int status = copy_rows(call, t, a, array);
-    order_back(a, device);
-    if (status != DLX_OK) Py_CLEAR(array);
-  }
   return array;
 }
 
-PyObject* py_stack(const py_call* call, PyObject* objs) {
-  py_pair pair;
-  PyObject* result = NULL;
-  arrays a = {.objs = objs, .streams.n = 0};
+static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
+  int64_t strides[DLX_MAX_NDIM], shape[DLX_MAX_NDIM], dense[DLX_MAX_NDIM], step = 1;
+  if (!take_arrays(call, t, a)) return NULL;
+  const DLTensor* row = &a->rows[0].made->dl_tensor;
+  const py_stream_pair* x = &a->streams.at[0];
+  DLTensor whole = *row, copy = {.device = row->device};
+  if (a->axis > row->ndim) return NULL;
+  for (int i = row->ndim - 1; i >= 0; i--) { /* the values of a row stay adjacent */
+    int at = i + (i >= a->axis);
+    shape[at] = row->shape[i];
+    strides[at] = step;
+    step *= shape[at];
+  }
+  shape[a->axis] = a->n;
+  strides[a->axis] = step;
+  whole.ndim++;
+  whole.shape = shape;
+  whole.strides = strides;
+  if (!a->out && !accepts_copy(t, &whole, dense, &copy)) return NULL;
+  PyObject* array = a->out ? Py_NewRef(a->out) : new_array(t, a, &copy);
+  if (array == NULL) return NULL;
+  int status = copy_rows(call, a, array);
+  order_back(a);
+  if (status != DLX_OK ||
+      (t->kind.type == NULL &&
+       py_cuda_set_ready((TensorObject*)array, x->device, x->to, x->to_keep) < 0))
+    Py_CLEAR(array);
+  return array;
+}
+
+PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis) {
+  py_pair pair, in_place;
+  arrays a = {.objs = objs, .out = out, .axis = axis, .streams = {.copies = 1}};
+  DLManagedTensorVersioned* to = NULL;
   if (!dlx_cuda_loaded() || PyTuple_GET_SIZE(objs) == 0 ||
       !py_pair_learn(call->function, Py_TYPE(PyTuple_GET_ITEM(objs, 0)), call->to, &pair))
     return NULL;
   py_target* t = pair.target;
-  a.streams.n_waited = 0;
-  if (t->allocate && t->place == NULL && py_target_holds(t, 0))
-    a.rows = PyMem_Calloc((size_t)PyTuple_GET_SIZE(objs), sizeof *a.rows);
-  if (a.rows) result = stack(call, t, &a);
+  PyObject* result = NULL;
+  if (out) to = take_in_place(call, out, &in_place);
+  if (to) a.to = &to->dl_tensor;
+  int is_place = to && !(to->flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
+                 !(dlx_layout(a.to) & ~(uint32_t)DLX_LAYOUT_PERMUTED) &&
+                 Py_IS_TYPE(out, t->kind.type);
+  if ((is_place || !out) && t->place == NULL && t->hand_over && py_target_holds(t, 0)) {
+    result = stack_own(call, &pair, &a);
+    if (result == NULL && !PyErr_Occurred() && (t->allocate || t->kind.type == NULL))
+      a.rows = PyMem_Calloc((size_t)PyTuple_GET_SIZE(objs), sizeof *a.rows);
+    if (a.rows) result = stack(call, t, &a);
+  }
   if (result == NULL && PyErr_Occurred()) py_error_forget();
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = 0; i < a.n; i++) {
@@ -247,6 +322,10 @@ PyObject* py_stack(const py_call* call, PyObject* objs) {
     py_pair_release(&a.rows[i].pair);
   }
   py_streams_clear(&a.streams);
+  if (to) {
+    dlx_managed_release(to);
+    py_pair_release(&in_place);
+  }
   py_pending_restore(pending);
   PyMem_Free(a.rows);
   py_pair_release(&pair);

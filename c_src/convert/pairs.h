@@ -65,9 +65,9 @@ PyObject* py_target_like(py_call* call, PyObject* like);
  * whether its stream captures. Called when py_convert falls back, or if the call names a device. */
 PyObject* py_move(const py_call* call, PyObject* obj);
 
-/* Stack a tuple of arrays of a CUDA device into a new array of the target on that device, with one
- * wait per stream of a producer. Asks first whether a stream captures. */
-PyObject* py_stack(const py_call* call, PyObject* objs);
+/* Stack a tuple of arrays of a CUDA device along an axis of `out`, an array of the target, or of a
+ * new one, with one wait per stream of a producer. Asks first whether a stream captures. */
+PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis);
 
 /* ---- convert/exchange_any.c ------------------------------------------------------------------ */
 

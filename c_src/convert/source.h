@@ -133,9 +133,11 @@ py_take py_take_tensor, py_take_borrowed, py_take_managed, py_take_exported;
 /* After PY_BLOCKED: take a copy by the adapter. In a tree, this comes last. */
 py_take py_take_unblocked;
 
-/* Borrow an array during a call, checked as with DLX_COPIES | DLX_SHARES, without allocations.
- * Owns: nothing; *out is valid until Python code runs or the next borrow. */
-int py_borrow(py_source* source, py_target* target, PyObject* obj, DLTensor* out);
+/* Borrow an array on the host or a CUDA device during a call, checked as with DLX_COPIES |
+ * DLX_SHARES, without allocations. Owns: nothing; *out is valid until Python code runs or the next
+ * borrow. An earlier one may be `known` to the target (or NULL). */
+int py_borrow(py_source* source, py_target* target, PyObject* obj, const DLTensor* known,
+              DLTensor* out);
 
 /* ---- convert/attributes.c, convert/producer.c ------------------------------------------------ */
 

@@ -58,30 +58,57 @@ int py_stream_ask(const py_stream_source* s, int32_t device, uint64_t* stream, P
   return 1;
 }
 
-static py_stream_pair* get_stream_pair(py_stream_pairs* all, const py_source* s, int32_t device) {
+/* `from`: 0 = any. */
+static py_stream_pair* get_stream_pair(py_stream_pairs* all, const py_source* s, int32_t device,
+                                       uint64_t from) {
   for (int i = 0; i < all->n; i++) {
-    if (all->at[i].source == s && all->at[i].device == device) return &all->at[i];
+    py_stream_pair* x = &all->at[i];
+    if (x->source == s && x->device == device && (from == 0 || x->from == from)) return x;
   }
   return NULL;
 }
 
+static void drop_event(PyObject* capsule) {
+  dlx_ready_drop(PyCapsule_GetPointer(capsule, NULL));
+}
+
+/* Find the stream of a dlx.Tensor's event. Owns: *keep is a new reference. Errors: 0. */
+static int find_event_stream(PyObject* obj, int32_t device, uint64_t* stream, PyObject** keep) {
+  int32_t place = -1;
+  dlx_ready* ready = py_tensor_ready((TensorObject*)obj);
+  *stream = ready ? dlx_ready_stream(ready, &place) : 0;
+  *keep = *stream && place == device ? PyCapsule_New(ready, NULL, drop_event) : NULL;
+  if (*keep == NULL && ready) dlx_ready_drop(ready);
+  return *keep != NULL;
+}
+
+/* Find the consumer's stream. Errors: 0. */
+static int find_stream_to(const py_stream_pairs* all, const py_target* t, py_stream_pair* x) {
+  if (t->kind.type) return py_stream_ask(&t->streams, x->device, &x->to, &x->to_keep);
+  if (all->copies == 0) return 1;
+  x->to = all->n ? all->at[0].to : x->from;
+  x->to_keep = Py_XNewRef(all->n ? all->at[0].to_keep : x->from_keep);
+  return 1;
+}
+
 /* Find the streams of a source on a device, once per call. Owns: borrowed from `all`. */
 static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_target* t,
-                                    int32_t device) {
-  py_stream_pair* found = get_stream_pair(all, s, device);
-  if (found) return found;
+                                    int32_t device, PyObject* obj) {
+  int is_own = s->kind.type == &py_tensor_type, is_known = 1;
+  py_stream_pair x = {.source = s, .device = device};
+  if (is_own && all->copies) is_known = find_event_stream(obj, device, &x.from, &x.from_keep);
+  py_stream_pair* found = get_stream_pair(all, s, device, x.from);
   /* A framework may initialize CUDA in its Python functions: the first use is left to the Python
    * path. */
-  int was_used = atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &
-                 atomic_exchange_explicit(&t->has_worked, 1, memory_order_relaxed);
-  if (!was_used || stream_contexts || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order())
-    return NULL;
-  py_stream_pair x = {.source = s, .device = device};
-  int is_own = s->kind.type == &py_tensor_type;
-  int is_known = (is_own || py_stream_ask(&s->streams, device, &x.from, &x.from_keep)) &&
-                 (t->kind.type == NULL || py_stream_ask(&t->streams, device, &x.to, &x.to_keep));
-  /* A dlx.Tensor without an event is ready on any stream; stream 2 is left to Python. */
-  if (is_known && !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
+  int asks = !is_own || t->kind.type;
+  int was_used = found || (atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &
+                           atomic_exchange_explicit(&t->has_worked, 1, memory_order_relaxed));
+  int may_ask = is_known && ((was_used && !stream_contexts) || !asks);
+  if (found == NULL && may_ask && all->n < DLX_MAX_STREAM_PAIRS && py_cuda_can_order() &&
+      (is_own || py_stream_ask(&s->streams, device, &x.from, &x.from_keep)) &&
+      find_stream_to(all, t, &x) &&
+      /* A dlx.Tensor without an event is ready on any stream; stream 2 is left to Python. */
+      !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
     all->at[all->n] = x;
     return &all->at[all->n++];
   }
@@ -90,7 +117,7 @@ static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_targe
   Py_XDECREF(x.from_keep);
   Py_XDECREF(x.to_keep);
   py_pending_restore(pending);
-  return NULL;
+  return is_known ? found : NULL;
 }
 
 /* Make the consumer's stream wait for a dlx.Tensor, once per call. Owns: takes `ready`. GIL:
@@ -158,7 +185,7 @@ static int order_pair(py_stream_pairs* all, py_stream_pair* x) {
 
 int py_streams_order(py_stream_pairs* all, py_source* s, py_target* t,
                      const DLManagedTensorVersioned* made, PyObject* obj) {
-  py_stream_pair* x = find_streams(all, s, t, made->dl_tensor.device.device_id);
+  py_stream_pair* x = find_streams(all, s, t, made->dl_tensor.device.device_id, obj);
   if (x == NULL) return 0;
   if (x->from) return order_pair(all, x) == DLX_OK;
   dlx_ready* ready = py_tensor_ready((TensorObject*)obj);
@@ -168,7 +195,7 @@ int py_streams_order(py_stream_pairs* all, py_source* s, py_target* t,
 PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const py_source* s,
                                py_target* t, DLManagedTensorVersioned* made, PyObject* obj) {
   int32_t device = made->dl_tensor.device.device_id;
-  const py_stream_pair* x = get_stream_pair(all, s, device); /* py_streams_order has added it */
+  const py_stream_pair* x = get_stream_pair(all, s, device, 0); /* py_streams_order has added it */
   /* On the same stream, later work of the producer is already ordered. */
   if (x->to && x->from != x->to && dlx_size(&made->dl_tensor))
     made = py_cuda_release_behind(made, device, x->to, Py_XNewRef(x->to_keep));
@@ -191,7 +218,7 @@ void py_streams_clear(py_stream_pairs* all) {
 PyObject* py_streams_convert(const py_call* call, py_source* s, py_target* t,
                              DLManagedTensorVersioned* made, PyObject* obj) {
   py_stream_pairs all;
-  all.n = all.n_waited = 0;
+  all.n = all.n_waited = all.copies = 0;
   PyObject* result = NULL;
   if (py_streams_order(&all, s, t, made, obj))
     result = py_streams_hand_over(&all, call, s, t, made, obj);

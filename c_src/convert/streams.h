@@ -18,10 +18,12 @@ typedef struct {
   int is_ordered;
 } py_stream_pair;
 
-/* The pairs of one call: enough for all frameworks and devices of a program. */
+/* The pairs of one call: enough for all frameworks and devices of a program. With `copies`, arrays
+ * are copied on `to`, which dlx chooses if the consumer is dlx.Tensor; dlx.Tensors have the streams
+ * of their events. */
 enum { DLX_MAX_STREAM_PAIRS = 8 };
 typedef struct {
-  int n, n_waited;
+  int n, n_waited, copies;
   py_stream_pair at[DLX_MAX_STREAM_PAIRS];
   struct {
     dlx_ready* ready;

@@ -40,7 +40,7 @@ void walk_begin(walk* w, py_call* call) {
   w->visits = PY_VECTOR(w->few_visits);
   w->n_visits = 0;
   w->has_producers = w->has_copies = w->has_devices = 0;
-  w->streams.n = w->streams.n_waited = 0;
+  w->streams.n = w->streams.n_waited = w->streams.copies = 0;
   memset(w->few_visits, 0, sizeof w->few_visits);
 }
 

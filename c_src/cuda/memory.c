@@ -79,9 +79,9 @@ static void release_block(void* owner) {
   free(self);
 }
 
-static int allocate(block* self, size_t nbytes, int32_t at_device, uint64_t stream) {
+static int allocate(block* self, size_t nbytes, uint64_t stream) {
   cu_pool pool;
-  int before, code = CU_OK, status = cuda_enter(at_device, &before);
+  int before, code = CU_OK, status = cuda_enter(self->device, &before);
   if (status != DLX_OK) return status;
   status = find_pool(self->device, &pool);
   if (status == DLX_OK)
@@ -95,14 +95,12 @@ static int allocate(block* self, size_t nbytes, int32_t at_device, uint64_t stre
 }
 
 /* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, int32_t at_device, uint64_t stream,
-                     block** out) {
+static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (block){.device = device_id};
   int status = dlx_cuda_work_stream(device_id, &self->stream);
-  if (status == DLX_OK)
-    status = allocate(self, nbytes, stream ? at_device : device_id, stream ? stream : self->stream);
+  if (status == DLX_OK) status = allocate(self, nbytes, stream ? stream : self->stream);
   if (status == DLX_OK)
     *out = self;
   else
@@ -111,7 +109,7 @@ static int new_block(int32_t device_id, size_t nbytes, int32_t at_device, uint64
 }
 
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
-                   int32_t at_device, uint64_t stream, DLManagedTensorVersioned** out) {
+                   uint64_t stream, DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
   block* made;
@@ -121,7 +119,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   dlx_cuda_release_pending();
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), at_device, stream, &made);
+  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made);
   if (status != DLX_OK) return status;
   fresh.data = (void*)(uintptr_t)made->address;
   status = dlx_managed_new(&fresh, flags, made, release_block, out);
@@ -342,22 +340,30 @@ static int64_t count_even(const DLTensor* const* rows, int64_t n, int64_t* step)
   return count;
 }
 
-int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t stream) {
-  int64_t shapes[2][DLX_MAX_NDIM], strides[2][DLX_MAX_NDIM];
-  int64_t item = dlx_itemsize(to->dtype, 0), nbytes = dlx_nbytes(rows[0], 0), step, count;
-  int32_t device = to->device.device_id;
-  int before, status = cuda_enter(device, &before);
+int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t flags,
+                   int axis, uint64_t stream) {
+  int64_t shapes[2][DLX_MAX_NDIM], strides[2][DLX_MAX_NDIM], inner[DLX_MAX_NDIM];
+  int64_t item = dlx_itemsize(to->dtype, flags), step = 0, count = 1;
+  int64_t pace = axis < 0 ? 0 : item ? to->strides[axis] * item : dlx_nbytes(rows[0], flags);
+  int32_t from_device = rows[0]->device.device_id, to_device = to->device.device_id;
+  if (dlx_size(rows[0]) == 0) return DLX_OK;
+  int before, status = cuda_enter(to_device, &before);
   if (status != DLX_OK) return status;
+  DLTensor place = *rows[0]; /* of one row */
+  for (int i = 0; i < place.ndim; i++) inner[i] = to->strides[i + (axis >= 0 && i >= axis)];
+  place.strides = inner;
+  place.byte_offset = to->byte_offset;
   for (int64_t i = 0; i < n && status == DLX_OK; i += count) {
-    count = count_even(&rows[i], n - i, &step);
-    if (step % item) count = 1;
-    DLTensor from = add_axis(rows[i], count, step / item, shapes[0], strides[0]);
-    DLTensor part = *to;
-    shapes[1][0] = count;
-    memcpy(&shapes[1][1], &to->shape[1], (size_t)(to->ndim - 1) * sizeof **shapes);
-    part.shape = shapes[1];
-    part.byte_offset += (uint64_t)(i * nbytes);
-    status = start_copy(&(transfer){device, device, 0, cuda_stream(stream), &from, &part, 0});
+    place.data = (char*)to->data + i * pace;
+    DLTensor from = *rows[i], part = place;
+    count = item && axis >= 0 ? count_even(&rows[i], n - i, &step) : 1;
+    if (item && step % item) count = 1;
+    if (count > 1) {
+      from = add_axis(rows[i], count, step / item, shapes[0], strides[0]);
+      part = add_axis(&place, count, to->strides[axis], shapes[1], strides[1]);
+    }
+    status = start_copy(
+        &(transfer){from_device, to_device, 0, cuda_stream(stream), &from, &part, flags});
   }
   cuda_leave(before);
   return status;

@@ -104,11 +104,10 @@ int64_t dlx_cuda_release_pending(void);
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
 /* Allocate device memory like dlx_managed_empty from dlx's pool of a device, in the order of a
- * stream (of `at_device`; 0 = dlx's own stream of the device). It is freed on dlx's own stream: the
- * caller must release it behind another one. Owns: the caller owns the result. Errors: also as
- * dlx_managed_new. */
+ * stream (0 = dlx's own). It is freed on dlx's own stream: the caller must release it behind
+ * another one. Owns: the caller owns the result. Errors: also as dlx_managed_new. */
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
-                   int32_t at_device, uint64_t stream, DLManagedTensorVersioned** out);
+                   uint64_t stream, DLManagedTensorVersioned** out);
 
 /* Copy each element of `from` to the same index of `to`, on a stream of `from`'s device, or of
  * `to`'s if `from` is on the host. To or from the host, one call copies one run or rows that are
@@ -120,9 +119,11 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
 
-/* Copy `n` > 0 tensors with whole bytes, of one shape, dtype and device, to the first axis of `to`
- * on the same device. Rows at equal distances are copied together. Waits for nothing. */
-int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t stream);
+/* Copy `n` > 0 tensors with whole bytes, of one shape, dtype and device, along an axis of `to`, or
+ * one to `to` (axis -1), on a stream of its device. Rows at equal distances are copied together.
+ * Waits for nothing. */
+int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t flags,
+                   int axis, uint64_t stream);
 
 /* Return 1 if a copy to new memory on the same device would fail with DLX_E_SCATTERED. */
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order);

@@ -277,7 +277,7 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
   void* use = NULL;
   DLTensor like = {
       .ndim = c->found.ndim, .dtype = c->found.dtype, .shape = (int64_t*)c->found.shape};
-  int status = dlx_cuda_empty(&like, 0, 0, device_id, device_id, 0, out);
+  int status = dlx_cuda_empty(&like, 0, 0, device_id, 0, out);
   if (status != DLX_OK) return status;
   status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK)
@@ -339,7 +339,8 @@ static PyObject* arrow_tensor(PyObject* module, PyObject* const* args, Py_ssize_
   void* event = copies ? NULL : dlx_arrow_event(c.data);
   int32_t device_id = c.found.device.device_id;
   if ((event && py_check(dlx_cuda_wait_event(device_id, *(void**)event)) < 0) ||
-      ((event || (copies && may_wait)) && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0))
+      ((event || (copies && may_wait)) &&
+       py_cuda_set_ready((TensorObject*)tensor, device_id, 0, NULL) < 0))
     Py_CLEAR(tensor);
   return tensor;
 }
@@ -481,12 +482,13 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
 }
 
 PY_DOC(arrow_columns,
-       "Open an object's data like arrow_open. Return ({name: dlx.Tensor}, data) for a host table "
-       "of numbers without nulls, (None, data) for other data, (None, error) if opening failed. "
-       "With joins, columns may be copied.");
+       "Open an object's data like arrow_open; without a method, it is data. Return ({name: "
+       "dlx.Tensor}, data) for a host table of numbers without nulls, (None, data) for other data, "
+       "(None, error) if opening failed. With joins, columns may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_check_args("arrow_columns", nargs, 3, 3)) return NULL;
-  PyObject *answer = open_with(args[1], args[0]), *columns = NULL;
+  PyObject* answer = Py_IsNone(args[0]) ? Py_NewRef(args[1]) : open_with(args[1], args[0]);
+  PyObject* columns = NULL;
   if (answer == NULL) {
     if ((answer = py_error_take()) == NULL) return NULL;
   } else if ((columns = PyDict_New()) != NULL &&

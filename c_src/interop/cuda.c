@@ -184,16 +184,33 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   }
 }
 
-int py_cuda_set_ready(TensorObject* tensor, int32_t device_id) {
+int py_cuda_set_ready(TensorObject* tensor, int32_t device_id, uint64_t stream, PyObject* keep) {
+  int status;
+  dlx_ready* ready = NULL;
   if (!py_cuda_can_order()) return 0; /* no driver, no stream */
-  uint64_t stream;
-  dlx_ready* later;
-  if (py_cuda_work_stream(device_id, &stream) < 0 ||
-      py_check(dlx_ready_later(device_id, &later)) < 0)
-    return -1;
+  Py_XINCREF(keep);
+  PY_WITHOUT_GIL(status = stream ? dlx_ready_new(device_id, stream, keep, py_release_object, &ready)
+                                 : dlx_ready_later(device_id, &ready));
+  if (status != DLX_OK) Py_XDECREF(keep);
+  if (py_check(status) < 0) return -1;
   if (tensor->ready) dlx_ready_drop(tensor->ready);
-  tensor->ready = later;
+  tensor->ready = ready;
   return 0;
+}
+
+PyObject* py_cuda_new(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
+                      uint64_t stream, PyObject* keep) {
+  DLManagedTensorVersioned* made;
+  int status;
+  PY_WITHOUT_GIL(status = dlx_cuda_empty(like, flags, keep_order, device_id, stream, &made));
+  if (status != DLX_OK) return py_raise(status, NULL);
+  /* dlx's own stream frees it in its order */
+  if (stream && stream != dlx_cuda_known_stream(device_id) && dlx_size(&made->dl_tensor))
+    made = py_cuda_release_behind(made, device_id, stream, Py_XNewRef(keep));
+  PyObject* tensor = made ? py_tensor_wrap(made) : NULL;
+  if (tensor && !stream && py_cuda_set_ready((TensorObject*)tensor, device_id, 0, NULL) < 0)
+    Py_CLEAR(tensor);
+  return tensor;
 }
 
 /* ---- builtins -------------------------------------------------------------------------------- */
@@ -263,59 +280,24 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
 
 PY_DOC(tensor_on_device,
        "Return a dlx.Tensor of new device memory like another, ready on dlx's stream, or allocated "
-       "for a copy on another stream, which its release waits for.");
+       "for a copy on another stream, which its release waits for; `keep` keeps that alive.");
 static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   PyObject *like, *keep = Py_None;
-  int keep_order, device_id, at_device = 0;
+  int keep_order, device_id;
   unsigned long long stream = 0;
-  if (!PyArg_ParseTuple(args, "Opi|iKO:tensor_on_device", &like, &keep_order, &device_id,
-                        &at_device, &stream, &keep))
+  if (!PyArg_ParseTuple(args, "Opi|KO:tensor_on_device", &like, &keep_order, &device_id, &stream,
+                        &keep))
     return NULL;
-  DLManagedTensorVersioned *m = py_tensor_managed(like), *made;
+  DLManagedTensorVersioned* m = py_tensor_managed(like);
   if (m == NULL) return NULL;
-  int status;
   dlx_managed_hold(m); /* another thread may drop the last reference to the tensor */
-  PY_WITHOUT_GIL(status = dlx_cuda_empty(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id,
-                                         at_device, stream, &made));
+  PyObject* made = py_cuda_new(&m->dl_tensor, py_fresh_flags(m), keep_order, device_id, stream,
+                               keep == Py_None ? NULL : keep);
   py_managed_release(m);
-  if (status == DLX_OK && stream) {
-    int is_own = stream == dlx_cuda_known_stream(at_device); /* which frees it in its order */
-    if (!is_own && dlx_size(&made->dl_tensor))
-      made =
-          py_cuda_release_behind(made, at_device, stream, keep == Py_None ? NULL : Py_NewRef(keep));
-    return made ? py_tensor_wrap(made) : NULL;
-  }
-  PyObject* tensor = py_tensor_result(status, made);
-  if (tensor && py_cuda_set_ready((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
-  return tensor;
-}
-
-PY_DOC(tensor_transfer, "Copy all elements by dlx_cuda_transfer.");
-static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
-  PyObject *source, *target;
-  unsigned long long stream;
-  int wait, status;
-  if (!PyArg_ParseTuple(args, "OOKp:tensor_transfer", &source, &target, &stream, &wait))
-    return NULL;
-  DLManagedTensorVersioned *from = py_tensor_managed(source), *to;
-  to = from ? py_tensor_managed(target) : NULL;
-  if (to == NULL) return NULL;
-  dlx_managed_hold(from); /* another thread may drop the last reference to either */
-  dlx_managed_hold(to);
-  PY_WITHOUT_GIL(status =
-                     dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, to->flags, stream, wait));
-  py_managed_release(to);
-  py_managed_release(from);
-  if (py_check(status) < 0) return NULL;
-  Py_RETURN_NONE;
+  return made;
 }
 
 PyMethodDef py_cuda_functions[] = {
-    PY_VARARGS(ready_new),
-    PY_FASTCALL(tensor_when),
-    PY_ONE(tensor_readiness),
-    PY_VARARGS(tensor_behind),
-    PY_VARARGS(tensor_on_device),
-    PY_VARARGS(tensor_transfer),
-    PY_END,
+    PY_VARARGS(ready_new),     PY_FASTCALL(tensor_when),     PY_ONE(tensor_readiness),
+    PY_VARARGS(tensor_behind), PY_VARARGS(tensor_on_device), PY_END,
 };

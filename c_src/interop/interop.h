@@ -61,10 +61,17 @@ DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made,
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
 /* Move a tensor permanently to dlx's stream of its device: the stream waits for the memory, readers
- * of the tensor wait for the stream. py_cuda_set_ready is for a tensor that was written on that
- * stream. No event is recorded before a reader waits. */
+ * of the tensor wait for the stream. No event is recorded before a reader waits. */
 int py_cuda_to_own_stream(TensorObject* tensor);
-int py_cuda_set_ready(TensorObject* tensor, int32_t device_id);
+
+/* Make readers of a tensor wait for the work on a stream (0 = all work on dlx's own stream, without
+ * an event). `keep` (or NULL) keeps the stream alive. */
+int py_cuda_set_ready(TensorObject* tensor, int32_t device_id, uint64_t stream, PyObject* keep);
+
+/* Allocate device memory like a tensor, ready on dlx's stream (0), or for a copy on another one,
+ * which its release waits for. Owns: new reference. */
+PyObject* py_cuda_new(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
+                      uint64_t stream, PyObject* keep);
 
 /* Call dlx_cuda_work_stream; the first call of a device releases the GIL. */
 int py_cuda_work_stream(int32_t device_id, uint64_t* stream);

@@ -164,7 +164,7 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* e
   } else if (where.device_type == kDLCUDA) {
     /* The caller may hold the GIL; release it while the driver allocates. */
     PyThreadState* state = py_holds_gil() ? PyEval_SaveThread() : NULL;
-    status = dlx_cuda_empty(prototype, 0, 0, where.device_id, where.device_id, 0, out);
+    status = dlx_cuda_empty(prototype, 0, 0, where.device_id, 0, out);
     if (state) PyEval_RestoreThread(state);
     message = status <= DLX_E_NO_DRIVER ? dlx_cuda_message() : dlx_status_text(status);
   } else {
@@ -199,7 +199,7 @@ static int import_managed(DLManagedTensorVersioned* managed, void** out) {
   TensorObject* tensor = py_tensor_alloc(); /* allocate before taking `managed` */
   if (tensor == NULL) return -1;
   if (managed->version.major == DLX_DLPACK_MAJOR && dlx_is_cuda(managed->dl_tensor.device) &&
-      py_cuda_set_ready(tensor, managed->dl_tensor.device.device_id) < 0) {
+      py_cuda_set_ready(tensor, managed->dl_tensor.device.device_id, 0, NULL) < 0) {
     Py_DECREF(tensor);
     return -1;
   }

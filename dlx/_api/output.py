@@ -18,11 +18,10 @@ from dlx._engine.casting import Casts, can_cast, read_casts, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
-from dlx._engine.seam import FAST_PATH, borrow_all
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import adapter_call
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
-from dlx._registry.generic import TENSOR
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.reflect import type_name
@@ -77,11 +76,11 @@ def open_output(obj: Any, path: Path = ()) -> Array:
         if tensor is None or tensor.readonly or not host_readable(tensor.device):
             if _info(array, adapter).readonly if tensor is None else tensor.readonly:
                 reason = "it is read-only"
-            elif not _copies(adapter):
+            elif not copies(adapter):
                 reason, fix, kind = f"dlx cannot write to {adapter.name} arrays like it", "", LayoutError
                 if tensor is not None:
                     reason, fix = f"it is on {tensor.device}", "Pass to= and device= instead of out=."
-        elif _overlaps_itself(tensor):
+        if not reason and tensor is not None and _overlaps_itself(tensor):
             reason, kind = f"its elements overlap (strides {tensor.strides} in elements)", LayoutError
             fix = "Pass an array in which each element has its own memory."
     if found is None or reason:
@@ -116,18 +115,23 @@ def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
         native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
 
 
+_borrow = FAST_PATH._borrow
+
+
 def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
     """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked or cast."""
-    tensors, whole = borrow_all(objs, TENSOR.name), FAST_PATH._borrow(out, TENSOR.name, True)
-    source = native.source_find(type(out))  # faster than `lookup.kind`
-    adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
-    is_writable = whole is not None and adapter is not None and not (whole.readonly or adapter.arrays.immutable)
-    if tensors is None or not is_writable or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
+    whole, tensors = _borrow(out, "dlx", True), [_borrow(obj, "dlx", True) for obj in objs]
+    if whole is None or None in tensors or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
         return False
     if native.tensor_fill(whole, tensors, axis, True):
         return False
+    source = native.source_find(type(out))  # faster than `lookup.kind`
+    adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
     mark_written(adapter, out)
     return True
+
+
+native.register(fill=lambda obj, out: fill_plain([obj], out, -1))
 
 
 def _info(array: Any, adapter: Adapter) -> Any:
@@ -150,7 +154,7 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
 
 
-def _copies(adapter: Adapter) -> bool:
+def copies(adapter: Adapter) -> bool:
     """Return whether the framework copies to arrays of its own."""
     return type(adapter.dtypes).cast is not DTypes.cast
 
@@ -219,7 +223,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
     if whole is None or not out.is_on_host() or not (tensor is None or source.is_on_host()):
         made = _convert(source, registry.ready(out.adapter), copy=is_shared or None, detach=detach)
         return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
-    if tensor is None and _copies(source.adapter) and not is_shared:
+    if tensor is None and copies(source.adapter) and not is_shared:
         with contextlib.suppress(ConversionError):  # the framework has no array over the output
             view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
             return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)

@@ -24,7 +24,7 @@ else:
 
 
 @public
-def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
+def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle[Any]:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
     The arrays are copied once, into one new block of memory. Arrays in shared memory are not copied (attached ones, and

@@ -1,4 +1,4 @@
-"""Types of `convert`, `stack` and `open`, with one overload for each kind of source and target.
+"""Types of `convert`, `stack`, `open`, `share` and `attach`, with one overload for each kind of source and target.
 
 - They are callable objects, as `convert` is at run time. If they were functions, pyright's strict mode would report
   them as partially unknown unless all frameworks are installed.
@@ -27,6 +27,8 @@ from typing_extensions import Buffer, CapsuleType
 from dlx._core.tensor import Tensor
 from dlx._files.mapping import FileView
 from dlx._files.selection import Names
+from dlx._sharing.handle import Handle
+from dlx._sharing.ring import RingReader
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
@@ -188,6 +190,13 @@ class _Mapped(TypedDict, total=False):
     readonly: Readonly
     detach: bool
     dtype: DTypeLike
+
+class _Attached(TypedDict, total=False):
+    writable: bool
+    device: DeviceLike | None
+    readonly: Readonly
+    fd: int | Sequence[int] | None
+    lazy: bool
 
 FileOrPath = TypeVar("FileOrPath", str, PathLike[str], PathLike[bytes], Buffer, IO[bytes])
 FilePath: TypeAlias = str | PathLike[str] | PathLike[bytes] | Buffer | IO[bytes]
@@ -628,3 +637,93 @@ class Open:
     ) -> FileView[Any]: ...
 
 open: Open
+
+# A handle knows what it refers to, one level deep. Read from JSON or received, it is a dict, and the result is Any.
+_ToArray: TypeAlias = Handle[SupportsDLPack]
+_ToList: TypeAlias = Handle[list[SupportsDLPack]]
+_ToDict: TypeAlias = Handle[dict[_K, SupportsDLPack]]
+
+class Share:
+    """The type of `dlx.share`."""
+
+    @overload
+    def __call__(self, obj: NamedTuple, *, detach: bool = ...) -> Handle[object]: ...
+    @overload
+    def __call__(self, obj: Table, *, detach: bool = ...) -> _ToDict[Any]: ...
+    @overload
+    def __call__(self, obj: HasSizes | HasChunks, *, detach: bool = ...) -> Handle[object]: ...
+    @overload
+    def __call__(self, obj: Array, *, detach: bool = ...) -> _ToArray: ...
+    @overload
+    def __call__(self, obj: list[_Element], *, detach: bool = ...) -> _ToList: ...
+    @overload
+    def __call__(self, obj: dict[_K, _Element], *, detach: bool = ...) -> _ToDict[_K]: ...
+    @overload
+    def __call__(
+        self, obj: object = ..., *, like: object = ..., detach: bool = ..., **unknown: NoSuchOption[Never]
+    ) -> Handle[object]: ...
+
+share: Share
+
+class Attach:
+    """The type of `dlx.attach`."""
+
+    @overload
+    def __call__(self, handle: Handle[RingReader], to: Target = ..., **o: Unpack[_Attached]) -> RingReader: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: _DLX = ..., **o: Unpack[_Attached]) -> Tensor: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: _NumPy, **o: Unpack[_Attached]) -> NDArray[Any]: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: _Torch, **o: Unpack[_Attached]) -> torch.Tensor: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: _Jax, **o: Unpack[_Attached]) -> jax.Array: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: _TVM, **o: Unpack[_Attached]) -> tvm_ffi.Tensor: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: _Module[_T], **o: Unpack[_Attached]) -> _T: ...
+    @overload
+    def __call__(self, handle: _ToArray, to: type[_Type], **o: Unpack[_Attached]) -> _Type: ...
+    @overload
+    def __call__(self, handle: _ToList, to: _DLX = ..., **o: Unpack[_Attached]) -> list[Tensor]: ...
+    @overload
+    def __call__(self, handle: _ToList, to: _NumPy, **o: Unpack[_Attached]) -> list[NDArray[Any]]: ...
+    @overload
+    def __call__(self, handle: _ToList, to: _Torch, **o: Unpack[_Attached]) -> list[torch.Tensor]: ...
+    @overload
+    def __call__(self, handle: _ToList, to: _Jax, **o: Unpack[_Attached]) -> list[jax.Array]: ...
+    @overload
+    def __call__(self, handle: _ToList, to: _TVM, **o: Unpack[_Attached]) -> list[tvm_ffi.Tensor]: ...
+    @overload
+    def __call__(self, handle: _ToList, to: _Module[_T], **o: Unpack[_Attached]) -> list[_T]: ...
+    @overload
+    def __call__(self, handle: _ToList, to: type[_Type], **o: Unpack[_Attached]) -> list[_Type]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: _DLX = ..., **o: Unpack[_Attached]) -> dict[_K, Tensor]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: _NumPy, **o: Unpack[_Attached]) -> dict[_K, NDArray[Any]]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: _Torch, **o: Unpack[_Attached]) -> dict[_K, torch.Tensor]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: _Jax, **o: Unpack[_Attached]) -> dict[_K, jax.Array]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: _TVM, **o: Unpack[_Attached]) -> dict[_K, tvm_ffi.Tensor]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: _Module[_T], **o: Unpack[_Attached]) -> dict[_K, _T]: ...
+    @overload
+    def __call__(self, handle: _ToDict[_K], to: type[_Type], **o: Unpack[_Attached]) -> dict[_K, _Type]: ...
+    @overload
+    def __call__(
+        self,
+        handle: Mapping[str, Any] | NothingElse[Never],
+        to: Target | NothingElse[Never] = ...,
+        *,
+        writable: bool | NothingElse[Never] = ...,
+        device: DeviceLike | None = ...,
+        readonly: Readonly | NothingElse[Never] = ...,
+        fd: int | Sequence[int] | NothingElse[Never] | None = ...,
+        lazy: bool | NothingElse[Never] = ...,
+        **unknown: NoSuchOption[Never],
+    ) -> Any: ...
+
+attach: Attach

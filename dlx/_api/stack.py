@@ -12,12 +12,13 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, fill, fill_plain, open_output
-from dlx._core import cuda, native
+from dlx._api.output import Array, check_fits, copies, fill, fill_plain, open_output
+from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
-from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
+from dlx._core.tensor import view
+from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable, row_major
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import can_cast, common_dtype, read_casts
@@ -75,8 +76,8 @@ def stack(
     dtype
         The dtype of the result: every array is cast to it. Or a mapping, as in `convert`.
     pad
-        The number, of the result's dtype, that fills the result where an array is shorter than the longest one. None:
-        arrays of several shapes are refused.
+        The number, of the result's dtype, that fills the result where an array is shorter than the longest one; only on
+        the host. None: arrays of several shapes are refused.
     out
         Instead of `to`: the array of shape ``(N, ...)`` to write to, as in `convert`.
     device
@@ -88,7 +89,8 @@ def stack(
     -------
     array
         An array of the target framework with shape ``(N, ...)`` (N at `axis`) in new memory; or `out`. It is row-major,
-        except that each array's values stay adjacent for other axes than the first, if the target supports that.
+        except that each array's values stay adjacent for other axes than the first, if the target supports that. torch
+        stacks its own arrays on a device, always row-major.
 
     Raises
     ------
@@ -114,18 +116,19 @@ def stack(
     >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
     dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
-    objs, keys, whole = _list_arrays(arrays)
-    is_plain = axis == 0 and dtype is pad is out is None
-    is_quick = is_plain and whole is None and bool(objs)
-    if is_quick and type(to) is str and device is None and stream is None and not trace.observers:
+    is_usual = dtype is pad is device is stream is None and not trace.observers
+    if is_usual and out is None and type(to) is str and type(arrays) in (list, tuple) and axis >= 0:
+        stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
+        if stacked is not None:
+            return stacked
+    objs, keys, whole, places = _list_arrays(arrays)
+    is_plain = axis == 0 and dtype is pad is out is None and places is None
+    if is_usual and is_plain and whole is None and objs and type(to) is str:
         stacked = _stack_in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
-        stacked = FAST_PATH._stack(tuple(objs), to)
-        if stacked is not None:
-            return stacked
-    is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
-    if is_at_once and not trace.observers and fill_plain(objs, out, axis):
+    is_filled = is_usual and out is not None and to is None and places is None and axis >= 0 and objs
+    if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
     if out is None:
         request = request_of(to, device=device, stream=stream)
@@ -151,10 +154,17 @@ def stack(
         objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
         tensors, sources = _tensors(objs, keys, target)
     try:
-        if is_plain:
-            whole = _stack_alike(tensors, sources, keys, request)
+        output = None if out is None else open_output(out)
+        is_far = not all(host_readable(tensor.device) for tensor in tensors)
+        if output is not None and not is_far and not output.is_on_host():
+            rows = objs if places is None else arrays
+            return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
+        if is_far:
+            whole = _stack_on_device(objs, tensors, sources, keys, request, output, (axis, dtype))
+        elif is_plain:
+            whole = _stack_alike(tensors, keys, request)
         else:
-            whole = _stack_unlike(objs, tensors, keys, request, (axis, dtype, pad, out))
+            whole = _stack_unlike(objs, tensors, keys, request, output, (axis, dtype, pad, places))
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
         raise
@@ -166,64 +176,129 @@ def stack(
     return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
 
 
-def _stack_alike(
-    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], keys: Sequence[Any], request: Request
-) -> Tensor:
-    """Stack tensors of one shape and dtype along the first axis."""
-    shape = (len(tensors), *tensors[0].shape)
-    _check_target(request, tensors[0], shape, tensors[0].dtype)
-    bits = math.prod(tensors[0].shape) * tensors[0].dtype.bits * tensors[0].dtype.lanes
-    if bits % 8 and not tensors[0].flags & SUBBYTE_PADDED:
-        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
-        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
-    if cuda.is_cuda(tensors[0].device):
-        whole: Tensor | int | None = _stack_on_device(tensors, sources, shape, request)
-    else:
-        whole = native.tensor_stack(tensors)
+def _stack_alike(tensors: list[Tensor], keys: Any, request: Request) -> Tensor:
+    """Stack host tensors of one shape and dtype along the first axis."""
+    _check_target(request, tensors[0], (len(tensors), *tensors[0].shape), tensors[0].dtype)
+    _check_bytes(tensors[0])
+    whole = native.tensor_stack(tensors)
     if isinstance(whole, int):
         raise _difference_error(tensors, whole, keys)
     assert whole is not None
     return whole
 
 
-def _stack_unlike(
-    objs: list[Any], tensors: list[Tensor], keys: Sequence[Any], request: Request, options: tuple[Any, ...]
-) -> Tensor:
-    """Stack tensors along any axis, cast and padded, into new host memory or into `out`."""
-    axis, dtype, pad, out = options
-    wanted = _find_dtype(tensors, keys, dtype)
-    for i, tensor in enumerate(tensors):
-        if not tensor.is_host and not host_readable(tensor.device):
-            reason = f"it is on {tensor.device}, and dlx stacks with axis=, dtype=, pad= and out= only on the host"
-            raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Leave these options out.")
-        old = tensor.dtype
-        if old != wanted and not can_cast(old, wanted, HOST):
-            tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
-    row = _find_shape(tensors, keys, is_padded=pad is not None)
+def _check_bytes(tensor: Tensor) -> None:
+    """Raise if a row would end inside a byte."""
+    if math.prod(tensor.shape) * tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
+        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
+
+
+def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
+    """Copy device arrays of the fast path to `out` on the device; return False if anything else has to be checked."""
+    adapter = lookup.kind(type(out)).adapter
+    if adapter is None or adapter.streams is None or not copies(adapter):
+        return False
+    if FAST_PATH._stack(tuple(objs), adapter.name, out, axis) is None:
+        return False
+    mark_written(adapter, out)
+    return True
+
+
+def _stack_on_device(
+    objs: list[Any],
+    tensors: list[Tensor],
+    sources: list[tuple[Adapter, Readiness]],
+    keys: Any,
+    request: Request,
+    output: Array | None,
+    options: tuple[Any, ...],
+) -> Any:
+    """Stack arrays, or stack into `output`, in memory that the host cannot read; their frameworks cast them."""
+    axis, dtype = options
+    wanted = _find_dtype([tensor.dtype for tensor in tensors], keys, dtype)
+    try:
+        row = _find_shape([tensor.shape for tensor in tensors], keys, is_padded=False)
+    except LayoutError as error:
+        error.option, error.fix = (), "Pass arrays of one shape. Only arrays on the host are padded."
+        raise
     at = _find_axis(axis, len(row) + 1)
     shape = (*row[:at], len(tensors), *row[at:])
-    output = None if out is None else open_output(out)
+    casts = any(tensor.dtype != wanted for tensor in tensors)
+    if output is not None:
+        check_fits(output, shape, wanted)
+        return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
+    for i, tensor in enumerate(tensors):
+        if _comparable(tensor, "device") != _comparable(tensors[0], "device"):
+            raise _odd("device", [each.device for each in tensors], i, keys)
+    if casts:
+        to, old = request.target.name, [tensor.dtype for tensor in tensors]
+        return stack([convert(obj, to, dtype={each: wanted}) for obj, each in zip(objs, old, strict=True)], to, axis=at)
+    first = tensors[0]
+    _check_target(request, first, shape, wanted)
+    _check_bytes(first)
+    device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
+    strides = [*row_major([len(tensors), *row])] if keeps_order(request.target) else [*row_major(shape)]
+    if keeps_order(request.target):  # the values of each array stay adjacent
+        strides.insert(at, strides.pop(0))
+    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, strides, wanted, device, flags, None)
+    is_last = request.device is None or physical(request.device) == device
+    sync = StreamSync(request.target, request.stream, request.device)
+    array, whole = sync.copy(tensors, sources, like, is_last and first.nbytes > 0, at)
+    return whole if array is None else array
+
+
+def _stack_unlike(
+    objs: list[Any],
+    tensors: list[Tensor],
+    keys: Any,
+    request: Request,
+    output: Array | None,
+    options: tuple[Any, ...],
+) -> Tensor:
+    """Stack host tensors along any axis, cast and padded, into new host memory or into `output`.
+
+    With `places`, each tensor holds the rows at a slice of the result.
+    """
+    axis, dtype, pad, places = options
+    dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
+    wanted = _find_dtype(dtypes, keys, dtype)
+    for i, old in enumerate(dtypes):
+        if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
+            tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
+    if places is None:
+        row, n = _find_shape(shapes, keys, is_padded=pad is not None), len(tensors)
+    else:
+        row, n = shapes[0][1:], sum(shape[0] for shape in shapes)
+    at = _find_axis(axis, len(row) + 1)
+    shape = (*row[:at], n, *row[at:])
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
-        whole = empty((len(tensors), *row) if keeps_order(request.target) else shape, wanted)
+        if places is not None and len(tensors) == 1:
+            return native.tensor_copy(_move_axis(tensors[0], at), keeps_order(request.target), 0, wanted)
+        whole = empty((n, *row) if keeps_order(request.target) else shape, wanted)
         if wanted.bits < 8:  # a row may begin inside a byte
             whole = native.tensor_repack(whole)
         if keeps_order(request.target):  # faster: the values of each array stay adjacent
             whole = _move_axis(whole, at)
     else:
         check_fits(output, shape, wanted)
-        if not output.is_on_host() or output.tensor is None:
+        if output.tensor is None:
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
         if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
             reason = "its elements are packed below one byte, and a row may begin inside a byte"
             raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
-    if any(tensor.shape != row for tensor in tensors):
+    if places is not None:
+        for place, tensor in zip(places, tensors, strict=True):
+            fill(_slice_axis(whole, at, place), [tensor], -1)
+    elif any(shape != row for shape in shapes):
         number = _read_pad(pad, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
-    fill(whole, tensors, at)
+    if places is None:
+        fill(whole, tensors, at)
     if output is not None:
         mark_written(output.adapter, output.obj)
     return whole
@@ -252,34 +327,55 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
     """Return a host tensor with its first axis at another position."""
     if at == 0:
         return whole
-    (n, *shape), (step, *steps), flags = whole.shape, whole.strides, whole.flags
-    shape, steps = [*shape[:at], n, *shape[at:]], [*steps[:at], step, *steps[at:]]
-    return native.tensor_new(whole.data_ptr, shape, steps, whole.dtype, whole.device, flags, whole)
+    (n, *shape), (step, *steps) = whole.shape, whole.strides
+    return view(whole, (*shape[:at], n, *shape[at:]), (*steps[:at], step, *steps[at:]))
 
 
-def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any], Tensor | None]:
-    """Return the arrays and, for errors, their keys; the whole for lists of one length in one column, over its values.
+def _slice_axis(whole: Tensor, at: int, place: slice) -> Tensor:
+    """Return a view of the rows at a slice of an axis, with this axis first."""
+    shape, steps = [*whole.shape], [*whole.strides]
+    rows, step = range(shape.pop(at))[place], steps.pop(at)
+    return view(whole, (len(rows), *shape), (step * rows.step, *steps), step * rows.start)
 
-    The arrays of a frame or mapping are its values.
+
+class _FirstNames:
+    """The name of the first column of each block, for errors: some frames take microseconds for a name."""
+
+    def __init__(self, names: Any, places: list[slice]) -> None:
+        self._names, self._places = names, places
+
+    def __getitem__(self, i: int) -> Any:
+        return self._names[self._places[i].start]
+
+
+def _list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
+    """Return the arrays and, for errors, their keys; a whole and places, or None.
+
+    The arrays of a frame or mapping are its values. The whole is lists of one length in one column, over its values.
+    With places, each array holds several columns of a frame.
     """
-    frame = lookup.kind(type(arrays)).handler
+    frame, inside = lookup.kind(type(arrays)).handler, None
     if frame is not None and frame.kind == "wrapper" and frame.live is not None:
-        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
-            columns = frame.live(arrays)
-        if columns is not None:
-            return [*columns.values()], [*columns], None
-    inside, handler = lookup.unwrap(arrays)
+        try:
+            inside = frame.live(arrays)
+        except Exception:
+            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+                raise
+    if type(inside) is tuple:
+        names, objs, places = inside
+        return objs, _FirstNames(names, places), None, places
+    inside, handler = lookup.unwrap(arrays if inside is None else inside)
     if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
         rows, whole = _read_ragged(inside, handler)
-        return rows, range(len(rows)), whole
+        return rows, range(len(rows)), whole, None
     if handler is not None and handler.kind == "mapping":
         with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        return objs, keys or range(len(objs)), None
+        return objs, keys or range(len(objs)), None, None
     if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
         raise refusal.error()  # such as a model, or a lazy frame
     objs = list(arrays)
-    return objs, range(len(objs)), None
+    return objs, range(len(objs)), None, None
 
 
 def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
@@ -293,16 +389,12 @@ def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tens
             raise LayoutError(why, source=name_of(column), fix=fix)
     values, offsets = convert([values, parts["offsets"]], to="dlx")
     bounds = memoryview(offsets).tolist()
-    length, item = (bounds[1] - bounds[0] if len(bounds) > 1 else 0), values.dtype.bits // 8
-
-    def over(first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        address = values.data_ptr + first * item * values.strides[0] if values.nbytes else values.data_ptr
-        return native.tensor_new(address, shape, strides, values.dtype, values.device, values.flags, values)
-
+    length = bounds[1] - bounds[0] if len(bounds) > 1 else 0
     if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
         shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
-        return [values] * bool(shape[0]), over(bounds[0], shape, strides)
-    return [over(first, (end - first, *values.shape[1:]), values.strides) for first, end in pairwise(bounds)], None
+        return [values] * bool(shape[0]), view(values, shape, strides, bounds[0] * values.strides[0])
+    step, row = values.strides[0], values.shape[1:]
+    return [view(values, (b - a, *row), values.strides, a * step) for a, b in pairwise(bounds)], None
 
 
 def _stack_in_c(objs: list[Any], to: str) -> Tensor | None:
@@ -342,23 +434,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], interfaces[1:], strict=True))]
 
 
-def _stack_on_device(
-    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], request: Request
-) -> Any:
-    """Copy CUDA tensors into one array, or return the index of a tensor that differs."""
-    first = tensors[0]
-    for i, tensor in enumerate(tensors):
-        if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
-            return i
-    device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
-    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
-    is_last = request.device is None or physical(request.device) == device
-    sync = StreamSync(request.target, request.stream, request.device)
-    array, whole, ready = sync.copy(tensors, sources, like, is_last and first.nbytes > 0)
-    return array if array is not None else whole if ready is None else cuda.when(whole, ready)
-
-
-def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+def _tensors(objs: list[Any], keys: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
     """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
@@ -396,25 +472,25 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype:
         del error  # break the cycle with this frame
 
 
-def _find_dtype(tensors: list[Tensor], keys: Sequence[Any], dtype: Any) -> DType:
+def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
     """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
     if not (dtype is None or isinstance(dtype, Mapping)):
         return DType(dtype)
     casts = read_casts(dtype)
-    found = [(casts.find(tensor.dtype) if casts else None) or tensor.dtype for tensor in tensors]
+    found = found if casts is None else [casts.find(each) or each for each in found]
     i = next((i for i, each in enumerate(found) if each != found[0]), None)
     if i is not None:
         raise _odd("dtype", found, i, keys)
     return found[0]
 
 
-def _find_shape(tensors: list[Tensor], keys: Sequence[Any], *, is_padded: bool) -> tuple[int, ...]:
-    """Return the shape of one row: of all tensors, or the largest extents."""
-    first = tensors[0].shape
-    for i, tensor in enumerate(tensors):
-        if tensor.ndim != len(first) if is_padded else tensor.shape != first:
-            raise _odd("shape", [each.shape for each in tensors], i, keys)
-    return tuple(map(max, zip(*(tensor.shape for tensor in tensors), strict=True))) if is_padded else first
+def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool) -> tuple[int, ...]:
+    """Return the shape of one row: of all arrays, or the largest extents."""
+    first = shapes[0]
+    for i, shape in enumerate(shapes):
+        if len(shape) != len(first) if is_padded else shape != first:
+            raise _odd("shape", shapes, i, keys)
+    return tuple(map(max, zip(*shapes, strict=True))) if is_padded else first
 
 
 def _find_axis(axis: int, ndim: int) -> int:
@@ -477,14 +553,14 @@ def _comparable(tensor: Tensor, word: str) -> Any:
     return found.type if word == "device" and host_readable(found) else found
 
 
-def _difference_error(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
+def _difference_error(tensors: list[Tensor], i: int, keys: Any) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
     word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
     return _odd(word, [getattr(tensor, word) for tensor in tensors], i, keys)
 
 
-def _odd(word: str, found: list[Any], i: int, keys: Sequence[Any]) -> DlxError:
+def _odd(word: str, found: list[Any], i: int, keys: Any) -> DlxError:
     """Return the error for array number `i`, whose attribute differs from the first one's."""
     kind, fix = _ODD[word]
     reason = f"its {word} is {found[i]}, but {path_text((keys[0],), 'arrays')} has {found[0]}"

@@ -6,7 +6,7 @@ The driver is loaded at first use; `import dlx` and conversions on the host neve
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dlx._core import native
@@ -149,15 +149,26 @@ def identity(point: Ready) -> int:
     return -1 - own if own >= 0 else int(ffi.cast("uintptr_t", point))
 
 
-def when(tensor: Tensor, point: Ready) -> Tensor:
-    """Return a new tensor over the same memory with another readiness event."""
-    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` stays alive until the call returns
+def when(tensor: Tensor, point: Ready | None) -> Tensor:
+    """Return a new tensor over the same memory with another readiness event, or without one."""
+    address = 0 if point is None else int(ffi.cast("uintptr_t", point))
+    return native.tensor_when(tensor, address)  # `point` stays alive until the call returns
 
 
-def copy_on_host(tensor: Tensor, target: Tensor) -> None:
-    """Copy the elements of host memory, pinned or not, to other host memory of the same shape and dtype."""
+def transfer(tensor: Tensor, target: Tensor, stream: Stream | None, wait: bool = True) -> None:
+    """Copy all elements between the host and a device on a stream, or on the host (None)."""
     structs = [ffi.cast("DLTensor *", native.tensor_address(each)) for each in (tensor, target)]
-    check(lib.dlx_copy(*structs, target.flags))
+    if stream is None:
+        check(lib.dlx_copy(*structs, target.flags))
+    else:
+        check(lib.dlx_cuda_transfer(*structs, target.flags, stream.handle, wait))
+
+
+def stack(rows: Sequence[Tensor], whole: Tensor, axis: int, stream: Stream) -> None:
+    """Copy device memory along an axis of other device memory, or one tensor to it (-1), on a stream of the latter."""
+    structs = [ffi.cast("DLTensor *", native.tensor_address(each)) for each in (*rows, whole)]
+    pointers = ffi.new("DLTensor *[]", structs[:-1])
+    check(lib.dlx_cuda_stack(pointers, len(rows), structs[-1], whole.flags, axis, stream.handle))
 
 
 def check_gaps(tensor: Tensor, keep_order: bool) -> None:

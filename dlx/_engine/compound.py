@@ -12,21 +12,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dlx._core import native
+from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
+from dlx._core.tensor import view
 from dlx._core.types import HOST, DType, contiguous, host_readable
 from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
+from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
+from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
@@ -69,7 +72,8 @@ def split(
     made: dict[str, Any] = {}
     for name, part in parts.items():
         minus = first if name == "offsets" else 0
-        made[name] = _prepare(part, dtype if name in indices else None, swaps=swaps and name == "coords", minus=minus)
+        new = dtype if name in indices else None
+        made[name] = _prepare(part, new, parts, swaps=swaps and name == "coords", minus=minus)
     return made
 
 
@@ -81,6 +85,9 @@ def name_of(obj: Any) -> str:
 def _unsupported(kind: str, source: Compound, target: str, nested: bool) -> DlxError:
     dense = f", or call {source.dense} first" if source.dense else ""
     fix = f"Convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    if kind == "ragged":
+        stack = f"Stack rows of one length with dlx.stack(x, to={target!r})"
+        fix = f"{stack}, or convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
     if nested:
         return LayoutError(f"{target} supports {kind} arrays of numbers, not of {kind} arrays", fix=fix)
     return LayoutError(f"{target} has no {kind} arrays", fix=fix)
@@ -154,7 +161,7 @@ def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collect
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 
 
-def _prepare(part: Any, dtype: DType | None, *, swaps: bool, minus: int) -> Any:
+def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], *, swaps: bool, minus: int) -> Any:
     """Return a part, or its copy as a `Deferred` array if its rows must be stacked, or its values must change.
 
     With `swaps`, a matrix is transposed; `minus` is subtracted.
@@ -163,7 +170,8 @@ def _prepare(part: Any, dtype: DType | None, *, swaps: bool, minus: int) -> Any:
     if adjacent is not None:
         part = adjacent
     if swaps and not _is_rows(part):
-        part, swaps = _swap(tensor_of(part)), False
+        tensor = tensor_of(part)
+        part, swaps = _swap(FAST_PATH(part, to="dlx") if cuda.is_cuda(tensor.device) else tensor), False
     if dtype is None and not _is_rows(part) and not minus:
         return part
     rows = _rows(part)
@@ -174,15 +182,19 @@ def _prepare(part: Any, dtype: DType | None, *, swaps: bool, minus: int) -> Any:
         return part
     whys = [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{info.dtype} indices become {made}"] * casts
     whys += [f"it begins with {minus}, not 0"] * bool(minus)
+    gather = _gather
     if info.device is not None and not host_readable(info.device):
-        why = f"{', '.join(whys)}, which dlx does only on the host"
-        raise DeviceError(why, fix="Move it to the host in its own framework first.")
+        fits = not casts or made is None or made.bits == 64 or _bound_of(parts) < 1 << 31
+        if minus or not fits or not cuda.is_cuda(info.device):
+            why = f"{', '.join(whys)}, which dlx does only on the host"
+            raise DeviceError(why, fix="Move it to the host in its own framework first.")
+        gather = _gather_on_device
     assert made is not None
     shape = (len(rows), *(info.shape or ())) if _is_rows(part) else info.shape or ()
     nbytes = math.prod(shape) * made.bits // 8
     after = shape[::-1] if swaps else shape
     new = info._replace(dtype=made, dtype_name=made.name, shape=after, strides=None, nbytes=nbytes, address=0)
-    run = functools.partial(_gather, rows, len(shape), made if casts or minus else None, swaps, minus)
+    run = functools.partial(gather, rows, len(shape), made if casts or minus else None, swaps, minus)
     return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
 
 
@@ -213,6 +225,27 @@ def _gather(rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus:
     return native.tensor_copy(_swap(made), False) if swaps else made
 
 
+def _bound_of(parts: dict[str, Any]) -> int:
+    """Return a number that no index of a compound array exceeds, by the shapes of its parts."""
+    return int(max(*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,))))
+
+
+def _gather_on_device(
+    rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus: int, _: Any = None
+) -> Tensor:
+    """Do the same on a CUDA device; the arrays' framework casts them."""
+    casts = None if dtype is None else dict.fromkeys(map(str, (info_of(row).dtype for row in rows)), dtype)
+    tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]
+    one = tensors[0]
+    if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
+        raise LayoutError("its index arrays differ in length, dtype or device")
+    if ndim > one.ndim:
+        like = native.tensor_new(lib.DLX_ALIGNMENT, (len(rows), *one.shape), None, one.dtype, one.device, 0, None)
+        sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
+        one = StreamSync(registry.target("dlx")).copy(tensors, sources, like, False)[1]
+    return _swap(one) if swaps else one
+
+
 def cast_indices(tensor: Tensor, dtype: DType, minus: int = 0) -> Tensor:
     """Return the integers of a compact host tensor, less `minus`, as int32 or int64 in new memory."""
     made: Tensor = empty(tensor.shape, dtype)
@@ -234,9 +267,8 @@ def _compact(tensor: Tensor) -> Tensor:
 
 def _swap(tensor: Tensor) -> Tensor:
     """Return a transposed view of a matrix."""
-    (rows, columns), (step, inner), address = tensor.shape, tensor.strides, tensor.data_ptr
-    shape, strides = (columns, rows), (inner, step)
-    return over_memory(address, shape, strides, tensor.dtype, tensor.device, readonly=tensor.readonly, owner=tensor)
+    swapped = view(tensor, tensor.shape[::-1], tensor.strides[::-1])
+    return cuda.when(swapped, cuda.readiness_of(tensor)) if cuda.is_cuda(tensor.device) else swapped
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -291,14 +323,8 @@ def _outside(name: str) -> LayoutError:
 
 def _split_rows(tensor: Tensor, swapped: bool) -> list[Tensor]:
     tensor = _swap(tensor) if swapped else tensor
-    size, readonly = tensor.dtype.bits // 8, tensor.readonly
-    return [
-        over_memory(
-            tensor.data_ptr + i * tensor.strides[0] * size if tensor.nbytes else 0,
-            tensor.shape[1:], tensor.strides[1:], tensor.dtype, tensor.device, readonly=readonly, owner=tensor,
-        )
-        for i in range(tensor.shape[0])
-    ]  # fmt: skip
+    shape, (step, *steps) = tensor.shape[1:], tensor.strides
+    return [view(tensor, shape, steps, i * step) for i in range(tensor.shape[0])]
 
 
 def _wide(part: Any) -> Tensor | None:

@@ -32,10 +32,11 @@ def is_tracing(adapter: Adapter) -> bool:
 
 def mark_written(source: Any, obj: Any) -> None:
     """Tell the array's framework that other code wrote to it, if `source` is an adapter that supports this."""
-    if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
+    writes = source.writes if isinstance(source, Adapter) else None
+    if writes is None or writes.mark_written is None:
         return
     try:
-        source.writes.mark_written(obj)
+        writes.mark_written(obj)
     except Exception:
         with adapter_call(source, source=type_name(type(obj))):  # slow, as a context around each call
             raise
@@ -78,24 +79,27 @@ def execute(
                 sync().order(tensor, readiness, step.device)  # otherwise `for_consumer` does it
             tensor = native.tensor_view(tensor, None, step.device, None, None)
         elif isinstance(step, Copy):
+            is_near, pins = host_readable(tensor.device), step is last and cuda.is_pinned_device(step.device)
             if step.dtype is not None:
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order, 0, step.dtype), None
-            elif step is last and cuda.is_pinned_device(step.device):
-                return sync().copy_to_pinned(tensor, readiness, dense_strides(tensor, step.keep_order), step.device)
-            elif host_readable(tensor.device) and host_readable(step.device):
+            elif is_near and host_readable(step.device) and not pins:
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
                 if step.device != HOST:  # such as a framework's second host device
                     tensor = native.tensor_view(tensor, None, step.device, None, None)
-            elif host_readable(step.device):
+            elif host_readable(step.device) and not pins:
                 tensor, readiness = sync().fetch(tensor, readiness, step.keep_order), None
             else:
                 address, flags = native.lib.DLX_ALIGNMENT, tensor.flags & SUBBYTE_PADDED
                 strides = dense_strides(tensor, step.keep_order)
                 like = native.tensor_new(address, tensor.shape, strides, tensor.dtype, step.device, flags, None)
-                is_last = step is last and tensor.nbytes > 0
-                array, tensor, readiness = sync().copy([tensor], [(writer, readiness)], like, is_last)
+                allocates = pins or (step is last and tensor.nbytes > 0)
+                if is_near or pins:
+                    array, tensor = sync().move(tensor, readiness, like, allocates)
+                else:
+                    array, tensor = sync().copy([tensor], [(writer, readiness)], like, allocates, -1)
                 if array is not None:
                     return array
+                readiness = cuda.readiness_of(tensor)
             writer = None
         elif isinstance(step, Repack):
             tensor, writer = native.tensor_repack(tensor), None

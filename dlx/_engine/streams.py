@@ -6,7 +6,7 @@ All arrays are exported before streams are ordered, so that one event per pair o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
@@ -206,97 +206,95 @@ class StreamSync:
 
     def fetch(self, tensor: Tensor, readiness: Readiness, keep_order: bool) -> Tensor:
         """Copy CUDA memory to the host."""
-        stream = self._stream_of(tensor, readiness) if isinstance(readiness, Stream) else None
+        return native.tensor_copy(tensor, keep_order, self._fetch_on(tensor, readiness).handle)
+
+    def _fetch_on(self, tensor: Tensor, readiness: Readiness) -> Stream:
+        """Return the stream for a copy of CUDA memory to the host, on which the memory is ready."""
+        stream = self._stream_of(tensor, readiness)
         if stream is None:
             self.wait(readiness, None)  # dlx's stream must not wait for another one: all threads use it
             stream = cuda.work_stream(physical(tensor.device))
         self.ask(stream, None)
-        return native.tensor_copy(tensor, keep_order, stream.handle)
+        return stream
 
     def copy(
-        self, rows: Sequence[Tensor], sources: Sequence[tuple[Adapter | None, Readiness]], like: Tensor, is_last: bool
-    ) -> tuple[Any, Tensor, Readiness]:
-        """Copy tensors one after another into new CUDA memory like a tensor, on the streams on which they are ready.
+        self,
+        rows: Sequence[Tensor],
+        sources: Sequence[tuple[Adapter | None, Readiness]],
+        like: Tensor,
+        is_last: bool,
+        axis: int = 0,
+    ) -> tuple[Any, Tensor]:
+        """Copy tensors of one CUDA device along an axis of new CUDA memory like a tensor.
 
         `sources` has the adapter of each, None for a copy of dlx, and when it is ready. If `is_last`, the consumer gets
-        the memory unchanged, so its framework may allocate it. Return its new array or None, the memory, and when it is
-        ready.
+        the memory unchanged, so its framework may allocate it. Return its new array or None, and the memory.
         """
-        here, place, adapter = physical(rows[0].device), physical(like.device), self._target.adapter
-        on_device, consumer = is_cuda(here), self.consumer(place)
+        here = physical(rows[0].device)
         cuda.require()
-        allocates = is_last and not self._target.varies and type(adapter.devices).new_array is not Devices.new_array
-        if consumer is None or consumer.is_unordered or not allocates:
-            allocates, usual = False, cuda.work_stream(here if on_device else place)
-        else:
-            usual = cuda.work_stream(here) if on_device and here != place else consumer
-        streams = [self._stream_of(rows[0], readiness) or usual for _, readiness in sources]
+        found = (self._stream_of(rows[0], readiness) for _, readiness in sources)
+        streams = [*dict.fromkeys(stream for stream in found if stream is not None)]
         waits = any(self._must_wait(source, rows[0], readiness) for source, readiness in set(sources))
-        belongs = on_device and allocates and not waits  # a graph keeps no source, and no memory of dlx
-        self.ask(*streams, consumer, *([] if belongs else [None]))
-        array = self._new_array(like, consumer) if consumer is not None and allocates else None
-        if consumer is not None and array is not None:
-            base, whole = consumer, adapter.export(array, stream=UNORDERED)
-        else:
-            base = streams[0]
-            if allocates:
-                self.ask(base, consumer, None)
-            whole = native.tensor_on_device(like, True, place.id, base.device.id, base.handle, base.keep)
-        others = set(streams) - {base}
-        for other in others:
-            cuda.order(base, other)  # which may still use the memory
+        array, whole, base = self._allocate(like, is_last, (*streams, cuda.work_stream(here))[0], streams, waits)
+        assert base is not None
+        for readiness in dict.fromkeys(readiness for _, readiness in sources):
+            self.wait(self._stream_of(rows[0], readiness) or readiness, base)  # the stream may have written since
+        if not waits:  # keep them alive until the copy is done
+            kept = (base.device.id, base.handle, base.keep)
+            pairs = zip(rows, sources, strict=True)
+            rows = [row if source is None else native.tensor_behind(row, *kept) for row, (source, _) in pairs]
         try:
-            for i, (row, (source, readiness), stream) in enumerate(zip(rows, sources, streams, strict=True)):
-                if on_device:
-                    self.wait(readiness, stream)
-                if not waits and not (on_device and source is None):  # keep it alive
-                    row = native.tensor_behind(row, stream.device.id, stream.handle, stream.keep)
-                if row.nbytes:
-                    address, steps = whole.data_ptr + whole.byte_offset + i * row.nbytes, like.strides[-row.ndim :]
-                    part = native.tensor_new(address, row.shape, steps[: row.ndim], row.dtype, place, like.flags, whole)
-                    native.tensor_transfer(row, part, stream.handle, waits and not on_device)
-            for other in others:
-                cuda.order(other, base)
-            if waits and on_device:
-                cuda.synchronize(base)
+            cuda.stack(rows, whole, axis, base)
+            for other in streams:
+                cuda.order(base, other)  # which may write next
         except BaseException:
-            for stream in streams:  # the memory is free after this call
-                with contextlib.suppress(DlxError):
-                    cuda.synchronize(stream)
+            with contextlib.suppress(DlxError):
+                cuda.synchronize(base)  # the memory is free after this call
             raise
-        return array, whole, None if waits or array is not None else cuda.ready(base)
+        if waits:
+            cuda.synchronize(base)
+        return array, whole if array is not None else cuda.when(whole, cuda.ready(base))
 
-    def copy_to_pinned(self, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device) -> Any:
-        """Copy into a new array of the consumer in pinned host memory."""
-        adapter, here = self._target.adapter, physical(tensor.device)
-        stream = self._stream_of(tensor, readiness) if is_cuda(here) else None
+    def move(self, tensor: Tensor, readiness: Readiness, like: Tensor, is_last: bool) -> tuple[Any, Tensor]:
+        """Copy memory to new CUDA or pinned memory like a tensor; one of both is on the host. Return as `copy`."""
+        base = self._fetch_on(tensor, readiness) if is_cuda(tensor.device) else None
+        array, whole, stream = self._allocate(like, is_last, base, (), asks_host=True)
         waits = self._waits or stream is None
-        if is_cuda(here):
-            if stream is None:
-                self.wait(readiness, None)
-            stream = stream or cuda.work_stream(here)
-            self.ask(stream, None)
-        array = adapter.devices.new_array(tensor.shape, tensor.dtype, place, strides)
-        if array is None:
+        if not waits and stream is not None:  # keep them alive until the copy is done
+            tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)
+            if not is_cuda(whole.device):
+                whole = native.tensor_behind(whole, stream.device.id, stream.handle, stream.keep)
+        cuda.transfer(tensor, whole, stream, waits)
+        return array, whole if array is not None else cuda.when(
+            whole, None if waits or stream is None else cuda.ready(stream)
+        )
+
+    def _allocate(
+        self, like: Tensor, is_last: bool, base: Stream | None, streams: Iterable[Stream], asks_host: bool
+    ) -> tuple[Any, Tensor, Stream | None]:
+        """Return a new array of the consumer or None, its memory like a tensor, and the stream for a copy to it."""
+        adapter, place = self._target.adapter, physical(like.device)
+        allocates = is_last and not self._target.varies and type(adapter.devices).new_array is not Devices.new_array
+        consumer = base
+        if is_cuda(place):
+            consumer = self.consumer(place)
+            allocates &= consumer is not None and not consumer.is_unordered
+            if allocates:
+                base = consumer
+            elif base is None or base.device != place:
+                base = cuda.work_stream(place)
+        self.ask(base, *streams, *([None] if asks_host or not allocates else []))
+        if allocates:
+            activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
+            with contextlib.nullcontext() if activate is None or consumer is None else activate(consumer):
+                array = adapter.devices.new_array(like.shape, like.dtype, like.device, like.strides)
+            if array is not None:
+                return array, adapter.export(array, stream=UNORDERED), base
+        if not is_cuda(place) or base is None:
             reason = f"{adapter.name} cannot allocate pinned memory now"
             raise DeviceError(reason, fix="Pass device='cpu'.")
-        target = native.tensor_view(adapter.export(array, stream=UNORDERED), None, place, None, None)
-        if stream is None:
-            cuda.copy_on_host(tensor, target)
-            return array
-        if not waits:  # keep both alive until the copy is done
-            tensor, target = (
-                native.tensor_behind(each, here.id, stream.handle, stream.keep) for each in (tensor, target)
-            )
-        native.tensor_transfer(tensor, target, stream.handle, waits)
-        return array
-
-    def _new_array(self, like: Tensor, consumer: Stream) -> Any:
-        """Return a new array of the consumer on its stream; None if its framework cannot allocate one now."""
-        adapter = self._target.adapter
-        activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
-        with contextlib.nullcontext() if activate is None else activate(consumer):
-            return adapter.devices.new_array(like.shape, like.dtype, consumer.device, like.strides)
+        self.ask(base, None)  # memory of dlx does not belong to a graph
+        return None, native.tensor_on_device(like, True, place.id, base.handle, base.keep), base
 
     def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:
         """Return the stream of the memory's device on which it is ready: copies there are ordered with all writes."""

@@ -15,7 +15,7 @@ from typing import Any
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST
 from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
-from dlx._files.npy import find_data_start, open_zip
+from dlx._files.npz import find_data_start, open_zip
 from dlx._registry.generic import Deferred
 from dlx._support.locks import lock_of
 from dlx._support.reflect import find_in

@@ -1,23 +1,12 @@
-"""Parsers of .npy and .npz headers, which read no data, unpickle nothing and use bounded memory.
-
-Formats: ``numpy.lib.format`` (versions 1 to 3), and the zip files of `numpy.savez`.
-"""
+"""The parser of .npy headers (``numpy.lib.format``, versions 1 to 3). It reads no data and unpickles nothing."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import errno
 import functools
-import importlib
-import io
-import itertools
 import math
 import re
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from dlx._core import native
@@ -32,27 +21,26 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
-    Loader,
     Stored,
     allocate,
-    by_name,
-    check_names,
     read_next,
 )
-from dlx._files.signatures import identify_zip
-from dlx._support.text import amount, one_line
+from dlx._support.text import amount
 from dlx.errors import FileError
 
-__all__ = ["find_data_start", "list_leaves", "open_zip", "read_fields", "read_npy", "read_npz"]
+__all__ = [
+    "add_loader",
+    "list_leaves",
+    "read_fields",
+    "read_header",
+    "read_npy",
+    "read_start",
+    "split_fields",
+    "swap_bytes",
+]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
-MAX_MEMBERS = 100_000  # files in a zip
-_METHODS = {
-    zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 21, zipfile.ZIP_LZMA: 1 << 14,
-}  # fmt: skip
-"""The largest number of bytes that one compressed byte expands to, by method; zlib's documentation says 1032."""
-MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
 _TOKEN = re.compile(r"""\s*((['"])(?:\\.|(?!\2|\\).)*\2|True|False|None|[][(){},:]|-?\d+)(?:(?<=\d)L)?\s*""", re.DOTALL)
 MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
@@ -60,10 +48,10 @@ MAX_DEPTH = 32  # of brackets in a header, as in numpy's dtypes
 
 def read_npy(file: File) -> Contents:
     """Read the header of a .npy file."""
-    start = _read_start(file.handle)
+    start = read_start(file.handle)
     if start is None:
         raise FileError("it does not begin with the .npy signature")
-    entry = _read_header(file.handle, start, file.size, "")
+    entry = read_header(file.handle, start, file.size, "")
     if entry.dtype_name == "object":
         raise FileError("it contains pickled Python objects, which can run any code when they are read", fix=SAFE)
     end = (entry.offset or 0) + (entry.nbytes or 0)
@@ -71,10 +59,10 @@ def read_npy(file: File) -> Contents:
     if extra and file.read_at(6, end) == MAGIC:
         fix = "Read each with numpy.load from one open file, and save them with numpy.savez."
         raise FileError("it contains several arrays, one after the other", fix=fix)
-    return Contents(".npy", {"": _add_loader(entry)}, notes=(f"{extra:,} bytes follow the array",) if extra else ())
+    return Contents(".npy", {"": add_loader(entry)}, notes=(f"{extra:,} bytes follow the array",) if extra else ())
 
 
-def _read_start(file: BinaryIO | Any) -> bytes | None:
+def read_start(file: BinaryIO | Any) -> bytes | None:
     """Read the first 8 bytes of a .npy file; return None if it is another file."""
     start: bytes = file.read(8)
     if not start or start[: len(MAGIC)] != MAGIC[: len(start)]:
@@ -82,7 +70,7 @@ def _read_start(file: BinaryIO | Any) -> bytes | None:
     return start + read_next(file, 8 - len(start))
 
 
-def _read_header(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
+def read_header(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Stored:
     """Read the rest of a header; `size` is the size of the file, or the size that a zip lists for it."""
     major = start[6]
     if major not in (1, 2, 3):
@@ -139,7 +127,7 @@ def read_fields(records: Stored) -> list[Stored]:
     outer = records.steps or tuple(step * width for step in records.strides() or row_major(shape))
     if load is not None and records.steps is None:
         plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
-        load = functools.partial(_load_plain, load, plain)
+        load = functools.partial(load, plain)  # of all bytes
     for field in records.fields:
         inner, whole = field.shape or (), (*shape, *(field.shape or ()))
         size = (field.nbytes or 0) // max(math.prod(inner), 1)
@@ -157,35 +145,38 @@ def read_fields(records: Stored) -> list[Stored]:
     return entries
 
 
-def list_leaves(stored: Stored, name: str) -> Iterator[Stored]:
-    """Yield the entry of an array; of records, the entries of all fields without fields, named by their paths."""
-    if not stored.fields:
-        yield stored._replace(name=name)
-        return
-    for field in read_fields(stored):
-        yield from list_leaves(field, f"{name}.{field.name}" if name else field.name)
+def split_fields(stored: Stored) -> Any:
+    """Return an entry; of records, the entries of the fields by name."""
+    return {field.name: split_fields(field) for field in read_fields(stored)} if stored.fields else stored
 
 
-def _load_plain(load: Loader, plain: Stored, _: Stored, data: memoryview) -> Tensor:
-    return load(plain, data)
+def list_leaves(entries: Mapping[str, Any], at: str = "") -> Iterator[Stored]:
+    """Yield the entries of arrays; of records, the entries of all fields without fields, named by their paths."""
+    for key, stored in entries.items():
+        name = f"{at}.{key}" if at else key
+        stored = stored if isinstance(stored, Mapping) else split_fields(stored)
+        if isinstance(stored, Mapping):
+            yield from list_leaves(stored, name)
+        else:
+            yield stored._replace(name=name)
 
 
-def _load_field(load: Loader | None, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
+def _load_field(load: Any, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
     """Copy a field of records, by the offset and the strides of its bytes; `load` decodes the records."""
     assert entry.shape is not None and entry.dtype is not None and entry.nbytes
-    decoded = None if load is None else load(entry, data)
+    decoded = None if load is None else load(data)
     address = native.buffer_address(data) if decoded is None else decoded.data_ptr
     shape, held = (*entry.shape, entry.nbytes // math.prod(entry.shape)), decoded or data
     found = native.tensor_new(address + at, shape, steps, DType("uint8"), HOST, READ_ONLY, held)
     copied = native.tensor_copy(found, False)
-    _swap_bytes(entry, memoryview(copied).cast("B"))
+    swap_bytes(entry, memoryview(copied).cast("B"))
     return native.tensor_new(copied.data_ptr, entry.shape, None, entry.dtype, HOST, 0, copied)
 
 
 # ---- read with a copy ------------------------------------------------------------------------------------------------
 
 
-def _add_loader(entry: Stored, *notes: str, **changes: Any) -> Stored:
+def add_loader(entry: Stored, *notes: str, **changes: Any) -> Stored:
     """Return an entry with changes, and with a loader if its bytes are swapped."""
     if entry.swapped:
         notes = (*notes, "in the other byte order")
@@ -198,11 +189,11 @@ def _load_swapped(entry: Stored, data: memoryview) -> Tensor:
     tensor, target = allocate(entry)
     assert entry.offset is not None
     target[:] = data[entry.offset : entry.offset + target.nbytes]
-    _swap_bytes(entry, target)
+    swap_bytes(entry, target)
     return tensor
 
 
-def _swap_bytes(entry: Stored, target: memoryview) -> None:
+def swap_bytes(entry: Stored, target: memoryview) -> None:
     """Swap the bytes of each number in place, if the entry requires it."""
     if entry.swapped:
         width = int(entry.dtype_name[2:]) // (2 if entry.dtype_name[1] == "c" else 1)
@@ -211,145 +202,3 @@ def _swap_bytes(entry: Stored, target: memoryview) -> None:
             kept = bytes(target[low::width])
             target[low::width] = target[high::width]
             target[high::width] = kept
-
-
-# ---- .npz ------------------------------------------------------------------------------------------------------------
-
-
-class _BoundedReader(io.BufferedReader):
-    """A file with a limit on each read, since `zipfile` trusts the sizes in the file."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        everything = size is None or size < 0
-        data = super().read(MAX_DIRECTORY + 1 if everything else min(size or 0, MAX_DIRECTORY + 1))
-        if len(data) > MAX_DIRECTORY:
-            raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, dlx's limit", fix=SPLIT)
-        return data
-
-
-@contextlib.contextmanager
-def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; raise `FileError` if it is damaged or exceeds dlx's limits."""
-    try:
-        with _BoundedReader(file.reopen()) as bounded, zipfile.ZipFile(bounded) as archive:
-            members = archive.infolist()
-            if len(members) > MAX_MEMBERS:
-                raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}", fix=SPLIT)
-            check_names([each.filename for each in members])
-            first = min((int(each.header_offset) for each in members), default=0)
-            if first and file.read_at(4, 0) == b"PK\3\4":
-                fix = "Split it into separate archives; only the last one is listed."
-                raise FileError("it contains several zip archives, or members missing from its list", fix=fix)
-            yield archive
-    except (FileError, MemoryError):
-        raise
-    except Exception as error:  # the exceptions depend on the compression method
-        # EINVAL: an offset before the file; no errno: a damaged stream; RuntimeError: a lock that cannot be allocated.
-        of_file = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else type(error) is not RuntimeError
-        if not of_file:
-            raise
-        raise FileError(f"it is not a valid zip file: {one_line(str(error), 200)}", fix=AGAIN) from error
-
-
-def read_npz(file: File) -> Contents:
-    """Read the headers of the arrays in an .npz file; of a compressed array, decompress only the header."""
-    with open_zip(file) as archive:
-        members = [each for each in archive.infolist() if not each.is_dir()]
-        ends = [(each.header_offset, find_data_start(file, each) + each.compress_size) for each in members]
-        entries = by_name(_read_member(file, archive, each) for each in members)
-        names = archive.namelist()
-    if all(entry.dtype_name == "file" for entry in entries.values()):
-        raise identify_zip(names)
-    ends.sort()
-    if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
-        raise FileError("its members overlap, or end after the file")
-    return Contents(".npz", entries)
-
-
-def find_data_start(file: File, member: zipfile.ZipInfo) -> int:
-    """Return the offset of a member's data, after its local header of variable length."""
-    head = file.read_at(30, member.header_offset)  # keeps the position of the open archive
-    if len(head) < 30:
-        raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
-    name, extra = struct.unpack_from("<HH", head, 26)
-    return member.header_offset + 30 + int(name) + int(extra)
-
-
-def _read_member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
-    name, method, size = member.filename.removesuffix(".npy"), member.compress_type, member.file_size
-    refuse = functools.partial(Stored, name, None, "?", None, None)
-    if member.flag_bits & 1:
-        return refuse(refused="it is encrypted")
-    if method not in _METHODS:
-        return refuse(refused=f"it is compressed with method {method}, which dlx does not support")
-    try:
-        if not method and size != member.compress_size:
-            raise FileError(f"it is not compressed, but has two sizes: {size:,} and {member.compress_size:,} bytes")
-        if size > _METHODS[method] * member.compress_size:
-            raise FileError(f"it claims {amount(size)}, more than {member.compress_size:,} bytes can hold")
-        with archive.open(member) as content:
-            begin = _read_start(content)
-            if begin is None and not size and name != member.filename:
-                return refuse(refused="it is empty, without the header of an array", fix=AGAIN)
-            if begin is None:
-                return refuse(refused="it is another file in the archive, not an array")._replace(dtype_name="file")
-            entry = _read_header(content, begin, size, name)
-    except RuntimeError as error:
-        if "missing" not in str(error):  # "missing": this Python was built without the method
-            raise
-        return refuse(refused=f"it cannot be decompressed: {error}")
-    except FileError as error:
-        reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
-        raise FileError(reason, fix=error.fix) from None
-    start = find_data_start(file, member)
-    assert entry.offset is not None
-    if not method:
-        return _add_loader(entry, offset=start + entry.offset)
-    load = functools.partial(_load_compressed, start, member, entry.offset)
-    return _add_loader(entry, "compressed", offset=None, load=load)
-
-
-_PIECE = 1 << 20  # bytes decompressed at a time
-
-
-def _decompress(method: int, packed: memoryview) -> Iterator[bytes]:
-    """Yield the decompressed bytes in pieces of bounded length."""
-    if method == zipfile.ZIP_DEFLATED:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        for begin in range(0, len(packed), _PIECE):
-            rest: Any = packed[begin : begin + _PIECE]
-            while piece := inflater.decompress(rest, _PIECE):
-                yield piece
-                rest = inflater.unconsumed_tail
-        return
-    expander: Any
-    if method == zipfile.ZIP_LZMA:
-        expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # reads zip's LZMA header
-    else:
-        expander = importlib.import_module("bz2").BZ2Decompressor()
-    for begin in range(0, len(packed), 4096):  # small input, since neither of the two limits its output
-        if not expander.eof:
-            yield expander.decompress(bytes(packed[begin : begin + 4096]))
-
-
-def _load_compressed(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
-    """Read a compressed array: it begins `skip` bytes into the decompressed member, whose data is at `start`."""
-    tensor, target = allocate(entry)
-    check, at = 0, -skip
-    try:
-        for piece in _decompress(member.compress_type, data[start : start + member.compress_size]):
-            check = zlib.crc32(piece, check)
-            first, last = max(at, 0), min(at + len(piece), target.nbytes)
-            if first < last:
-                target[first:last] = memoryview(piece)[first - at : last - at]
-            at += len(piece)
-            if at > member.file_size:
-                break
-    except MemoryError:
-        raise
-    except Exception as error:  # the exceptions depend on the method
-        raise FileError(f"its compressed data is damaged: {error}", fix=AGAIN) from error
-    if at + skip != member.file_size or check != member.CRC:
-        raise FileError("its compressed data is damaged: its length or checksum is wrong", fix=AGAIN)
-    _swap_bytes(entry, target)
-    return tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -82,6 +83,32 @@ def import_known(name: str) -> ModuleType | None:
 def is_missing(package: str, error: BaseException | None) -> bool:
     """Return whether an import failed because the package or its parent is missing, not broken."""
     return isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}.")
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package is installed, without importing its parents, as `importlib.util.find_spec` would.
+
+    If only an import of a parent can tell, it counts as installed.
+    """
+    path: Sequence[str] | None = None
+    for name in itertools.accumulate(package.split("."), "{}.{}".format):
+        if name in sys.modules:
+            module: ModuleType | None = sys.modules[name]
+            path = getattr(module, "__path__", None)
+            if module is None:  # blocked
+                return False
+        else:
+            try:
+                found = (finder.find_spec(name, path) for finder in sys.meta_path)
+                spec = next((each for each in found if each is not None), None)
+            except KeyError:  # a namespace package; importlib needs its parent
+                return True
+            if spec is None:
+                return False
+            path = spec.submodule_search_locations
+        if path is None:  # no package, but it may define submodules
+            return True
+    return True
 
 
 def import_framework(package: str, target: str, install: str) -> None:

@@ -16,7 +16,7 @@ from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.compound import handler_of
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalize_name
+from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, SOURCES, Plugin, error_of, install_of, normalize_name
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.keywords import UNCHANGED
 from dlx._support.locks import lock_of
@@ -256,9 +256,11 @@ class Registry:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # the result of `load`
                 return target
-            if kind in self._classes(adapter):
-                fix = f"Pass to={self._name_of(adapter)!r}."
-                raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
+        if (adapter is None or self.ready(adapter) is None) and (error := find_source(kind.__module__)):
+            raise error
+        if adapter is not None and kind in self._classes(adapter):
+            fix = f"Pass to={self._name_of(adapter)!r}."
+            raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
         fix = self._list_targets() if adapter is None else f"Pass to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
@@ -277,7 +279,7 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
-            if misnamed := self._find_misnamed(name):
+            if misnamed := self._find_misnamed(name) or find_source(name):
                 raise misnamed
             known = self._list_targets()
             hint = f"{loader.excluded[name]}." if name in loader.excluded else _guess(name, self._target_names())
@@ -294,6 +296,8 @@ class Registry:
             target = self.ready(adapter)
             if target is not None:
                 return target
+        if error := find_source(name):
+            raise error
         raise AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=self._list_targets())
 
     def _by_module(self, to: str | ModuleType) -> Target | None:
@@ -340,8 +344,15 @@ class Registry:
 
     def _target_names(self) -> list[str]:
         self._loader.scan()
-        sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
-        return sorted({*_OWN, *(name for name in self._loader.plugins if name.isidentifier())} - sources)
+        return sorted({*_OWN, *filter(str.isidentifier, self._loader.plugins)} - (SOURCES.keys() & FRAMEWORKS))
+
+
+def find_source(name: str) -> AdapterNotFoundError | None:
+    """Return the error for a library or module that is a source, but not a target; None for others."""
+    root = name.partition(".")[0]
+    if root not in SOURCES:
+        return None
+    return AdapterNotFoundError(f"{root!r} is a source, but not a target", target=name, fix=f"Call {SOURCES[root]}.")
 
 
 def _guess(name: str, names: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dlx._sharing.segment import SAME_VERSION, Segment, open_segment
 from dlx._support.reflect import safe_repr
@@ -15,7 +15,10 @@ VERSION = 1
 _FIELDS = {"dlx": int, "pid": int, "fd": int, "inode": int, "size": int, "token": str}
 
 
-class Handle(dict[str, Any]):
+_Shared = TypeVar("_Shared")  # for type checkers only: what `dlx.attach` converts
+
+
+class Handle(dict[str, Any], Generic[_Shared]):
     """A handle to shared memory, created by `dlx.share`: a dict of numbers and a text that any process can attach.
 
     It keeps the memory alive in the process that created it. Pickled, or written as JSON, it is a plain dict that only
@@ -58,7 +61,7 @@ class Handle(dict[str, Any]):
         memories = self._export.memories if self._export is not None else ()
         return [self.fileno(), *(each.descriptor.number for each in memories if each.descriptor is not None)]
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> Handle[_Shared]:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -71,10 +74,10 @@ class Handle(dict[str, Any]):
         return f"Handle({dict.__repr__(self)})"
 
 
-def create_handle(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle:
+def create_handle(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle[Any]:
     """Return a handle that keeps a segment alive, and the segments and device memory that its description names."""
     numbers = {"fd": segment.fd, "inode": segment.inode, "size": segment.size}
-    handle = Handle(dlx=VERSION, pid=os.getpid(), **numbers, token=segment.token)
+    handle: Handle[Any] = Handle(dlx=VERSION, pid=os.getpid(), **numbers, token=segment.token)
     handle._segments = (segment, *others)
     handle._export = export
     return handle

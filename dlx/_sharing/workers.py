@@ -59,15 +59,10 @@ def register_types(arrays: Iterable[type] = ()) -> None:
             util.Finalize(None, _wait_for_receivers, exitpriority=-50)  # queues send the rest with priority -5
 
 
-def _reduce_handle(handle: Handle) -> Reduced:
+def _reduce_handle(handle: Handle[Any]) -> Reduced:
     if not handle._segments or handle._export is not None:  # device memory is freed with its process
         return handle.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    return _restore_handle, tuple(handle._segments)
-
-
-def _restore_handle(*segments: Segment) -> Handle:
-    """Return a handle of this process, which keeps the memory alive."""
-    return create_handle(segments[0], segments[1:])
+    return create_handle, (handle._segments[0], handle._segments[1:])  # of the process that receives it
 
 
 def _reduce_array(otherwise: Callable[[Any], Reduced] | None, array: Any) -> Reduced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import CO_VARKEYWORDS
 from typing import Any
 
 from dlx.errors import did_you_mean
@@ -13,11 +14,15 @@ UNCHANGED = "Pass a dtype as dtype=, to convert, plan, stack or open"
 
 
 def check_names(function: Any, names: Iterable[str]) -> None:
-    """Raise a TypeError for a name similar to a keyword of a function, as Python 3.13 does itself."""
+    """Raise a TypeError that suggests a keyword of the function for an unknown name, or lists them."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for name in names:
         if name in known:
             continue
-        if meant := f"{UNCHANGED}." if name == "dtype" else did_you_mean(name, known):
+        meant = f"{UNCHANGED}." if name == "dtype" else did_you_mean(name, known)
+        options = known[code.co_argcount :]
+        if options and not code.co_flags & CO_VARKEYWORDS:
+            meant = meant or f"Use one of: {', '.join(options)}."
+        if meant:
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {meant}") from None

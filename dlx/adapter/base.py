@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from dlx._core import cuda, native
@@ -37,12 +37,15 @@ from dlx.adapter.declarations import (
 from dlx.adapter.gradients import CompiledFunction, GradSupport, Operation
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
+if TYPE_CHECKING:
+    from importlib import metadata
+
 __all__ = [
     "COMMON_DTYPES", "OWNER_BOUNDS", "Adapter", "ArrayInfo", "Arrays", "Blocker", "Capabilities", "CompiledFunction",
     "Compound", "Container", "DType", "DTypes", "Description", "Device", "Devices", "FastPath", "GradSupport", "Guard",
     "KnownIssue", "Layout", "Operation", "Owner", "Placement", "ReportedDevices", "Stream", "StreamSupport", "Tensor",
     "WriteTracking", "arrow_exchange", "at_rest", "buffer_exchange", "consumed", "forward", "keeping", "look_up",
-    "over_memory", "tensor_info", "type_name", "unmarked", "viewed",
+    "over_memory", "require_cuda", "tensor_info", "type_name", "unmarked", "viewed",
 ]  # fmt: skip
 
 COMMON_DTYPES = (
@@ -61,8 +64,21 @@ def installed_version(package: str) -> str:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    names = metadata.packages_distributions().get(package.partition(".")[0])
-    return metadata.version(names[0]) if names else ""
+    return next((each.version for each in find_distributions(package.partition(".")[0])), "")
+
+
+def find_distributions(root: str) -> Iterator[metadata.Distribution]:
+    """Yield the distributions that installed parts of a root package.
+
+    `importlib.metadata.packages_distributions` would parse the file lists of all distributions.
+    """
+    from importlib import metadata
+
+    for each in metadata.distributions():
+        declared = (each.read_text("top_level.txt") or "").split()
+        files = "" if declared else f"\n{each.read_text('RECORD')}"
+        if root in declared or f"\n{root}/" in files or f"\n{root}.py" in files:
+            yield each
 
 
 def version_of(adapter: Adapter) -> str:
@@ -247,11 +263,11 @@ class Devices:
         """
         return None
 
-    def stack(self, arrays: Sequence[Any], out: Any) -> Any:
-        """Copy arrays of the framework along a new first axis into `out`, an array of `new_array`, on its stream.
+    def stack(self, arrays: Sequence[Any], out: Any, axis: int) -> Any:
+        """Copy arrays of the framework along a new axis of `out`, or of a new array if it is None; return that.
 
-        They have one shape, dtype and device, and any strides. Override this if the framework does it with one
-        kernel. The default: dlx copies each array.
+        They have one shape, dtype and device, and any strides. The copies run on the framework's current stream.
+        Override this if the framework does it with one kernel. The default: dlx copies each array. None: the same.
         """
         raise NotImplementedError
 
@@ -479,6 +495,14 @@ def over_memory(
     """
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+def require_cuda() -> None:
+    """Raise a DeviceError if the CUDA driver cannot be used here, such as in a forked child.
+
+    Call this before functions of a framework that use the driver.
+    """
+    cuda.require()
 
 
 _names: TypeCache[str] = TypeCache()

@@ -12,7 +12,7 @@ import os
 import sys
 
 from dlx._version import __version__
-from dlx.cli.overview import overview
+from dlx.cli.overview import COMMANDS, overview
 
 __all__ = ["main"]
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dlx.cli.arguments import WrongCall, build_parser
 
         try:
-            arguments = build_parser().parse_args(words)
+            arguments = build_parser(words[0] if words[0] in COMMANDS else "").parse_args(words)
         except WrongCall as error:
             return _fail(error.command, f"{error}; see {error.program} --help", "--json" in words, "WrongCall")
         command = arguments.command

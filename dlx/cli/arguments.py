@@ -32,21 +32,23 @@ a source is
   'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Create the parser of the whole command line."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """Create the parser of the command line, with all commands or only one."""
     top = _Parser(prog="dlx")
     top.add_argument("--version", action="version", version=f"dlx {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, *options: _Option, epilog: str = "", strict: str = "", **defaults: Any) -> None:
+        if command not in ("", name):
+            return
         summary = COMMANDS[name]
         description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
         text = "\n\n".join(filter(None, (epilog, exit_status(strict))))
-        command = commands.add_parser(name, help=summary, description=description, epilog=text)
-        command.set_defaults(**{"module": name.replace("-", "_"), **defaults})
-        command.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
+        parser = commands.add_parser(name, help=summary, description=description, epilog=text)
+        parser.set_defaults(**{"module": name.replace("-", "_"), **defaults})
+        parser.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
         for words, keywords in options:
-            command.add_argument(*words, **keywords)
+            parser.add_argument(*words, **keywords)
 
     sources = (
         _option("sources", nargs="+", metavar="SOURCE", help="see below"),

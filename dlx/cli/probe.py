@@ -1,7 +1,7 @@
 """Queries of a framework or the CUDA driver in a separate process: `python -m dlx.cli.probe`.
 
 There, a framework may crash on import, and a driver that does not survive a fork may be initialized. The answer is one
-line of JSON.
+line of JSON. A query of the driver imports no more of dlx than it needs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from dlx._api import convert as api
 from dlx._core.driver import query_driver
-from dlx._registry.registry import registry
-from dlx._support.reflect import type_name
 from dlx._version import __version__
-from dlx.adapter.base import version_of
-from dlx.cli.objects import capsule_facts
-from dlx.cli.targets import array_of
 
 PATIENCE = 120  # seconds
 
@@ -54,6 +48,8 @@ def ask(question: str, name: str = "") -> dict[str, Any]:
 
 def framework_devices(name: str) -> dict[str, Any]:
     """Import a target and return its visible devices, with dlx's names and its own."""
+    from dlx._registry.registry import registry
+
     target = registry.target(name)
     devices, types = target.adapter.devices, target.capabilities.device_types
     found = []
@@ -66,6 +62,13 @@ def framework_devices(name: str) -> dict[str, Any]:
 
 def _framework(name: str) -> dict[str, Any]:
     """Import a target, create an array, and inspect its export."""
+    from dlx._api import convert as api
+    from dlx._registry.registry import registry
+    from dlx._support.reflect import type_name
+    from dlx.adapter.base import version_of
+    from dlx.cli.objects import capsule_facts
+    from dlx.cli.targets import array_of
+
     warnings.simplefilter("ignore")
     start = time.perf_counter()
     adapter = registry.target(name).adapter

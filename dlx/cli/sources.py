@@ -23,7 +23,7 @@ from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, 
 from dlx._files.npy import list_leaves
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
-from dlx._files.selection import Names, select_names
+from dlx._files.selection import Names, select_tree
 from dlx._files.signatures import identify_folder
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
@@ -31,10 +31,11 @@ from dlx.cli.model import BadInput, Entry, Source
 from dlx.errors import DlxError, FileError, sentences
 from dlx.typing import Readonly
 
-_OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_GLOB = re.compile(r"[*?]|\[[^\]]+\]")
-_ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
+# Patterns, compiled at their first use: most words are names of files.
+_OBJECT = r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)"
+_URL = r"(?i:[a-z][a-z0-9+.-]+://)"
+_GLOB = r"[*?]|\[[^\]]+\]"
+_ABSTRACT = r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]"
 
 
 def open_sources(
@@ -68,7 +69,7 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
     if only is None and skip is None:
         return source
     try:
-        names = {*select_names([each.path for each in source.entries], only, skip)}
+        names = select_tree({each.path: None for each in source.entries}, only, skip)
     except FileError as error:
         reason = error.brief + "".join(f", which --{option} names" for option, _ in error.details)
         fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
@@ -79,13 +80,13 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
 def _expand_word(word: str) -> Iterator[str]:
     """Yield the names of all sources that one argument names."""
     shown = one_line(word, 120)
-    if _URL.match(word):
+    if "://" in word and re.match(_URL, word):
         raise BadInput(f"{shown}: dlx cannot read URLs. Download the file first, for example with curl -LO")
     with contextlib.suppress(OSError, ValueError):  # opening it raises the error
         if os.path.isdir(word):  # noqa: PTH112
             yield from _list_folder(Path(word), shown)
             return
-        if not os.path.lexists(word) and _GLOB.search(word):
+        if not os.path.lexists(word) and re.search(_GLOB, word):
             import glob
 
             found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207
@@ -149,7 +150,7 @@ def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | No
                 return source._replace(name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("write an object as module and name, without folders and .py: 'mod:x' or 'pkg.mod:x'")
-        abstract, named = _ABSTRACT.fullmatch(name), _OBJECT.fullmatch(name)
+        abstract, named = re.fullmatch(_ABSTRACT, name), re.fullmatch(_OBJECT, name)
         if abstract is not None:
             return _abstract(name, abstract)
         if named is not None:
@@ -189,24 +190,16 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
                 read = objects.read_torch if kind == ".pt" else objects.read_mapped
                 return read(file, readonly or "copy")
             arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
-        with read_contents(file, kind) as (parts, places):
-            entries = tuple(
-                _stored_entry(field, arrays)
-                for i, (_, contents) in enumerate(parts)
-                for name, each in contents.entries.items()
-                if places is None or places.get(name) == i
-                for field in list_leaves(each, name)
-            )
+        with read_contents(file, kind) as (files, contents):
+            entries = tuple(_stored_entry(each, arrays) for each in list_leaves(contents.entries))
             metadata = {
                 key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
-                for _, contents in reversed(parts)
                 for key, value in contents.metadata.items()
             }
-            for _, contents in parts:
-                if contents.close is not None:
-                    contents.close()
-            size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
-            return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
+            if contents.close is not None:
+                contents.close()
+            size = sum(each.size for each in files)
+            return Source(str(path), kind.removesuffix(".index.json"), entries, size, contents.notes, metadata)
 
 
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:

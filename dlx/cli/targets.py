@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dlx._engine.preview import plan_known
 from dlx._engine.request import Request
 from dlx._protocols.pointer import empty
 from dlx._registry.listing import adapters, can_be_target
+from dlx._registry.modules import is_installed
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.screen import OUTCOMES, SHORT, Cell, Screen
@@ -77,14 +77,7 @@ class Outcome:
 
 def installed_targets() -> list[str]:
     """Return the targets whose package is installed, without importing any."""
-    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_installed(adapter.package)]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+    return [name for name, adapter in adapters().items() if can_be_target(adapter) and is_installed(adapter.package)]
 
 
 def parse_targets(words: str | None, default: str = "all", *, none: bool = False, load: bool = True) -> list[str]:
@@ -126,7 +119,7 @@ def refusal(plan: Plan) -> DlxError | None:
 def find_unimported(name: str) -> Target | None:
     """Return a target whose framework is installed but not imported, or None if only the framework can tell."""
     target = registry.find_unimported(name)
-    return target if target is not None and _is_installed(target.adapter.package) else None
+    return target if target is not None and is_installed(target.adapter.package) else None
 
 
 class Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -163,6 +164,13 @@ def test_a_target_that_is_misspelt(name, said):
     """The nearest name, and all that there are."""
     with pytest.raises(AdapterNotFoundError, match=f"unknown target {name!r}.*{said}"):
         dlx.convert(np.ones(3), to=name)
+
+
+@pytest.mark.parametrize("obj", [3, 2.0, 1j, True, range(3)], ids=repr)
+def test_a_number_is_no_array(obj):
+    """The error names the function that makes an array of it."""
+    with pytest.raises(AdapterNotFoundError, match=re.escape("Make an array of it first: numpy.array(x).")):
+        dlx.convert(obj, to="torch")
 
 
 @pytest.mark.parametrize(

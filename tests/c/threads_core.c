@@ -140,7 +140,7 @@ static DLManagedTensorVersioned* on_device(int32_t device) {
   DLTensor like = {.ndim = 1, .dtype = {kDLFloat, 32, 1}, .shape = shape};
   DLManagedTensorVersioned* fresh;
   like.data = memory; /* any address passes the check */
-  HOLDS(dlx_cuda_empty(&like, 0, 0, device, device, 0, &fresh) == DLX_OK);
+  HOLDS(dlx_cuda_empty(&like, 0, 0, device, 0, &fresh) == DLX_OK);
   return fresh;
 }
 

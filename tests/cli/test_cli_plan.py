@@ -336,22 +336,39 @@ def test_doctor_shows_what_is_broken(strangers):
     assert here("doctor", "not_to_be_found_anywhere", "--strict")[0] == 1
 
 
-def test_doctor_tells_what_is_missing_from_what_is_broken(strangers, monkeypatch, tmp_path):
-    """As in a conversion, a package is missing if it or its parent is; a failing import inside it is broken."""
-    (tmp_path / "halfway").mkdir()
-    (tmp_path / "halfway" / "__init__.py").touch()
-    (tmp_path / "halfway" / "needs.py").write_text("import not_to_be_found_anywhere")
+def test_doctor_tells_missing_packages_without_an_import(strangers, monkeypatch, tmp_path):
+    """As in a conversion, a package is missing if it or its parent is; if only an import can tell, it is installed."""
+    for folder in ("half/whole", "names/spaced/whole"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "half" / "__init__.py").touch()
+    (tmp_path / "half" / "needs.py").write_text("import not_to_be_found_anywhere")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "half_blocked", None)
     (adapter,) = sys.modules["dlx_gone"].dlx_adapters()
-    said = {}
-    for name in ("halfway.gone", "halfway.gone.core", "halfway.needs.core"):
+    missing = ["half.gone", "half.gone.core", "names.gone", "names.gone.core", "half_blocked", "half_blocked.core"]
+    for name in ["half", "half.whole", "half.needs.core", "names", "names.spaced", "names.spaced.whole", *missing]:
         adapter.package = name
         (found,) = (each for each in document("doctor")["adapters"] if each["module"] == "dlx_gone")
+        assert found["status"] == ("missing" if name in missing else "installed"), name
+    assert not {"half", "names"} & sys.modules.keys()
+    for name in ["half.needs.core", *missing]:
         with pytest.raises(package.errors.FrameworkNotInstalledError) as caught:
             import_framework(name, "gone", "pip install gone")
-        said[name] = found["status"], "is not installed" in str(caught.value)
-    missing = "missing", True
-    assert said == {"halfway.gone": missing, "halfway.gone.core": missing, "halfway.needs.core": ("broken", False)}
+        assert ("is not installed" in str(caught.value)) == (name in missing), name
+
+
+def test_doctor_imports_no_framework(python):
+    """It imports no parent of a framework either: dask of ``dask.array``."""
+    code = """
+        import sys
+        from dlx._registry.plugin import FRAMEWORKS
+        from dlx.cli import main
+
+        assert main(["doctor"]) == 0
+        print(sorted(FRAMEWORKS.keys() & sys.modules.keys()))
+    """
+    assert python(code).splitlines()[-1] == "[]"
 
 
 @pytest.mark.unsanitized("a deadly signal is caught and reported")

@@ -17,8 +17,23 @@ import dlx
         "from_pointer": (lambda: dlx.from_pointer(1, (0,), "int8", owener=0), r"from_pointer\(\).*'owener'.*'owner'"),
         "to_capsule": (lambda: dlx.to_capsule(b"ab", maxversion=1), r"to_capsule\(\).*'maxversion'.*'max_version'"),
         "using": (lambda: dlx.using("dlx", lasy=True), r"using\(\).*'lasy'.*'lazy'"),
+        "no similar one": (
+            lambda: dlx.stack([b"a"], to="dlx", dim=1),
+            r"stack\(\).*'dim'\. Use one of: axis, dtype, pad, ",
+        ),
     }.values(),
-    ids=["convert", "from_dlpack", "plan", "open", "stack", "empty", "from_pointer", "to_capsule", "using"],
+    ids=[
+        "convert",
+        "from_dlpack",
+        "plan",
+        "open",
+        "stack",
+        "empty",
+        "from_pointer",
+        "to_capsule",
+        "using",
+        "no similar one",
+    ],
 )
 def test_the_nearest_keyword_is_said(call, words):
     """From Python 3.13 on, Python suggests keywords for its own functions."""
@@ -28,7 +43,7 @@ def test_the_nearest_keyword_is_said(call, words):
 
 
 def test_other_type_errors_stay():
-    """An object's TypeError is not taken for a wrong call; an unknown keyword gets no suggestion."""
+    """An object's TypeError is not taken for a wrong call; a keyword that is like no other gets no suggestion."""
 
     class Fails:
         def __dlpack__(self, **options):

@@ -9,6 +9,7 @@ from support.cuda import gpulib
 
 import dlx
 from dlx._core import cuda as driver
+from dlx.adapter import DTypes
 from dlx.errors import DlxError, StreamError
 
 N = gpulib.N
@@ -17,12 +18,16 @@ N = gpulib.N
 class StackingDevices(gpulib.NewDevices):
     """Devices of a framework that stacks its arrays with a kernel."""
 
-    def stack(self, arrays, out):
+    def stack(self, arrays, out, axis):
+        if out is None:
+            shape = (len(arrays), *arrays[0].shape)
+            out = self.new_array(shape, arrays[0].tensor.dtype, arrays[0].device, (N, 1))
         self.framework.stacked = [*getattr(self.framework, "stacked", []), len(arrays)]
         for i, array in enumerate(arrays):
             assert not self.framework.read(array)
             self.framework.cuda.poke(out.ptr + i * N, self.framework.cuda.peek(array.ptr, N))
         self.framework.cuda.write(self.framework.handle(out.device.id), out.ptr, N * len(arrays), out.device.id)
+        return out
 
 
 class Stacking(gpulib.QuickFreshAdapter):
@@ -31,6 +36,35 @@ class Stacking(gpulib.QuickFreshAdapter):
     def __init__(self, framework, **facts):
         super().__init__(framework, **facts)
         self.devices = StackingDevices(framework)
+
+
+class WritingDTypes(DTypes):
+    """The dtypes of a framework that copies to its arrays with a kernel."""
+
+    def cast(self, array, dtype, out=None):
+        values = bytes(dlx.convert(dlx.convert(array, to="dlx"), to="numpy").ravel())
+        lib, place = array.framework, dlx.convert(out, to="dlx")
+        step = [0]
+        for extent, stride in zip(place.shape, place.strides, strict=True):
+            step = [at + i * stride for at in step for i in range(extent)]
+        for at, value in zip(step, values, strict=True):
+            lib.cuda.poke(out.ptr + at, [value])
+        lib.cuda.write(lib.handle(0), out.ptr, 1)
+        return out
+
+
+class Writing(gpulib.QuickFreshAdapter):
+    """The adapter of such a framework."""
+
+    def __init__(self, framework, **facts):
+        super().__init__(framework, **facts)
+        self.dtypes = WritingDTypes(self.name, self.dtypes.names)
+
+
+@pytest.fixture
+def lib_w(monkeypatch, cuda):
+    """A framework that copies to its arrays."""
+    return gpulib.install(monkeypatch, "libw", cuda, Writing)
 
 
 @pytest.fixture
@@ -174,7 +208,7 @@ def test_a_framework_stacks_its_own_arrays(cuda, monkeypatch, lib_a):
 def test_a_framework_that_fails_is_replaced(cuda, monkeypatch):
     """The arrays are copied one by one."""
     lib = gpulib.install(monkeypatch, "libs", cuda, Stacking)
-    monkeypatch.setattr(StackingDevices, "stack", lambda self, arrays, out: 1 / 0)
+    monkeypatch.setattr(StackingDevices, "stack", lambda self, arrays, out, axis: 1 / 0)
     for _ in range(3):
         arrays = filled(cuda, lib, 5)
         assert cuda.peek(dlx.stack(arrays, "libs").ptr, 5 * N) == expected(5)
@@ -229,13 +263,131 @@ def test_a_copy_that_fails_midway_is_waited_for(cuda, monkeypatch, lib_a, lib_b,
         driver.release_pending()
         cuda.stall(q.ptr)
         cuda.fail("cuMemcpyAsync", 1, after=2)
-        if to == "dlx":
-            with pytest.raises(DlxError, match="cuMemcpyAsync failed"):
-                dlx.stack(arrays, to)
-        else:  # the Python path repeats it
-            assert dlx.stack(arrays, to).shape == (3, N)
+        assert dlx.stack(arrays, to).shape == (3, N)  # the Python path repeats it
+        cuda.fail("cuMemcpyAsync", 1, after=2)
+        with pytest.raises(DlxError, match="cuMemcpyAsync failed"):
+            dlx.stack(arrays, to, device="cuda:0")
         cuda.mend()
         for _ in range(3):
             dlx.stack(arrays[:1], to)
         cuda.resume_all()
     assert lib_a.reused_too_early == lib_b.reused_too_early == cuda.races == cuda.misuses == 0, cuda.report
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(cuda, lib_a, lib_w, kind, shape=(8, 8)):
+    """Return three rows of a kind, and their bytes."""
+    makers = {"a": [lib_a] * 3, "b": [lib_w] * 3, "dlx": [lib_a] * 3, "mixed": [lib_a, lib_w, lib_a]}[kind]
+    rows = [lib.made(shape=shape) for lib in makers]
+    for i, row in enumerate(rows):
+        cuda.poke(row.ptr, bytes((i * N + k) % 256 for k in range(N)))
+    if kind in ("dlx", "mixed"):
+        rows[2:] = [dlx.convert(row, to="dlx") for row in rows[2:]]
+    return [dlx.convert(row, to="dlx") for row in rows] if kind == "dlx" else rows
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("kind", ["a", "b", "dlx", "mixed"])
+@pytest.mark.parametrize("to", ["libw", "dlx", "numpy", "out", "out, turned", "out, gaps", "out on the host"])
+def test_axis_and_out(cuda, np, lib_a, lib_w, to, kind, axis):
+    """Along each axis, into new arrays and into outputs of any strides; a later write of a source is ordered."""
+    with lib_a.on(cuda.stream()), lib_w.on(cuda.stream()):
+        for _ in range(3):
+            rows = rows_of(cuda, lib_a, lib_w, kind)
+            wanted = np.stack([np.arange(i * N, (i + 1) * N, dtype="uint8").reshape(8, 8) for i in range(3)], axis)
+            if to == "out on the host":
+                out = np.zeros(wanted.shape, "uint8")
+                assert dlx.stack(rows, out=out, axis=axis) is out
+                assert (out == wanted).all()
+            elif to.startswith("out"):
+                turned, gaps = to.endswith("turned"), 2 if to.endswith("gaps") else 1
+                shape = wanted.shape[::-1] if turned else wanted.shape
+                steps = [step * gaps for step in np.zeros(shape, "uint8").strides]
+                block = gpulib.Block(lib_w, 400, 0, lib_w.handle(0), 2)
+                out = lib_w.Array(
+                    driver.native.tensor_new(
+                        block.address,
+                        wanted.shape,
+                        steps[::-1] if turned else steps,
+                        dlx.DType("uint8"),
+                        (2, 0),
+                        0,
+                        block,
+                    )
+                )
+                assert dlx.stack(rows, out=out, axis=axis) is out
+                assert (dlx.convert(out, to="numpy") == wanted).all()
+            else:
+                assert (dlx.convert(dlx.stack(rows, to, axis=axis), to="numpy") == wanted).all()
+            assert not any(lib_a.write(row) for row in rows if isinstance(row, lib_a.Array))
+    assert lib_a.reused_too_early == lib_w.reused_too_early == cuda.races == 0, cuda.report
+
+
+def test_an_output_that_is_a_row(cuda, np, lib_w):
+    """The rows are copied first, as on the host."""
+    with lib_w.on(cuda.stream()) as stream:
+        view, uint8 = driver.native.tensor_new, dlx.DType("uint8")
+        for order in ((1, 0), (1, 1), (0, 1)):
+            block = gpulib.Block(lib_w, 2 * N, 0, stream.ptr, 2)
+            cuda.poke(block.address, bytes(range(2 * N)))
+            rows = [lib_w.Array(view(block.address + i * N, (N,), None, uint8, (2, 0), 0, block)) for i in order]
+            out = lib_w.Array(view(block.address, (2, N), None, uint8, (2, 0), 0, block))
+            dlx.stack(rows, out=out)
+            wanted = np.arange(2 * N, dtype="uint8").reshape(2, N)[list(order)]
+            assert cuda.peek(block.address, 2 * N) == wanted.tobytes()
+    assert cuda.races == 0, cuda.report
+
+
+def test_outputs_that_are_refused(cuda, np, lib_a, lib_w):
+    """Before the first byte is written: another shape or dtype, read-only, overlapping, memory of dlx."""
+    with lib_a.on(cuda.stream()), lib_w.on(cuda.stream()):
+        rows = [lib_a.made() for _ in range(2)]
+        dlx.stack(rows, "libw")
+        view, uint8 = driver.native.tensor_new, dlx.DType("uint8")
+        block = gpulib.Block(lib_w, 4 * N, 0, 1, 2)
+        for shape, strides, dtype, flags, match in (
+            ((2, N + 1), None, "uint8", 0, "shape"),
+            ((2, N), None, "float16", 0, "dtype"),
+            ((2, N), None, "uint8", 1, "read-only"),
+            ((2, N), (0, 1), "uint8", 0, "overlap"),
+        ):
+            out = lib_w.Array(view(block.address, shape, strides, dlx.DType(dtype), (2, 0), flags, block))
+            copies = cuda.copies()
+            with pytest.raises(DlxError, match=match):
+                dlx.stack(rows, out=out)
+            assert cuda.copies() == copies
+        with pytest.raises(DlxError, match="cuda:0"):
+            dlx.stack(rows, out=dlx.empty((2, N), uint8, "cuda"))
+
+
+def test_rows_of_dlx_take_the_fast_path(cuda, lib_a, lib_b):
+    """One wait for all rows that are ready on one stream, also to dlx; the next write of their producer waits."""
+    counts = {}
+    for to in ("libb", "dlx"):
+        with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+            for n in (2, 2, 2, 60):
+                arrays = filled(cuda, lib_a, n)
+                rows = dlx.convert(arrays, to="dlx")
+                cuda.forget()
+                whole = dlx.stack(rows, to)
+                counts[to, n] = cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent"), cuda.syncs
+                assert cuda.peek(whole.ptr if to == "libb" else whole.data_ptr, n * N) == expected(n)
+                assert not any(lib_a.write(array) for array in arrays)
+        assert counts[to, 2] == counts[to, 60] == ((2, 2, 0) if to == "libb" else (1, 0, 0))
+    assert cuda.races == 0, cuda.report
+
+
+def test_rows_of_dlx_on_many_streams(cuda, lib_a, lib_b):
+    """More streams than the fast path counts, and streams that are gone."""
+    for to in ("libb", "dlx"):
+        rows, arrays = [], []
+        for _ in range(12):
+            with lib_a.on(cuda.stream()):
+                arrays += filled(cuda, lib_a, 1)
+                rows.append(dlx.convert(arrays[-1], to="dlx"))
+        with lib_b.on(cuda.stream()):
+            whole = dlx.stack(rows, to)
+            assert cuda.peek(whole.ptr if to == "libb" else whole.data_ptr, 12 * N) == bytes(12 * N)
+    assert cuda.races == 0, cuda.report

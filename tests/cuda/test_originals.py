@@ -494,6 +494,61 @@ def test_no_call_in_a_child(cuda, torch, cupy, python):
     assert in_fresh_process(python, code) == "True"
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_cupy_is_not_asked_in_a_child(cuda, torch, cupy, python, used):
+    """An array of cupy is refused before cupy asks the driver for its device, whether dlx used CUDA before or not."""
+    code = f"""
+    import os, sys
+    array = cupy.zeros(3)
+    if {used}:
+        dlx.convert(array, to="dlx")
+    type(array).__dlpack_device__  # exists
+    child = os.fork()
+    if not child:
+        for call in (lambda: dlx.convert(array, to="torch"), lambda: dlx.stack([array, array], "cupy"),
+                     lambda: dlx.describe(array), lambda: dlx.convert(array, to="numpy")):
+            try:
+                call()
+            except dlx.errors.DeviceError as error:
+                assert "spawn" in str(error), error
+                print("refused", end=" ", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    assert in_fresh_process(python, code).split() == ["refused"] * 4
+
+
+def test_casts_and_indices_on_the_device(cuda, torch, cupy, python):
+    """By the array's framework or the target's, on its stream; sparse indices of another width and shape, too."""
+    code = """
+    import cupyx.scipy.sparse as sparse
+    wide = torch.zeros(4, dtype=torch.float64, device="cuda")
+    for source in (wide, cupy.zeros(4), dlx.convert(wide, to="dlx")):
+        for to in ("torch", "cupy"):
+            assert str(dlx.convert(source, to=to, dtype="float32").dtype).endswith("float32")
+    for options in ({}, {"axis": 1}):
+        whole = dlx.stack([wide, wide.float()], "torch", dtype="float32", **options)
+        assert whole.dtype == torch.float32 and whole.device.index == 0 and whole.numel() == 8
+    empty = torch.zeros(0, dtype=torch.int64, device="cuda")
+    csr = torch.sparse_csr_tensor(torch.zeros(5, dtype=torch.int64, device="cuda"), empty, empty.float(), (4, 4),
+                                  check_invariants=False)
+    found = dlx.convert(csr, to="cupy")
+    assert (found.indices.dtype, found.indptr.dtype) == ("int32", "int32"), found.indices.dtype
+    huge = torch.sparse_csr_tensor(torch.zeros(5, dtype=torch.int64, device="cuda"), empty, empty.float(), (4, 1 << 32),
+                                   check_invariants=False)
+    try:
+        dlx.convert(huge, to="cupy")
+    except dlx.errors.DeviceError as error:
+        assert "int64 indices become int32" in str(error)
+    coo = sparse.coo_matrix((4, 4), dtype="float32")
+    coo.row, coo.col, coo.data = cupy.zeros(3, "int32"), cupy.ones(3, "int32"), cupy.ones(3, "float32")
+    step, = (step for step in dlx.plan(coo, to="torch").steps if "stacked" in step.why)
+    moved = dlx.convert(coo, to="torch")
+    assert moved._indices().shape == (2, 3) and moved.device.type == "cuda" and moved._indices().dtype == torch.int64
+    """
+    in_fresh_process(python, code)
+
+
 CURRENT = """
 fresh = lambda: dlx.empty(3, "float32", "cuda:1")
 calls = {

@@ -17,11 +17,10 @@ from typing import Any
 from dlx._core.driver import format_device, format_memory, format_version
 from dlx._core.extension import ffi, lib
 from dlx._registry.listing import can_be_target
-from dlx._registry.modules import is_missing
+from dlx._registry.modules import is_installed
 from dlx._registry.plugin import OURS, error_of, install_of
 from dlx._registry.registry import registry
 from dlx._support.installation import find_conflict
-from dlx._support.reflect import message_of
 from dlx._support.screen import Cell, Screen
 from dlx._support.system import find_missing
 from dlx._support.text import one_line
@@ -99,25 +98,11 @@ def _rows() -> list[Row]:
             continue
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
         row.name = adapter.name
-        try:
-            found = adapter.package in sys.modules or _is_installed(adapter.package)
-        except Exception as error:  # a parent package that fails to import
-            row.cause, row.details = one_line(message_of(error, 240), 300), traceback.format_exc()
-            continue
+        found = is_installed(adapter.package)
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
         row.version = installed_version(adapter.package) if found else ""
         row.cause = one_line("; ".join(plugin.notes), 400) if found else install_of(adapter)
     return sorted(rows, key=lambda row: ([*_STYLES].index(row.status), row.name))
-
-
-def _is_installed(package: str) -> bool:
-    """Return whether a package is installed; its parent package is imported, which may be missing."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError as error:
-        if not is_missing(package, error):
-            raise
-        return False
 
 
 def _load(row: Row) -> None:
@@ -142,9 +127,9 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
         module = row.module if row.distribution == OURS else f"{row.module} ({row.distribution})"
         table.append([*cells, module, row.cause])
     if conflict:  # first: nothing below can be relied on
-        for line in textwrap.wrap(conflict, 96, break_long_words=False, break_on_hyphens=False):
-            screen.line((line, "bad"))
-        screen.line("")
+        reason, _, command = conflict.partition(" Run: ")
+        screen.line((f"{reason} Run:", "bad"))
+        screen.block(f"{command}\n")  # on one line, to be copied
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
     screen.table(columns, table)
     for name, reason in find_missing().items():

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import keyword
 import string
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +15,7 @@ from dlx._support.reflect import exception_text
 from dlx._support.screen import Screen
 from dlx._version import __version__
 from dlx.adapter import look_up
+from dlx.adapter.base import find_distributions
 from dlx.cli.model import BadInput
 from dlx.errors import did_you_mean
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     exports = all(hasattr(each, "__dlpack__") for each in classes if each is not None)
     loads = framework is None or callable(getattr(framework, "from_dlpack", None))
     root = package.partition(".")[0]
-    providers = [*dict.fromkeys(metadata.packages_distributions().get(root, []))]
+    providers = [*{each.metadata["Name"]: None for each in find_distributions(root)}]
     if len(providers) != 1:  # several distributions may share a namespace package
         several = f"{len(providers)} installed distributions have parts of {root}"
         found = several if providers else f"no installed distribution has {package}"

@@ -75,6 +75,13 @@ dlx.stack([samples, samples], to="torch", axis=1, dtype="float64", pad=0)  # Ten
 dlx.stack([1, 2, 3], to="numpy")  # NDArray[Any]
 dlx.open("x.npy", "torch", only=[""], skip=lambda name: name == "y")[""]  # Tensor
 dlx.attach(dlx.share(batch), to="torch")  # Any
+dlx.attach(dlx.share({"a": samples, "b": samples}), to="torch")["b"]  # Tensor
+dlx.attach(dlx.share(samples))  # Tensor
+dlx.attach(dlx.share(tensor), to="numpy", writable=True)  # NDArray[Any]
+dlx.attach(dlx.share([tensor, tensor]), to="jax", readonly="copy")  # list[Array]
+dlx.attach(dlx.share({"a": tensor}), to=np)  # dict[str, NDArray[Any]]
+dlx.attach(dlx.share({"a": [tensor], "lr": 0.1}), to=torch)  # Any
+dlx.attach(dlx.share(like=tensor), to="numpy", writable=True)  # Any
 dlx.stack([samples, samples], to="torch")  # Tensor
 dlx.stack([tensor for _ in range(3)], "numpy")  # NDArray[Any]
 dlx.stack((tensor for _ in range(3)), to=np, device="cpu")  # NDArray[Any]
@@ -159,7 +166,8 @@ dlx.stack([frame["a"], frame["b"]], to="torch")  # Tensor  # mypy: Any
 dlx.plan(frame, to="torch").outcome  # Outcome
 dlx.describe(frame["a"]).readonly  # bool
 dlx.shares_memory(frame["a"], frame["b"])  # bool
-dlx.share(frame["a"])  # Handle
+dlx.attach(dlx.share(frame["a"]), to="numpy")  # NDArray[Any]  # mypy: Any
+dlx.attach(dlx.share(frame), to="torch")  # dict[Any, Tensor]
 
 # ---- polars
 import polars as pl

@@ -43,6 +43,9 @@ dlx.open("x.npy", onl="a")  # error: no such option
 dlx.save({"a": samples}, "x.npz", formt="npz")  # error: no such option
 dlx.parts(tensor, "numpy", only="a")  # error: no such option
 dlx.attach({}, to="torch", writeable=True)  # error: no such option
+dlx.share({"a": samples}, detach_all=True)  # error: no such option
+dlx.attach(dlx.share(samples), to=3)  # error: a number is no target
+dlx.attach(3, to="torch")  # error: a number is no handle
 
 dlx.convrt(samples, to="torch")  # error: no such name
 dlx.typing.Optins  # error: no such name
@@ -66,6 +69,8 @@ wrong = dlx.convert(tensor, like=samples)  # error: an array of numpy
 wrong = dlx.convert([samples], to="torch")  # error: a list
 wrong = dlx.convert({"a": samples}, to="torch")  # error: a dict
 wrong = dlx.stack([samples], to="numpy")  # error: an array of numpy
+wrong = dlx.attach(dlx.share(samples), to="numpy")  # error: an array of numpy
+wrong = dlx.attach(dlx.share({"a": samples}), to="torch")  # error: a dict
 dlx.convert(samples, to="torch").flags  # error: a tensor has none
 dlx.convert([samples], to="torch")[0].flags  # error: a tensor has none
 dlx.convert((samples,), to="torch", lazy=True).append(tensor)  # error: a tuple cannot grow

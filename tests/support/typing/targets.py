@@ -1,5 +1,6 @@
 """Types of `dlx.convert` with every kind of target."""
 
+import json
 import pathlib
 from types import ModuleType
 from typing import Any, Unpack, assert_type
@@ -130,6 +131,17 @@ assert_type(dlx.stack([samples, samples], "torch"), torch.Tensor)
 array = dlx.stack([samples, tensor], to=np)
 assert_type(dlx.stack((b"abc", b"def"), to=torch.Tensor, device="cpu"), torch.Tensor)
 assert_type(dlx.stack([samples], to="mylib"), Any)
+
+# share and attach: a handle knows what was shared, until it is sent as a dict
+with dlx.share(samples) as handle:
+    assert_type(dlx.attach(handle), dlx.Tensor)
+    assert_type(dlx.attach(handle, to="torch", writable=True), torch.Tensor)
+assert_type(dlx.attach(dlx.share([tensor]), to="jax", readonly="share"), list[jax.Array])
+assert_type(dlx.attach(dlx.share({1: tensor}), to=torch), dict[int, torch.Tensor])
+assert_type(dlx.attach(json.loads(pathlib.Path("handle").read_text()), to="numpy"), Any)
+with dlx.ring(4, like=samples) as ring:
+    for frame in dlx.attach(ring.handle, to="torch"):
+        assert_type(frame, Any)
 
 # the other verbs
 assert_type(dlx.plan(samples, to="torch"), dlx.Plan)
