@@ -29,6 +29,7 @@ from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
 from benchmarks.sharing import sharing
 from benchmarks.threads import threads
+from benchmarks.transforms import transforms
 from benchmarks.trees import trees
 from benchmarks.using import using
 from benchmarks.verbs import verbs
@@ -50,6 +51,7 @@ PARTS = (
     "using",
     "cliffs",
     "gradients",
+    "transforms",
     "batch",
     "moves",
     "cuda",
@@ -117,6 +119,8 @@ def measure(parts, *, quick):
         found["cliffs"] = cliffs(names, quick=quick)
     if "gradients" in parts and "t" in names:
         found["gradients"] = gradients(quick=quick)
+    if "transforms" in parts and "t" in names:
+        found["transforms"] = transforms(quick=quick)
     if "share" in parts:
         found["share"] = sharing(names, quick=quick)
     if "growth" in parts:

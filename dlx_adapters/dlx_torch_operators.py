@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ __all__ = ["call_once", "is_inexact", "is_traced", "is_tracing", "record"]
 
 _OPERATIONS: dict[int, Operation] = {}  # compiled programs refer to these numbers, and may run until the process ends
 _NUMBERS = itertools.count(1)
+_DEFINING = threading.Lock()
 
 
 def is_tracing() -> bool:
@@ -141,8 +143,14 @@ def _call(operation: Operation, draws: _Draws, tensors: Sequence[Any]) -> tuple[
     return results
 
 
-@functools.cache
 def _operators() -> Any:
+    """Return the namespace of the operators; only one thread defines them."""
+    with _DEFINING:
+        return _define()
+
+
+@functools.cache
+def _define() -> Any:
     """Define the operators, and return their namespace."""
     torch = sys.modules["torch"]
     library = torch.library.Library("dlx", "FRAGMENT")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._core.types import DType
@@ -30,7 +30,7 @@ from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import type_name
 from dlx._using.function_spec import FunctionSpec, is_tracked, map_leaves
-from dlx._using.operation import DifferentiableFunction, Placeholder, Specs, convert_one, fill
+from dlx._using.operation import DifferentiableFunction, Placeholder, convert_one, fill
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import GradSupport
 from dlx.errors import ConversionError, DlxError, path_text
@@ -69,7 +69,7 @@ def call_recorded(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opti
 
 def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a function in a program that its caller's framework traces, without derivatives; else NotImplemented."""
-    tracing = [each for each in registry.adapters() if each.gradients and each.gradients.call and is_tracing(each)]
+    tracing = [each for each in _find_tracers(registry.generation) if is_tracing(each)]
     if not tracing:
         return NotImplemented
     request = spec.request()
@@ -90,6 +90,12 @@ def call_traced(spec: FunctionSpec, function: Any, args: tuple[Any, ...], option
     assert outer is not None and outer.call is not None
     record = outer.call
     return call.run(lambda operation, arrays: record(operation, arrays, bool(spec.detach)), spec, args, options)
+
+
+@lru_cache(maxsize=1)
+def _find_tracers(generation: Any) -> list[Adapter]:
+    """Return the adapters whose frameworks trace programs with calls of other frameworks."""
+    return [each for each in registry.adapters() if each.gradients and each.gradients.call]
 
 
 def _find_caller(tree: Tree, target: Framework) -> Adapter | None:
@@ -137,15 +143,12 @@ class RecordedCall:
         nodes = [*tree.nodes()]
         self._values = _without_arrays(tree, nodes[0][0], request.target.name)
         # Of each argument that is an array: whether it is named, its place, the array's number. None: containers.
-        self._slots = (
-            [
-                (is_named, place if keys is None else keys[place], ~link)
-                for is_named, (_, _, keys, _, links) in enumerate(nodes[1:])
-                for place, link in links.items()
-            ]
-            if len(nodes) == 3
-            else None
+        slots = (
+            (is_named, place if keys is None else keys[place], ~link)
+            for is_named, (_, _, keys, _, links) in enumerate(nodes[1:])
+            for place, link in links.items()
         )
+        self._slots = [*slots] if len(nodes) == 3 else None
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Call the function with operands of its framework; return the arrays of its result."""
@@ -167,39 +170,15 @@ class RecordedCall:
     ) -> Any:
         """Let the caller's framework record the call with its operands; return the result for the caller."""
         arrays, self._arrays = [self._arrays[i] for i in self.operands], []
-        like = None if spec.result_like is None else _DeclaredSpecs(spec, self._caller, self.result, args, options)
+        like = None
+        if spec.result_like is not None and is_tracing(self._caller):  # computed now: it may use the tracers
+            shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
+            declared = self.result.take_arrays(map_leaves(shown, partial(_abstract, self._caller)), "dlx")
+            specs = [(each.shape, each.dtype) for each in declared]
+            like = lambda arrays: specs  # noqa: E731
         inner = self._request.target.adapter.gradients or _NONE
         operation = DifferentiableFunction(self, self._request, inner, self._caller, self.places, like)
-        try:
-            return self.result.rebuild(record(operation, arrays))
-        finally:
-            if like is not None:
-                like.forget()
-
-
-class _DeclaredSpecs:
-    """Shapes and dtypes of results, as declared with ``result_like=``."""
-
-    def __init__(
-        self, spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
-        self._shown, self._caller, self._result = spec.result_like, caller, result
-        self._arguments, self._specs = (args, options), cast("Specs | None", None)
-
-    def __call__(self, arrays: Sequence[Any]) -> Specs:
-        """Return the shape and dtype of each result."""
-        if self._specs is None:
-            args, options = self._arguments
-            shown = self._shown(*args, **options) if callable(self._shown) else self._shown
-            self._specs = [
-                (each.shape, each.dtype)
-                for each in self._result.take_arrays(map_leaves(shown, partial(_abstract, self._caller)), "dlx")
-            ]
-        return self._specs
-
-    def forget(self) -> None:
-        """Release the arguments after the call; they may be tracers."""
-        self._arguments = (), {}
+        return self.result.rebuild(record(operation, arrays))
 
 
 def _without_arrays(tree: Tree, values: Any, target: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.shares_memory import collision, shares_memory
@@ -83,57 +84,53 @@ class DifferentiableFunction:
         return self._convert_out(results, inside, self._caller.name), pullback
 
     def derivative(
-        self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
+        self, gradients: Sequence[Any], wanted: Sequence[bool], state: Sequence[Any] = ()
     ) -> tuple[DifferentiableFunction, list[Any]]:
         """Return the operation (arguments, gradients of results, state) -> gradients, and its last two operands."""
         there = [i for i, each in enumerate(gradients) if each is not None]
-        function, inner, n, states = self._function, self._inner, len(gradients), len(state)
+        function, inner, every = self._function, self._inner, [None] * len(gradients)
 
-        def flat(*arrays: Any) -> list[Any]:
-            last = len(arrays) - states
-            inside, inputs, before = arrays[: last - len(there)], arrays[last - len(there) : last], arrays[last:]
-            chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
-            if wanted is not None:
-                chosen = [i for i in chosen if wanted[i]]
-            with inner.replayed(before):
-                _, pull = _vjp(function, inner, inside, chosen)
-            every: list[Any] = [None] * n
-            for i, each in zip(there, inputs, strict=True):
-                every[i] = each
-            return list(pull(every))
+        def start(inside: Sequence[Any], inputs: Sequence[Any], chosen: list[int]) -> Callable[[], Any]:
+            return partial(_vjp(function, inner, inside, chosen)[1], fill(every, there, inputs))
 
-        def like(arrays: Sequence[Any]) -> Specs:
-            operands = arrays[: len(arrays) - len(there) - states]
-            specs = [self._spec_of(each) for i, each in enumerate(operands) if wanted is None or wanted[i]]
-            return [spec for spec in specs if spec[1].code not in _EXACT]
+        def like(operands: Sequence[Any]) -> Specs:
+            return [self._spec_of(each) for each, is_one in zip(operands, wanted, strict=True) if is_one]
 
-        made = self._derive(flat, [("gradient", ())] * (len(there) + states), like)
-        return made, [*(gradients[i] for i in there), *state]
+        return self._extend(start, like, "gradient", [gradients[i] for i in there], wanted, state)
 
     def pushforward(
         self, tangents: Sequence[Any], wanted: Sequence[bool], state: Sequence[Any] = ()
     ) -> tuple[DifferentiableFunction, list[Any]]:
         """Return the operation (arguments, tangents, state) -> tangents of results, and its last two operands."""
-        function, inner, states, n = self._function, self._inner, len(state), len(tangents)
-        if inner.jvp is None:
+        function, jvp = self._function, self._inner.jvp
+        if jvp is None:
             fix = "Use reverse mode, such as jax.grad or torch.func.grad."
             raise ConversionError(f"{self._request.target.name} has no forward-mode derivatives", fix=fix)
-        jvp = inner.jvp
+
+        def start(inside: Sequence[Any], inputs: Sequence[Any], chosen: list[int]) -> Callable[[], Any]:
+            moved = jvp(_fix(function, inside, chosen), [inside[i] for i in chosen], inputs)[1]
+            return lambda: moved
+
+        return self._extend(start, self.results_like, "tangent", tangents, wanted, state)
+
+    def _extend(
+        self, start: Any, like: Like, what: str, inputs: Sequence[Any], wanted: Sequence[bool], state: Sequence[Any]
+    ) -> tuple[DifferentiableFunction, list[Any]]:
+        """Return a derivative, and its operands after the arguments; `start` runs in the call's random state."""
+        inner, n, states = self._inner, len(inputs), len(state)
 
         def flat(*arrays: Any) -> list[Any]:
             last = len(arrays) - states
-            inside, moved, before = arrays[: last - n], arrays[last - n : last], arrays[last:]
+            inside, given, before = arrays[: last - n], arrays[last - n : last], arrays[last:]
             chosen = [i for i, array in enumerate(inside) if wanted[i] and inner.is_differentiable(array)]
             with inner.replayed(before):
-                over = _fix(function, inside, chosen)
-                return list(jvp(over, [inside[i] for i in chosen], moved)[1])
+                finish = start(inside, given, chosen)
+            return list(finish())
 
-        def like(arrays: Sequence[Any]) -> Specs:
-            return [
-                spec for spec in self.results_like(arrays[: len(arrays) - n - states]) if spec[1].code not in _EXACT
-            ]
+        def specs(arrays: Sequence[Any]) -> Specs:
+            return [spec for spec in like(arrays[: len(arrays) - n - states]) if spec[1].code not in _EXACT]
 
-        return self._derive(flat, [("tangent", ())] * n + [("state", ())] * states, like), [*tangents, *state]
+        return self._derive(flat, [(what, ())] * n + [("state", ())] * states, specs), [*inputs, *state]
 
     def batch(self, axes: Sequence[int | None], size: int) -> DifferentiableFunction:
         """Return the operation over arrays with an additional axis each (None: without)."""

@@ -38,7 +38,7 @@ class Operation(Protocol):
         """
 
     def derivative(
-        self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
+        self, gradients: Sequence[Any], wanted: Sequence[bool], state: Sequence[Any] = ()
     ) -> tuple[Operation, list[Any]]:
         """Return an operation for the pullback, and its arguments after the arrays.
 

@@ -50,14 +50,26 @@ TAIL = """
 - **torch** sees the operator `dlx::call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile`
   the function is compiled by `jax.jit`, and the backward pass runs it again. Results are tensors in lists, tuples and
   dicts.
-- **jax** sees one primitive, which calls the host. `vmap` calls the function for each element. The program runs on one
-  device: programs over several devices are refused.
+- **jax** sees one primitive, which calls the host with numpy arrays. `vmap` calls the function for each element. jax
+  raises a `JaxRuntimeError` that quotes the function's error.
 - **Shapes** come from `jax.eval_shape` and torch's fake tensors, never from a run with data. Two compiled graphs serve
-  all sizes, unless the function compares sizes. If the shape of a result depends on data, pass `result_like=`.
+  all sizes, unless the function compares sizes. Sizes that depend on data work if the result's shape follows for every
+  size.
 - **An exported program** names what it needs, such as `dlx, jax and model.layer`, and runs in the process that exported
   it.
 - **Random numbers** of torch: derivatives run the function again with the random state of its call, so dropout uses the
-  same mask. Under `jax.vmap` each element draws its own numbers. A compiled program draws new numbers in each run.
+  same mask, also under `torch.func`. Under `jax.vmap` each element draws its own numbers. A compiled program draws new
+  numbers in each run. `jax.jit` would fix random numbers of numpy or Python in a jax function: pass them, or a key.
+
+## Refused
+
+- **A result whose shape depends on data**, in a compiled program: the function cannot be tried without data. Pass
+  `result_like=`.
+- **Sharded or replicated arrays of jax**: the program runs on several devices. Pass arrays on one device, as
+  `jax.device_put(x, jax.devices()[0])`.
+- **Results that jax would narrow**, such as int64 under `jax.jit` while x64 is off. Return a smaller dtype.
+- **`torch.func.linearize`**: use `torch.func.jvp`, or `torch.func.vjp`.
+- **`torch.autograd.functional.jacobian(vectorize=True)`**: use `torch.func.jacrev`.
 
 ## Functions without gradients
 

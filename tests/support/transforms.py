@@ -94,6 +94,22 @@ def _torch_transforms():
         def forward(self, x):
             return self.f(x * 2) + 1
 
+    class Scale(torch.nn.Module):
+        def __init__(self, f):
+            super().__init__()
+            self.f, self.weight = f, torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.f(x * self.weight).sum()
+
+    def call_functional(f, x, t):
+        module = Scale(f)
+        return func.grad(lambda p: func.functional_call(module, p, (x,)))({"weight": t / 4})["weight"]
+
+    def checkpointed(f, x, t):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(checkpoint(f, x, use_reentrant=False), x, t)[0]
+
     func, loss = torch.func, lambda f: lambda x: f(x).sum()
     checkpoint = torch.utils.checkpoint.checkpoint
     return {
@@ -112,6 +128,8 @@ def _torch_transforms():
         "jacrev": lambda f, x, t: func.jacrev(f)(x),
         "hessian": lambda f, x, t: func.hessian(loss(f))(x),
         "linearize": lambda f, x, t: func.linearize(f, x)[1](t),
+        "functional_call": call_functional,
+        "checkpoint": checkpointed,
         "export": lambda f, x, t: torch.export.export(Module(f), (x,)).module()(x),
         "export, strict": lambda f, x, t: torch.export.export(Module(f), (x,), strict=True).module()(x),
     }
@@ -123,9 +141,21 @@ JAX = (
 )
 TORCH = (
     *("compile", "compile, no gradient", "compile checkpoint", "compile func.grad", "compile vmap", "compile jvp"),
-    *("func.grad", "vjp", "jvp", "vmap", "vmap func.grad", "jacfwd", "jacrev", "hessian", "export"),
+    *(
+        "func.grad",
+        "vjp",
+        "jvp",
+        "vmap",
+        "vmap func.grad",
+        "jacfwd",
+        "jacrev",
+        "hessian",
+        "functional_call",
+        "checkpoint",
+    ),
+    *("export", "export, strict"),
 )
-REFUSED = ("linearize", "export, strict")  # by torch, of `_torch_transforms`
+REFUSED = ("linearize",)  # by torch, of `_torch_transforms`
 
 
 def transform(caller, function, name):

@@ -46,7 +46,10 @@ def test_jax_transforms_functions_of_torch(function, name):
     assert agree(*transform("jax", function, name))
 
 
-@pytest.mark.parametrize(("function", "name"), [*_cells(TORCH, ("compile", "func.grad", "jvp", "vmap", "export"))])
+QUICK = ("compile", "func.grad", "jvp", "vmap", "export", "export, strict", "functional_call", "checkpoint")
+
+
+@pytest.mark.parametrize(("function", "name"), [*_cells(TORCH, QUICK)])
 def test_torch_transforms_functions_of_jax(function, name):
     """The values are those of the same function written in torch; ``fullgraph=True`` finds one graph."""
     assert agree(*transform("torch", function, name))
@@ -142,6 +145,33 @@ def test_shapes_that_depend_on_data():
     torch._dynamo.reset()
     with pytest.warns(UserWarning, match="Pass result_like="), pytest.raises(Exception, match="nonstrict"):
         torch.compile(lambda x: call(x) + 1, backend="eager", fullgraph=True)(x)
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_of_arguments_that_depend_on_data():
+    """They work if the shapes of results follow for every size, also 0 and 1; others must be declared."""
+    few = lambda x: x[:2] * 2  # noqa: E731
+    for function in (jnp.sin, lambda x: jnp.concatenate([x, x]), few):
+        torch._dynamo.reset()
+        like = few if function is few else None
+        call = dlx.using("jax", grad=True, result_like=like)(function)
+        compiled = torch.compile(lambda x: call(x[x > 0]) + 1, backend="aot_eager", fullgraph=True)  # noqa: B023
+        for values in ([1.0, 2.0, -1.0], [1.0, -1.0], [-1.0]):
+            x = torch.tensor(values, dtype=torch.float64)
+            assert np.allclose(compiled(x), function(jnp.asarray(x[x > 0])) + 1)
+    torch._dynamo.reset()
+    call = dlx.using("jax", grad=True)(few)
+    compiled = torch.compile(lambda x: call(x[x > 0]) + 1, backend="aot_eager", fullgraph=True)
+    with pytest.warns(UserWarning, match="Pass result_like="), pytest.raises(Exception, match="nonstrict"):
+        compiled(torch.ones(3))
+
+
+def test_dtypes_that_jax_would_narrow_are_refused_before_the_program_runs():
+    """Also of results without gradients."""
+    jax.config.update("jax_enable_x64", False)
+    call = dlx.using("torch", grad=True)(lambda x: (x, torch.argmax(x)))
+    with pytest.raises(dlx.errors.DTypeError, match=r"a result is int64, .* Return a smaller dtype"):
+        jax.jit(call)(jnp.ones(3))
 
 
 def test_the_function_is_never_called_with_data_to_learn_shapes():
@@ -240,6 +270,77 @@ def test_random_numbers_in_forward_mode(jit):
     y, moved = jit(lambda x: jax.jvp(dropped, (x,), (jnp.ones_like(x),)))(x)
     assert 0 < (y > 0).sum() < 32
     assert np.allclose(moved, 2 * y / x)
+
+
+@pytest.mark.parametrize("name", ["vjp", "jvp", "vmap"])
+def test_random_numbers_of_torch_in_a_function_of_jax(name):
+    """`torch.func` differentiates the values that it returns: derivatives use the same mask."""
+    masked = lambda x: x * x * jnp.asarray((torch.rand(32) > 0.5).numpy())  # noqa: E731
+    call, x, ones = dlx.using("jax", grad=True)(masked), torch.arange(1.0, 33), torch.ones(32)
+    if name == "vjp":
+        y, pull = torch.func.vjp(call, x)
+        moved = pull(ones)[0]
+    elif name == "jvp":
+        y, moved = torch.func.jvp(call, (x,), (ones,))
+    else:
+        y, pull = torch.func.vjp(torch.func.vmap(call), x[None])
+        moved = pull(ones[None])[0]
+    assert 0 < (y > 0).sum() < 32
+    assert torch.equal(moved, 2 * y / x)
+
+
+def test_programs_without_derivatives_keep_no_random_states():
+    """The state is a result of the call only if a derivative needs it."""
+    call, x = dlx.using("torch", grad=True)(torch.sin), jnp.ones(3)
+    size = f"tensor<{torch.get_rng_state().shape[0]}xui8>"
+    assert size not in jax.jit(call).lower(x).as_text()
+    assert size in jax.jit(jax.grad(lambda x: call(x).sum())).lower(x).as_text()
+
+
+def test_arguments_of_a_call_outlive_it():
+    """A function under `jax.jit` may keep its arguments and write to them."""
+    kept = []
+
+    @dlx.using("torch", grad=True, readonly="share")
+    def call(x):
+        if type(x) is torch.Tensor:  # not the trial run
+            kept.append(x.mul_(2))
+        return x + 0
+
+    jitted, x = jax.jit(call), jnp.ones(1000)
+    for n in range(3):
+        assert jitted(x + n).tolist() == [2 * (n + 1)] * 1000
+    assert [each.tolist()[0] for each in kept] == [2, 4, 6]
+
+
+def test_transformed_calls_register_no_operations():
+    """Only compiled programs keep operations."""
+    registered = sys.modules["dlx_adapters.dlx_torch_operators"]._OPERATIONS
+    call, x = dlx.using("jax", grad=True)(jnp.sin), torch.ones(2, dtype=torch.float64)
+    torch.func.hessian(lambda x: call(x).sum())(x)
+    torch.func.vmap(torch.func.grad(call))(x)
+    torch.func.jvp(call, (x,), (x,))
+    assert not registered
+
+
+def test_threads_define_the_operators_once(python):
+    """They may compile their first programs at the same time."""
+    python(
+        """
+        import sys, threading, torch, dlx
+        dlx.convert(torch.ones(1), to="torch")
+        from dlx_adapters.dlx_torch_operators import _operators
+        sys.setswitchinterval(1e-4)
+        found, barrier = [], threading.Barrier(4)
+        def define():
+            barrier.wait()
+            found.append(_operators())
+        threads = [threading.Thread(target=define) for _ in range(4)]
+        for each in threads: each.start()
+        for each in threads: each.join()
+        assert len(found) == 4
+        """
+    )
 
 
 @pytest.mark.slow
