@@ -370,6 +370,12 @@ def fuzz_files(session: nox.Session) -> None:
     program(session, "files.fuzz", "--count", "100000")
 
 
+@nox.session(name="fuzz-rings")
+def fuzz_rings(session: nox.Session) -> None:
+    """Write random words to 100,000 rings in shared memory: `-- --count 1000 --seed 7`."""
+    program(session, "stress.forged_rings", "--count", "100000")
+
+
 @nox.session
 def soak(session: nox.Session) -> None:
     """Make ten million calls of every kind; nothing may leak or slow down: `-- --count 100000 --seed 7`."""
@@ -390,7 +396,8 @@ def kills(session: nox.Session) -> None:
 
 @nox.session(name="ring-kills")
 def ring_kills(session: nox.Session) -> None:
-    """Kill producers and readers of rings at random, in a thousand rounds: `-- --count 100 --seed 7`."""
+    """Kill producers and readers of rings before each step, then at random, in a thousand rounds: `-- --count 100`."""
+    run(session, "tests/support", "stress.ring_steps")
     program(session, "stress.ring_kills")
 
 

@@ -63,25 +63,34 @@ def _casts(np, torch):
         )
 
 
+_SHAPES = (100_000, 20), (1_000, 200), (1_000_000, 4)
+_MIXED = "f8", "i8", "f4", "?"
+
+
 def _frames(np, torch):
-    columns = {f"c{i}": np.random.default_rng(i).standard_normal(100_000) for i in range(20)}
+    """Long, wide and narrow frames of one dtype or several, against the frame's own copy."""
     polars, pandas = peer("polars"), peer("pandas")
-    for dtype in (None, "float32"):
-        if polars is not None:
-            frame, native = polars.DataFrame(columns), polars.Float32 if dtype else polars.Float64
-            yield (
-                *(f"stack(frame, axis=1), {dtype}, polars' to_torch", 1.2),
-                *(
+    for rows, width in _SHAPES:
+        values = np.random.default_rng(0).standard_normal((width, rows)) * 100
+        many = {
+            None: {f"c{i}": column for i, column in enumerate(values)},
+            "float32": {f"c{i}": column.astype(_MIXED[i % 4]) for i, column in enumerate(values)},
+        }
+        for dtype, columns in many.items():
+            label = f"stack {rows:,} x {width}, {dtype or 'as it is'}"
+            if polars is not None:
+                frame, native = polars.DataFrame(columns), polars.Float32 if dtype else polars.Float64
+                yield (
+                    *(f"{label}, polars' to_torch", 1.2),
                     lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
                     lambda f=frame, d=native: f.to_torch(dtype=d),
-                ),
-                1,
-            )
-        if pandas is not None:
-            frame = pandas.DataFrame(columns)
-            yield (
-                *(f"stack(frame, axis=1), {dtype}, pandas' to_numpy", 1.2),
-                lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
-                lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
-                1,
-            )
+                    1,
+                )
+            if pandas is not None:
+                frame = pandas.DataFrame(columns)
+                yield (
+                    *(f"{label}, pandas' to_numpy", 1.2),
+                    lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
+                    lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
+                    1,
+                )

@@ -53,6 +53,7 @@ def sharing(names, *, quick):
     if ray is not None:
         found["ray"] = min(_by_ray(ray, source, to, 3)) * 1e3
         print(f"{'ray.put, ray.get in a task':30} {found['ray']:8.0f}")
+        found |= _between_actors(ray, source)
     if torch is not None:
         found |= _measure_batch(np, rounds)
     return [found]
@@ -239,6 +240,48 @@ def _measure_batch(np, rounds):
         f"\nA batch of 32 samples, us: {ours * 1e6:.0f}, default_collate {theirs * 1e6:.0f}  {verdict(ours <= theirs)}"
     )
     return {"collate_us": ours * 1e6, "default_collate_us": theirs * 1e6}
+
+
+def _between_actors(ray, source):
+    """Measure an array from one ray actor to another, by the transport of dlx and by ray's store; print both."""
+    from dlx_adapters.dlx_ray import register_transport
+
+    shape = (source.size // 4,)
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray.init(num_cpus=2, object_store_memory=3 * source.nbytes, **options)
+    found = {}
+    for to in ("numpy", "torch", "jax"):
+        name = register_transport(to) if peer(to) else None
+
+        class Source:
+            def __init__(self, to):
+                self.kept, self.to = dlx.empty(shape, "float32", shared=True), to
+
+            def shared(self):
+                return {"x": dlx.convert(self.kept, to=self.to)}
+
+            stored = shared
+
+        class Sink:
+            def read(self, tree):
+                return float(memoryview(dlx.convert(tree["x"], to="dlx", readonly="share"))[-1])
+
+        if name is None:
+            continue
+        Source.shared = ray.method(tensor_transport=name)(Source.shared)
+        one = ray.remote(num_cpus=0)(Source).remote(to)
+        two = ray.remote(num_cpus=0, enable_tensor_transport=True)(Sink).remote()
+        for way in ("shared", "stored"):
+            seconds = []
+            for _ in range(6):
+                start = time.perf_counter()
+                ray.get(two.read.remote(getattr(one, way).remote()))
+                seconds.append(time.perf_counter() - start)
+            found[f"ray {to} {way}"] = min(seconds) * 1e3
+            by = {"shared": "dlx's transport", "stored": "its store"}[way]
+            print(f"ray, {to} from actor to actor by {by}: {found[f'ray {to} {way}']:.1f} ms")
+    ray.shutdown()
+    return found
 
 
 def _by_ray(ray, source, to, rounds):

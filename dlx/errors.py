@@ -150,6 +150,7 @@ _VERBS_WITHOUT_TARGET = {
     "array_namespace": "find the namespace of",
     "borrow": "borrow",
     "describe": "describe",
+    "put": "put",
     "read": "read",
     "ring": "create a ring like",
     "share": "share",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,20 +84,40 @@ def _eval(dtypes: DTypes, function: Any, specs: Sequence[tuple[tuple[Any, ...], 
 
 
 def _eval_symbols(dtypes: DTypes, function: Any, specs: Any, sizes: dict[str, Any]) -> Any:
-    """Apply `_eval_shape` for all sizes that differ from 0 and 1, as torch assumes of its symbols."""
+    """Apply `_eval_shape` for all sizes from 2, and check that the result is right for smaller ones."""
     from jax import export
 
-    names = {f"n{i}": size for i, size in enumerate(sizes.values())}
-    known = dict(zip(sizes, names, strict=True))
+    names = [f"n{i}" for i in range(len(sizes))]
     scope = export.SymbolicScope([f"{name} >= 2" for name in names])
+    symbols = dict(zip(names, export.symbolic_shape(",".join(names), scope=scope), strict=True))
+    places = dict(zip(sizes, names, strict=True))
 
-    def shape_of(shape: tuple[Any, ...]) -> Any:
-        return export.symbolic_shape(",".join(known.get(str(n), str(n)) for n in shape), scope=scope)
+    def evaluate(values: dict[str, Any]) -> Any:
+        like = [(tuple(values.get(places.get(str(n), ""), n) for n in shape), dtype) for shape, dtype in specs]
+        return _eval(dtypes, function, like)
 
-    results = _eval(dtypes, function, [(shape_of(shape), dtype) for shape, dtype in specs])
-    env = {name: _Size(size) for name, size in names.items()}
-    found = [tuple(n if type(n) is int else _unwrap(n._evaluate(env)) for n in each.shape) for each in results]
+    results = evaluate(symbols)
+    small = [name for name, size in zip(names, sizes.values(), strict=True) if not _is_large(size)]
+    for some in itertools.product((0, 1, None), repeat=len(small)):
+        values = symbols | {name: n for name, n in zip(small, some, strict=True) if n is not None}
+        for each, other in zip(results, evaluate(values) if small else results, strict=True):
+            if tuple(_substitute(n, values) for n in each.shape) != other.shape or each.dtype != other.dtype:
+                raise ValueError("sizes 0 and 1 have other results")
+    env = {name: _Size(size) for name, size in zip(names, sizes.values(), strict=True)}
+    found = [tuple(_unwrap(_substitute(n, env)) for n in each.shape) for each in results]
     return [(shape, dtypes.from_native(each.dtype)) for shape, each in zip(found, results, strict=True)]
+
+
+def _is_large(size: Any) -> bool:
+    """Return whether a size is 2 or more, as torch assumes of its symbols; sizes that depend on data are not."""
+    try:
+        return bool(size >= 2)
+    except Exception:
+        return False
+
+
+def _substitute(size: Any, values: dict[str, Any]) -> Any:
+    return size if type(size) is int else size._evaluate(values)
 
 
 class _Size:

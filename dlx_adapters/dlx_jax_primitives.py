@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dlx.adapter import DTypes, Operation
-from dlx.errors import ConversionError
+from dlx.errors import ConversionError, DTypeError
 
 __all__ = ["call_once", "record"]
 
@@ -28,6 +28,7 @@ class _Step:
     dtypes: DTypes
     avals: Sequence[Any] | None = None  # of the results; None: not known yet
     states: int = 0  # number of random states, the last results
+    plain: Operation | None = None  # the operation without them
     linear: range = range(0)  # the operands in which it is linear
     adjoint: Callable[..., list[Any]] | None = None  # (operands, states, cotangents) -> cotangents of `linear`
     run: Callable[[Sequence[Any]], list[Any]] | None = None  # from concrete linear operands, without another run
@@ -35,9 +36,21 @@ class _Step:
     def find_avals(self, operands: Sequence[Any]) -> Sequence[Any]:
         """Return shape and dtype of each result."""
         if self.avals is None:
-            create, specs = sys.modules["jax"].core.ShapedArray, self.operation.results_like(operands)
-            self.avals = [create(shape, self.dtypes.to_native(dtype)) for shape, dtype in specs]
+            self.avals = _infer_avals(self.dtypes, self.operation, operands)
         return self.avals
+
+
+def _infer_avals(dtypes: DTypes, operation: Operation, operands: Sequence[Any]) -> list[Any]:
+    """Return shape and dtype of each result of an operation; refuse dtypes that jax would change."""
+    jax, avals = sys.modules["jax"], []
+    for shape, dtype in operation.results_like(operands):
+        native = dtypes.to_native(dtype)
+        if jax.dtypes.canonicalize_dtype(native) != native:
+            reason = f"a result is {dtype}, which jax would narrow to 32 bits because x64 is off"
+            fix = 'Return a smaller dtype, or call jax.config.update("jax_enable_x64", True) first.'
+            raise DTypeError(reason, target="jax", fix=fix)
+        avals.append(jax.core.ShapedArray(shape, native))
+    return avals
 
 
 def _let_jax_forget() -> None:
@@ -81,8 +94,8 @@ def as_arrays(objs: Sequence[Any]) -> list[Any]:
 
 def record(dtypes: DTypes, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
     """Call an operation so that jax can transform it."""
-    operation, states = operation.replayable()
-    results = _primitive().bind(*arrays, step=_Step(operation, dtypes, states=states))
+    replayable, states = operation.replayable()
+    results = _primitive().bind(*arrays, step=_Step(replayable, dtypes, states=states, plain=operation))
     return list(results[: len(results) - states])
 
 
@@ -90,7 +103,7 @@ def record(dtypes: DTypes, operation: Operation, arrays: Sequence[Any]) -> list[
 def _primitive() -> Any:
     """Return the primitive for functions of other frameworks."""
     from jax.extend.core import Primitive
-    from jax.interpreters import ad, batching, mlir
+    from jax.interpreters import ad, batching, mlir, partial_eval
 
     _let_jax_forget()
     primitive = Primitive("dlx_call")
@@ -100,8 +113,8 @@ def _primitive() -> Any:
     ad.primitive_jvps[primitive] = _jvp
     ad.primitive_transposes[primitive] = _transpose
     batching.primitive_batchers[primitive] = _batch
-    lower = mlir.lower_fun(_call_back, multiple_results=True)
-    mlir.register_lowering(primitive, functools.partial(_lower, lower), cacheable=False)
+    mlir.register_lowering(primitive, _lower, cacheable=False)
+    partial_eval.dce_rules[primitive] = _drop_states
     return primitive
 
 
@@ -111,19 +124,42 @@ def _run(*operands: Any, step: _Step) -> list[Any]:
     return commit_like(step.operation(as_arrays(operands)), operands)
 
 
-def _call_back(*operands: Any, step: _Step) -> Any:
-    like = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in step.find_avals(operands)]
-    # Only numpy arrays in the callback: jax arrays could deadlock.
-    return sys.modules["jax"].pure_callback(lambda *now: step.operation(now, "numpy"), like, *operands)
+def _lower(context: Any, *operands: Any, step: _Step) -> Any:
+    """Call the host. `jax.pure_callback` would create jax arrays there, which takes longer and can deadlock."""
+    from jax.interpreters import mlir
 
-
-def _lower(lower: Callable[..., Any], context: Any, *operands: Any, step: _Step) -> Any:
     if getattr(context.module_context.axis_context, "num_devices", 1) != 1:
         reason = "the program runs on several devices, with sharded or replicated arrays"
         raise ConversionError(
             reason, source="jax", fix="Pass arrays on one device, as jax.device_put(x, jax.devices()[0])."
         )
-    return lower(context, *operands, step=step)
+
+    def call(*arrays: Any) -> list[Any]:
+        return step.operation([*map(_as_writable, arrays)], "numpy")
+
+    pair = context.avals_in, context.avals_out
+    return mlir.emit_python_callback(context, call, None, operands, *pair, has_side_effect=False)[0]
+
+
+def _as_writable(array: Any) -> Any:
+    """Return a numpy array of a callback as an array that may outlive the callback, and be written to."""
+    if not array.flags.owndata:
+        return array.copy()
+    array.flags.writeable = True  # only the callback refers to it
+    return array
+
+
+def _drop_states(used: Sequence[bool], equation: Any) -> Any:
+    """Leave the random states out of a program that does not run the operation again, and the unused call itself."""
+    step, count = equation.params["step"], len(used)
+    if not any(used):
+        return [False] * len(equation.invars), None
+    if step.states and not any(used[count - step.states :]):
+        kept = slice(count - step.states)
+        avals = None if step.avals is None else step.avals[kept]
+        step = replace(step, operation=step.plain, plain=None, states=0, avals=avals)
+        equation = equation.replace(outvars=equation.outvars[kept], params={"step": step})
+    return [True] * len(equation.invars), equation
 
 
 def _batch(args: Sequence[Any], axes: Sequence[int | None], *, step: _Step) -> Any:
@@ -238,7 +274,14 @@ class _Linear:
         self, operation: Operation, extra: Sequence[Any], avals: Sequence[Any], linear: int, adjoint: Any, run: Any
     ) -> list[Any]:
         first = len(self.operands)
-        step = _Step(operation, self.step.dtypes, avals, 0, range(first, first + linear), adjoint, run)
+        step = _Step(
+            operation,
+            self.step.dtypes,
+            avals,
+            linear=range(first, first + linear),
+            adjoint=adjoint,
+            run=run,
+        )
         return list(_primitive().bind(*self.operands, *extra, step=step))
 
 
@@ -250,7 +293,7 @@ def call_once(dtypes: DTypes, operation: Operation, arrays: Sequence[Any], detac
     guarded = [jax.lax.stop_gradient(each) if detach else _guard().bind(each) for each in arrays]
     if not any(map(is_tracer, guarded)):
         return commit_like(operation(as_arrays(guarded)), guarded)
-    like = [jax.ShapeDtypeStruct(shape, dtypes.to_native(dtype)) for shape, dtype in operation.results_like(arrays)]
+    like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in _infer_avals(dtypes, operation, arrays)]
     return io_callback(lambda *now: operation(now, "numpy"), like, *guarded)
 
 

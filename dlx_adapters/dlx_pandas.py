@@ -80,16 +80,20 @@ def _flatten(frame: Any) -> tuple[None, list[Any]]:
     return None, [dict(frame.items())]
 
 
-def _columns(frame: Any) -> dict[Any, Any] | None:
-    """Return the columns of numbers as rows of numpy's blocks: a Series of each takes longer than to copy it."""
+def _columns(frame: Any) -> tuple[Any, list[Any], list[slice]] | None:
+    """Return the blocks of numbers, whose rows are columns, and their places: a Series of each column takes longer."""
     names, blocks = _names(frame), getattr(getattr(frame, "_mgr", None), "blocks", ())
-    arrays = [None] * len(names)
+    found: list[tuple[slice, Any]] = []
     for block in blocks:
-        if not (_is_number(block.values) and block.values.ndim == 2):
+        values, places = block.values, block.mgr_locs
+        if not (_is_number(values) and values.ndim == 2):
             return None
-        for place, row in zip(block.mgr_locs, block.values, strict=True):
-            arrays[place] = row
-    return dict(zip(names, arrays, strict=True)) if blocks else None
+        if places.is_slice_like and places.as_slice.step > 0:
+            found.append((places.as_slice, values))
+        else:
+            found += [(slice(place, place + 1), values[i : i + 1]) for i, place in enumerate(places)]
+    found.sort(key=lambda each: each[0].start)
+    return (names, [each for _, each in found], [at for at, _ in found]) if found else None
 
 
 class PandasAdapter(api.ArrowSource):

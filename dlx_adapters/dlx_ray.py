@@ -47,14 +47,11 @@ def register_transport(to: str) -> str:
         def __init__(self) -> None:
             self.handles: dict[str, Any] = {}
 
-        def tensor_transport_backend(self) -> str:
-            return name
-
-        is_one_sided = staticmethod(lambda: True)
-        can_abort_transport = staticmethod(lambda: True)  # nothing waits
-
-        def actor_has_tensor_transport(self, actor: Any) -> bool:
-            return True
+        tensor_transport_backend = staticmethod(lambda: name)
+        is_one_sided = can_abort_transport = staticmethod(lambda: True)  # nothing waits
+        actor_has_tensor_transport = staticmethod(lambda actor: True)
+        get_communicator_metadata = staticmethod(lambda *_: base.CommunicatorMetadata())
+        send_multiple_tensors = None  # the receiver attaches
 
         def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: Any) -> Any:
             self.handles[obj_id] = dlx.share(list(rdt_object))
@@ -63,23 +60,16 @@ def register_transport(to: str) -> str:
             found.handle = dict(self.handles[obj_id])
             return found
 
-        def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Any = None) -> Any:
-            return base.CommunicatorMetadata()
-
         def recv_multiple_tensors(
             self, obj_id: str, metadata: Any, communicator: Any, target_buffers: Any = None
         ) -> Any:
             found = dlx.attach(metadata.handle, to, writable=True)
             return found if target_buffers is None else dlx.convert(found, out=target_buffers)
 
-        def send_multiple_tensors(self, tensors: Any, metadata: Any, communicator: Any) -> None:
-            raise NotImplementedError
-
-        def garbage_collect(self, obj_id: str, metadata: Any, tensors: Any) -> None:
+        def abort_transport(self, obj_id: str, *_: Any) -> None:
             self.handles.pop(obj_id, None)
 
-        def abort_transport(self, obj_id: str, communicator: Any) -> None:
-            self.handles.pop(obj_id, None)
+        garbage_collect = abort_transport
 
     data_type = type(dlx.convert(dlx.empty((1,), "float32"), to))
     experimental.register_tensor_transport(name, ["cpu"], Transport, data_type)

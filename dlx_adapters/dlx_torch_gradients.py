@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import ref
@@ -77,9 +76,9 @@ def _node() -> Any:
     class Using(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, operation: Operation, *tensors: Any) -> Any:
-            wanted, before = ctx.needs_input_grad[1:], _random_state()
+            wanted, before = ctx.needs_input_grad[1:], operators.random_state()
             results, pullback = operation.vjp(tensors, wanted)
-            ctx.random = before, _random_state()  # the function may draw random numbers
+            ctx.random = before, operators.random_state()  # the function may draw random numbers
             # Unlike attributes, saved tensors are released after backward, unless retain_graph is set.
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
@@ -99,11 +98,11 @@ def _node() -> Any:
             if not torch.is_grad_enabled():
                 pullback = getattr(holder, "pullback", None)
                 if pullback is None:  # hooks replaced the holder: checkpoints, save_on_cpu
-                    with _GRADIENTS.replayed(ctx.random):
+                    with operators.replayed(ctx.random):
                         _, pullback = ctx.operation.vjp(tensors, ctx.wanted)
                 return None, *pullback(gradients)
             operation, operands = ctx.operation.derivative(gradients, ctx.wanted)
-            with _GRADIENTS.replayed(ctx.random):
+            with operators.replayed(ctx.random):
                 found = iter(_record(operation, (*tensors, *operands)))
             pairs = zip(tensors, ctx.wanted, strict=True)
             return None, *(next(found) if wanted and operators.is_inexact(each) else None for each, wanted in pairs)
@@ -167,18 +166,6 @@ def _keeper(tensor: Any) -> str:
     return ""
 
 
-def _random_state() -> Any:
-    return sys.modules["torch"].get_rng_state()
-
-
-@contextlib.contextmanager
-def _at_random_state(state: Any) -> Iterator[None]:
-    random = sys.modules["torch"].random
-    with random.fork_rng(devices=[]):
-        random.set_rng_state(state)
-        yield
-
-
 _GRADIENTS = GradSupport(
     _is_tracked,
     operators.is_inexact,
@@ -186,8 +173,8 @@ _GRADIENTS = GradSupport(
     _record,
     jvp=_jvp,
     call=operators.call_once,
-    random_state=_random_state,
-    at_random_state=_at_random_state,
+    random_state=operators.random_state,
+    at_random_state=operators.at_random_state,
 )
 
 

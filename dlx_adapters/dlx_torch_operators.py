@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dlx.adapter import Operation
+from dlx.adapter import GradSupport, Operation
 from dlx.errors import ConversionError, DlxError
 
 __all__ = ["call_once", "is_inexact", "is_traced", "is_tracing", "record"]
@@ -47,23 +47,57 @@ def _is_abstract(tensor: Any) -> bool:
     return type(tensor) is not torch.Tensor and isinstance(tensor, kinds)
 
 
+def _find_translator() -> Any:
+    """Return what ``torch.compile`` translates in this thread; raise AttributeError or KeyError if it does not."""
+    return sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
+
+
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Warn with the reason if ``torch.compile(fullgraph=True)`` fails, since torch drops it."""
+    with contextlib.suppress(AttributeError, KeyError):
+        if (translator := _find_translator()).export:
+            for node in translator.output.graph.nodes:  # strict torch.export takes other constants for tensors
+                if node.op == "get_attr" and not isinstance(
+                    node.meta.get("example_value"), sys.modules["torch"].Tensor
+                ):
+                    node.meta.setdefault("val", None)
     try:
         yield
     except DlxError as error:
         with contextlib.suppress(AttributeError, KeyError):
-            translator = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator
-            if translator.current_tx().one_graph:
+            if _find_translator().one_graph:
                 warnings.warn(f"torch.compile fails: {error}", stacklevel=2)
         raise
 
 
+def random_state() -> Any:
+    """Return the state of the host's generator."""
+    return sys.modules["torch"].get_rng_state()
+
+
+class _Draws:
+    """The random states before and after a call, if it ran; not a list, which torch.func would copy."""
+
+    states: Sequence[Any] = ()
+
+
+@contextlib.contextmanager
+def at_random_state(state: Any) -> Iterator[None]:
+    """Return a context with a state of the host's generator."""
+    random = sys.modules["torch"].random
+    with random.fork_rng(devices=[]):
+        random.set_rng_state(state)
+        yield
+
+
+replayed = GradSupport(lambda array: False, random_state=random_state, at_random_state=at_random_state).replayed
+
+
 @_explained()
-def record(operation: Operation, tensors: Sequence[Any]) -> list[Any]:
+def record(operation: Operation, tensors: Sequence[Any], draws: _Draws | None = None) -> list[Any]:
     """Call an operation so that torch can trace and transform it."""
-    return list(_node().apply(operation, *tensors))
+    return list(_node().apply(operation, _Draws() if draws is None else draws, *tensors))
 
 
 @_explained()
@@ -92,7 +126,7 @@ def _find(number: int, needs: str) -> Operation:
         raise ConversionError(reason, source="torch", fix=fix) from None
 
 
-def _call(operation: Operation, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _call(operation: Operation, draws: _Draws, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Call an operation, as a node of the graph if torch traces."""
     torch = sys.modules["torch"]
     if is_tracing():
@@ -101,7 +135,10 @@ def _call(operation: Operation, tensors: Sequence[Any]) -> tuple[Any, ...]:
             fix = "Use torch.func.jvp, or torch.func.vjp."
             raise ConversionError("torch.func.linearize cannot trace functions of other frameworks", fix=fix)
         return tuple(_operators().call(list(tensors), _number(operation), operation.needs))
-    return tuple(operation(tensors))
+    before = random_state()
+    results = tuple(operation(tensors))
+    draws.states = before, random_state()  # the function may draw random numbers
+    return results
 
 
 @functools.cache
@@ -143,16 +180,19 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, gradients: Sequence[Any]) -> Any:
-    return _differentiate(_find(ctx.number, ctx.needs), ctx.saved_tensors, ctx.wanted, gradients), None, None
+    return _differentiate(_find(ctx.number, ctx.needs), (), ctx.saved_tensors, ctx.wanted, gradients), None, None
 
 
-def _differentiate(operation: Operation, tensors: Sequence[Any], wanted: Sequence[bool], gradients: Any) -> list[Any]:
+def _differentiate(
+    operation: Operation, states: Sequence[Any], tensors: Sequence[Any], wanted: Sequence[bool], gradients: Any
+) -> list[Any]:
     """Return the gradient of each tensor, or None."""
     wanted = [is_one and is_inexact(each) for each, is_one in zip(tensors, wanted, strict=True)]
     if not any(wanted) or all(each is None for each in gradients):
         return [None] * len(tensors)
     derived, extra = operation.derivative(gradients, wanted)
-    found = iter(record(derived, (*tensors, *extra)))
+    with replayed(states):
+        found = iter(record(derived, (*tensors, *extra)))
     return [next(found) if is_one else None for is_one in wanted]
 
 
@@ -168,12 +208,12 @@ def _node() -> Any:
 
     class Traced(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
-        def forward(operation: Operation, *tensors: Any) -> Any:
-            return _call(operation, tensors)
+        def forward(operation: Operation, draws: _Draws, *tensors: Any) -> Any:
+            return _call(operation, draws, tensors)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            ctx.operation, *tensors = inputs
+            ctx.operation, ctx.draws, *tensors = inputs
             ctx.exact = [not is_inexact(each) for each in output]
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
@@ -182,20 +222,22 @@ def _node() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            return None, *_differentiate(ctx.operation, ctx.saved_tensors, ctx.needs_input_grad[1:], gradients)
+            wanted = ctx.needs_input_grad[2:]
+            return None, None, *_differentiate(ctx.operation, ctx.draws.states, ctx.saved_tensors, wanted, gradients)
 
         @staticmethod
-        def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        def jvp(ctx: Any, _: Any, draws: Any, *tangents: Any) -> Any:
             tensors = ctx.saved_tensors
             wanted = [each is not None and is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
             moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
             pushed, extra = ctx.operation.pushforward(moved, wanted)
-            found = iter(record(pushed, (*tensors, *extra)))
+            with replayed(ctx.draws.states):
+                found = iter(record(pushed, (*tensors, *extra)))
             return tuple(None if is_one else next(found) for is_one in ctx.exact)
 
         @staticmethod
-        def vmap(info: Any, axes: Any, operation: Operation, *tensors: Any) -> Any:
-            results = record(operation.batch(axes[1:], info.batch_size), tensors)
+        def vmap(info: Any, axes: Any, operation: Operation, draws: _Draws, *tensors: Any) -> Any:
+            results = record(operation.batch(axes[2:], info.batch_size), tensors, draws)
             return tuple(results), (0,) * len(results)
 
     return Traced

@@ -78,14 +78,14 @@ def _unflatten(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     return new_empty
 
 
-def _reader(name: str, mutable: bool, obj: Any) -> tuple[Any, Any]:
-    get = _look_up(name)
-    # `_untag` has bound `_dlx_tvm_ffi`.
-    return MethodType(get, obj), _dlx_tvm_ffi.create_child_check(obj, get) if mutable else None
-
-
 def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:
     sequence = kind == "sequence"
+
+    def read(obj: Any) -> tuple[Any, Any]:
+        get = _look_up(name)
+        # `_untag` has bound `_dlx_tvm_ffi`.
+        return MethodType(get, obj), _dlx_tvm_ffi.create_child_check(obj, get) if mutable else None
+
     return api.Container(
         types=(f"tvm_ffi.{name}",),
         kind=kind,
@@ -98,7 +98,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> api.Container:
         holds="tvm_ffi",
         falls_to=list if sequence else dict,
         live=_untag,
-        reader=functools.partial(_reader, name, mutable),
+        reader=read,
     )
 
 

@@ -19,6 +19,7 @@
   HOOK(array_interface, NULL)         /* (tensor) -> dict */                                       \
   HOOK(cuda_interface, NULL)          /* (tensor) -> dict */                                       \
   HOOK(readonly_words, &PyTuple_Type) /* the values of `readonly`: copy, error, share; interned */ \
+  HOOK(fill, NULL)          /* (object, out) -> whether a host array was copied to another one */  \
   HOOK(refused, NULL)       /* (function, names of keywords or None, exception) -> None */         \
   HOOK(stream_keeper, NULL) /* (device id, handle) -> owner of the stream, or None */
 

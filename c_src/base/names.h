@@ -29,6 +29,7 @@
   NAME(like, "like")                                     \
   NAME(max_version, "max_version")                       \
   NAME(module, "__module__")                             \
+  NAME(out, "out")                                       \
   NAME(qualname, "__qualname__")                         \
   NAME(readonly, "readonly")                             \
   NAME(same_as, "same_as")                               \

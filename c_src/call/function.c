@@ -76,6 +76,14 @@ static PyObject* convert_lazily(py_call* call, PyObject* obj) {
   return result;
 }
 
+/* convert(obj, out=...): return `out`, or NULL for the Python path. */
+static PyObject* convert_into(PyObject* const* args) {
+  PyObject* done = py_hooks.fill ? PyObject_Vectorcall(py_hooks.fill, args, 2, NULL) : NULL;
+  if (done == NULL && PyErr_Occurred()) py_error_forget(); /* the Python path raises it again */
+  Py_XDECREF(done);
+  return done == Py_True ? Py_NewRef(args[1]) : NULL;
+}
+
 static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t nargsf,
                                 PyObject* names) {
   py_call call = {.function = (FastPathObject*)self};
@@ -88,6 +96,9 @@ static PyObject* fast_path_call(PyObject* self, PyObject* const* args, size_t na
     result = py_convert(&call, args[0]);
     if (result == NULL) result = py_move(&call, args[0]);
     py_maps_end();
+  } else if (n == 1 && names && PyTuple_GET_SIZE(names) == 1 && call.function->to == NULL &&
+             PyTuple_GET_ITEM(names, 0) == py_name_out) {
+    result = convert_into(args);
   } else if (py_options_read(&call, args, n, names, &like)) {
     py_maps_begin();
     int may_move = like == NULL && call.options == 0 && call.function->to == NULL;

@@ -78,8 +78,9 @@ static int claim_slot(ring* r, int slots, int overwrite) {
 
 /* Return the slot of the next frame, now held, or of the newest one. Errors: -1. */
 static int hold_frame(ring* r, int slots, reader* own, int newest) {
-  for (int tries = 0; tries < slots; tries++) {
-    uint64_t wanted = LOAD(own->wanted), found = 0;
+  uint64_t wanted = LOAD(own->wanted), seen = wanted;
+  for (int tries = 0; tries < DLX_RING_SLOTS; tries++) {
+    uint64_t found = 0;
     int slot = -1;
     for (int i = 0; i < slots; i++) {
       uint64_t number = LOAD(r->numbers[i]);
@@ -87,6 +88,10 @@ static int hold_frame(ring* r, int slots, reader* own, int newest) {
       if (slot < 0 || (newest ? number > found : number < found)) found = number, slot = i;
     }
     if (slot < 0) return -1;
+    if (!newest && found != seen) { /* an earlier one may be in a slot that was still empty above */
+      seen = found;
+      continue;
+    }
     STORE(own->held, found);
     if (LOAD(r->numbers[slot]) == found) return slot;
     STORE(own->held, 0);

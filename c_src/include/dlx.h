@@ -285,7 +285,7 @@ int dlx_write_runs(int fd, void* mapping, int64_t size, const dlx_run* runs, int
  */
 
 enum {
-  DLX_RING_READERS = 62,
+  DLX_RING_READERS = 64,
   DLX_RING_SLOTS = 1024,
   DLX_RING_BYTES = 12544, /* of the control block, which begins as zeros; a multiple of 256 */
   DLX_RING_ENDED = -2

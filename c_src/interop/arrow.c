@@ -481,12 +481,13 @@ static int fill_columns(dlx_arrow* data, PyObject* columns, int joins) {
 }
 
 PY_DOC(arrow_columns,
-       "Open an object's data like arrow_open. Return ({name: dlx.Tensor}, data) for a host table "
-       "of numbers without nulls, (None, data) for other data, (None, error) if opening failed. "
-       "With joins, columns may be copied.");
+       "Open an object's data like arrow_open; without a method, it is data. Return ({name: "
+       "dlx.Tensor}, data) for a host table of numbers without nulls, (None, data) for other data, "
+       "(None, error) if opening failed. With joins, columns may be copied.");
 static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_check_args("arrow_columns", nargs, 3, 3)) return NULL;
-  PyObject *answer = open_with(args[1], args[0]), *columns = NULL;
+  PyObject* answer = Py_IsNone(args[0]) ? Py_NewRef(args[1]) : open_with(args[1], args[0]);
+  PyObject* columns = NULL;
   if (answer == NULL) {
     if ((answer = py_error_take()) == NULL) return NULL;
   } else if ((columns = PyDict_New()) != NULL &&

@@ -128,9 +128,10 @@ static int copy_to_host(const DLTensor* from, DLDataType dtype, uint64_t flags, 
   return status;
 }
 
+enum { FEW = 1 << 14 /* bytes: faster to copy than to release the GIL */ };
+
 static DLManagedTensorVersioned* copy_or_cast(DLManagedTensorVersioned* from, DLDataType dtype,
                                               int keep_order, uint64_t stream) {
-  enum { FEW = 1 << 14 /* bytes: faster to copy than to release the GIL */ };
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
   DLManagedTensorVersioned* fresh;
@@ -335,7 +336,9 @@ PY_DOC(
     tensor_fill,
     "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and cast "
     "them; -1: copy one tensor to all of it. Without a write, return -1 if memory may be shared, "
-    "or -2 if one does not fit (with `exact`: differs in shape or dtype, or the result has gaps).");
+    "or -2 if one does not fit (with `exact`: differs in shape or dtype, or the result is "
+    "read-only "
+    "or has gaps).");
 static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_check_args("tensor_fill", nargs, 3, 4)) return NULL;
   DLManagedTensorVersioned *whole = py_tensor_managed(args[0]), **rows;
@@ -345,13 +348,14 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
   Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
   if (axis >= whole->dl_tensor.ndim || (axis < 0 ? n != 1 : n != whole->dl_tensor.shape[axis]))
     return PyErr_Format(PyExc_TypeError, "tensor_fill takes one tensor for each row");
-  if (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) return py_raise(DLX_E_READONLY, NULL);
+  int is_readonly = (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
+  if (is_readonly && !exact) return py_raise(DLX_E_READONLY, NULL);
   rows = PyMem_New(DLManagedTensorVersioned*, n);
   if (rows == NULL) return PyErr_NoMemory();
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
   DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
   int on_host = dlx_host_readable(whole->dl_tensor.device.device_type), is_alike = 1;
-  int answer = exact && (dlx_layout(&whole->dl_tensor) || !on_host) ? -2 : 0;
+  int answer = exact && (is_readonly || dlx_layout(&whole->dl_tensor) || !on_host) ? -2 : 0;
   for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
     rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
     if (rows[i] == NULL) break;
@@ -371,7 +375,9 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
   int status = DLX_E_PACKED;
   int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
   dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
-  if (is_alike) PY_WITHOUT_GIL(status = fill_rows(rows, n, &to, step, row_bytes));
+  PyThreadState* state = row_bytes * (axis < 0 ? 1 : n) > FEW ? PyEval_SaveThread() : NULL;
+  if (is_alike) status = fill_rows(rows, n, &to, step, row_bytes);
+  if (state) PyEval_RestoreThread(state);
   py_managed_release(whole);
   PyMem_Free(rows);
   if (status == DLX_OK) Py_RETURN_NONE;

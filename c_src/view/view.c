@@ -14,9 +14,8 @@ typedef struct {
   PyObject_HEAD PyObject* source;
   PyObject *handler, *scope, *path; /* see View */
   PyObject* slots;                  /* {index or key: (element, result)}; set last, cleared first */
-  PyObject* fast;
-  PyObject* me;         /* see View; NULL = None */
-  PyObject* is_tracing; /* the target adapter's is_tracing; NULL = None */
+  PyObject *fast, *me;              /* see View */
+  PyObject* is_tracing;             /* the target adapter's is_tracing, or None */
   /* For containers that an adapter declares; NULL for others: */
   PyObject* fixed;          /* exact type of the keys whose elements never change */
   PyObject* getter;         /* getter(key): the element, faster than source[key] */
@@ -38,7 +37,7 @@ static int is_str_or_index(PyObject* key) {
 /* Return 1 if results join a graph and must not be cached. Errors: 1 with an exception. */
 static inline int is_tracing(const SlotsObject* view) {
   PyObject* ask = view->is_tracing;
-  if (ask == NULL || ask == Py_None) return 0;
+  if (ask == NULL || ask == Py_None) return 0; /* NULL: cleared */
   int is_builtin = PyCFunction_CheckExact(ask) && PyCFunction_GET_FLAGS(ask) == METH_NOARGS;
   PyObject* answer = is_builtin ? PyCFunction_GET_FUNCTION(ask)(PyCFunction_GET_SELF(ask), NULL)
                                 : PyObject_CallNoArgs(ask);
@@ -124,7 +123,7 @@ static int store(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key,
 static PyObject* get_fast(SlotsObject* view) {
   PyObject* fast;
   PY_LOCKED(view)
-  fast = Py_XNewRef(view->fast);
+  fast = view->fast == Py_None ? NULL : Py_XNewRef(view->fast);
   PY_UNLOCKED()
   return fast;
 }
@@ -387,23 +386,27 @@ static int slots_init(PyObject* object, PyObject* args, PyObject* keywords) {
   self->handler = Py_NewRef(handler);
   self->scope = Py_NewRef(scope);
   self->path = Py_NewRef(path);
+  self->fast = Py_NewRef(Py_None);
+  self->me = Py_NewRef(Py_None);
+  self->is_tracing = Py_NewRef(Py_None);
   self->slots = slots;
   return 0;
 }
 
-/* All references of a view. `_slots` is first, so that it is cleared first. */
+/* All references of a view. `_slots` is first, so that it is cleared first. CPython inlines reads
+ * and writes of T_OBJECT_EX, but not of T_OBJECT. */
 static PyMemberDef slots_members[] = {
     {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), READONLY, NULL},
     {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), READONLY, NULL},
-    {"_fast", T_OBJECT, offsetof(SlotsObject, fast), 0, NULL},
-    {"_handler", T_OBJECT, offsetof(SlotsObject, handler), READONLY, NULL},
-    {"_scope", T_OBJECT, offsetof(SlotsObject, scope), READONLY, NULL},
-    {"_path", T_OBJECT, offsetof(SlotsObject, path), READONLY, NULL},
-    {"_me", T_OBJECT, offsetof(SlotsObject, me), 0, NULL},
-    {"_is_tracing", T_OBJECT, offsetof(SlotsObject, is_tracing), 0, NULL},
-    {"_fixed", T_OBJECT, offsetof(SlotsObject, fixed), 0, NULL},
-    {"_getter", T_OBJECT, offsetof(SlotsObject, getter), 0, NULL},
-    {"_unchanged", T_OBJECT, offsetof(SlotsObject, unchanged), 0, NULL},
+    {"_fast", T_OBJECT_EX, offsetof(SlotsObject, fast), 0, NULL},
+    {"_handler", T_OBJECT_EX, offsetof(SlotsObject, handler), READONLY, NULL},
+    {"_scope", T_OBJECT_EX, offsetof(SlotsObject, scope), READONLY, NULL},
+    {"_path", T_OBJECT_EX, offsetof(SlotsObject, path), READONLY, NULL},
+    {"_me", T_OBJECT_EX, offsetof(SlotsObject, me), 0, NULL},
+    {"_is_tracing", T_OBJECT_EX, offsetof(SlotsObject, is_tracing), 0, NULL},
+    {"_fixed", T_OBJECT_EX, offsetof(SlotsObject, fixed), 0, NULL},
+    {"_getter", T_OBJECT_EX, offsetof(SlotsObject, getter), 0, NULL},
+    {"_unchanged", T_OBJECT_EX, offsetof(SlotsObject, unchanged), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -149,9 +149,6 @@ def convert(
     True
     """
     if out is not None:
-        is_alone = to is like is device is stream is dtype is copy is None and detach is lazy is strict is False
-        if is_alone and wait is True and readonly == "copy" and errors == "raise" and output.fill_plain([obj], out, -1):
-            return out
         requests.request_of("dlx", None, device, copy, readonly, detach, None, errors, lazy, strict, wait=wait)
         if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise" or not wait:
             names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"

@@ -18,11 +18,10 @@ from dlx._engine.casting import Casts, can_cast, read_casts, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.request import Request
-from dlx._engine.seam import FAST_PATH, borrow_all
+from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import adapter_call
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
-from dlx._registry.generic import TENSOR
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.reflect import type_name
@@ -116,18 +115,23 @@ def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
         native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
 
 
+_borrow = FAST_PATH._borrow
+
+
 def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
     """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked or cast."""
-    tensors, whole = borrow_all(objs, TENSOR.name), FAST_PATH._borrow(out, TENSOR.name, True)
-    source = native.source_find(type(out))  # faster than `lookup.kind`
-    adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
-    is_writable = whole is not None and adapter is not None and not (whole.readonly or adapter.arrays.immutable)
-    if tensors is None or not is_writable or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
+    whole, tensors = _borrow(out, "dlx", True), [_borrow(obj, "dlx", True) for obj in objs]
+    if whole is None or None in tensors or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
         return False
     if native.tensor_fill(whole, tensors, axis, True):
         return False
+    source = native.source_find(type(out))  # faster than `lookup.kind`
+    adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
     mark_written(adapter, out)
     return True
+
+
+native.register(fill=lambda obj, out: fill_plain([obj], out, -1))
 
 
 def _info(array: Any, adapter: Adapter) -> Any:

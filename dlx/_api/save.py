@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlx._api.convert import convert
 from dlx._api.describe import describe
@@ -16,15 +16,16 @@ from dlx._core.native import Tensor
 from dlx._core.public import public
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
+from dlx._files.atomic import replace_file
+from dlx._files.header import NO_ARRAYS
+from dlx._files.selection import dotted_path
+from dlx._files.writing import FORMATS, WITH_METADATA, Item, is_row_major, write
 from dlx._registry import lookup
 from dlx._registry.generic import Deferred
 from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 from dlx._views.base import is_view
 from dlx.errors import DlxError, FileError
-
-if TYPE_CHECKING:  # most programs save no file
-    from dlx._files.writing import Item
 
 __all__ = ["collect_items", "save", "text_metadata", "write_items"]
 
@@ -76,8 +77,6 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
     >>> sorted(dlx.open(file))
     ['a', 'b.c']
     """
-    from dlx._files.writing import FORMATS, WITH_METADATA
-
     target = Path(os.fsdecode(path))
     kind = target.suffix if format is None else f".{format.removeprefix('.')}"
     if kind not in FORMATS:
@@ -117,10 +116,6 @@ def text_metadata(tree: Any) -> dict[str, str]:
 
 def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any]]]:
     """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
-    from dlx._files.header import NO_ARRAYS
-    from dlx._files.selection import dotted_path
-    from dlx._files.writing import Item
-
     paths: dict[str, tuple[Any, ...]] = {}
     arrays: list[Any] = []
     others: list[tuple[str, Any]] = []
@@ -146,29 +141,17 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
                 arrays.append(child)
     if not arrays:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    try:
-        shared = convert(arrays, to="dlx", copy=False, detach=True)
-    except DlxError:  # one of them is copied or refused when it is read
-        shared = [_share(array) for array in arrays]
-    items = [
-        Item(name, each.dtype, each.shape, each.nbytes, each, None)
-        if type(each) is Tensor and each.is_host
-        else _describe_item(name, obj, path, each)
-        for (name, path), obj, each in zip(paths.items(), arrays, shared, strict=True)
-    ]
-    return items, others
+    return [_create_item(name, obj, path) for (name, path), obj in zip(paths.items(), arrays, strict=True)], others
 
 
-def _share(array: Any) -> Any:
+def _create_item(name: str, obj: Any, path: tuple[Any, ...]) -> Item:
+    """Return an array as an item; one that is copied or refused is read later, if its dtype and shape are known."""
     try:
-        return convert(array, to="dlx", copy=False, detach=True)
+        shared = convert(obj, to="dlx", copy=False, detach=True)
+        if shared.is_host:
+            return Item(name, shared.dtype, shared.shape, shared.nbytes, shared, None)
     except DlxError:
-        return array
-
-
-def _describe_item(name: str, obj: Any, path: tuple[Any, ...], shared: Any) -> Item:
-    """Return an array as an item, without reading it if its dtype and shape are known."""
-    from dlx._files.writing import Item
+        shared = obj
 
     def read() -> Tensor:
         try:
@@ -197,9 +180,6 @@ def write_items(
     advance: Callable[[int], object] = int,
 ) -> None:
     """Write arrays to a file, by default in the format of its suffix; `force` and `sync` are as in `replace_file`."""
-    from dlx._files.atomic import replace_file
-    from dlx._files.writing import write
-
     kind = kind or path.suffix
     if kind == ".safetensors":
         _check_ties(items)
@@ -209,8 +189,6 @@ def write_items(
 
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
-    from dlx._files.writing import is_row_major
-
     placed = [item for item in items if type(item.source) is Tensor and item.nbytes]
     starts = sorted((item.source.data_ptr, item.nbytes) for item in placed)
     if all(is_row_major(item.shape, item.source.strides) for item in placed) and all(

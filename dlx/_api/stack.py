@@ -17,6 +17,7 @@ from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
+from dlx._core.tensor import view
 from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
@@ -114,8 +115,8 @@ def stack(
     >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
     dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
-    objs, keys, whole = _list_arrays(arrays)
-    is_plain = axis == 0 and dtype is pad is out is None
+    objs, keys, whole, places = _list_arrays(arrays)
+    is_plain = axis == 0 and dtype is pad is out is None and places is None
     is_quick = is_plain and whole is None and bool(objs)
     if is_quick and type(to) is str and device is None and stream is None and not trace.observers:
         stacked = _stack_in_c(objs, to)
@@ -125,7 +126,7 @@ def stack(
         if stacked is not None:
             return stacked
     is_at_once = out is not None and to is device is stream is dtype is pad is None and axis >= 0 and objs
-    if is_at_once and not trace.observers and fill_plain(objs, out, axis):
+    if is_at_once and places is None and not trace.observers and fill_plain(objs, out, axis):
         return out
     if out is None:
         request = request_of(to, device=device, stream=stream)
@@ -154,7 +155,7 @@ def stack(
         if is_plain:
             whole = _stack_alike(tensors, sources, keys, request)
         else:
-            whole = _stack_unlike(objs, tensors, keys, request, (axis, dtype, pad, out))
+            whole = _stack_unlike(objs, tensors, keys, request, (axis, dtype, pad, out, places))
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
         raise
@@ -167,7 +168,7 @@ def stack(
 
 
 def _stack_alike(
-    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], keys: Sequence[Any], request: Request
+    tensors: list[Tensor], sources: list[tuple[Adapter, Readiness]], keys: Any, request: Request
 ) -> Tensor:
     """Stack tensors of one shape and dtype along the first axis."""
     shape = (len(tensors), *tensors[0].shape)
@@ -187,25 +188,33 @@ def _stack_alike(
 
 
 def _stack_unlike(
-    objs: list[Any], tensors: list[Tensor], keys: Sequence[Any], request: Request, options: tuple[Any, ...]
+    objs: list[Any], tensors: list[Tensor], keys: Any, request: Request, options: tuple[Any, ...]
 ) -> Tensor:
-    """Stack tensors along any axis, cast and padded, into new host memory or into `out`."""
-    axis, dtype, pad, out = options
-    wanted = _find_dtype(tensors, keys, dtype)
-    for i, tensor in enumerate(tensors):
+    """Stack tensors along any axis, cast and padded, into new host memory or into `out`.
+
+    With `places`, each tensor holds the rows at a slice of the result.
+    """
+    axis, dtype, pad, out, places = options
+    dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
+    wanted = _find_dtype(dtypes, keys, dtype)
+    for i, (tensor, old) in enumerate(zip(tensors, dtypes, strict=True)):
         if not tensor.is_host and not host_readable(tensor.device):
             reason = f"it is on {tensor.device}, and dlx stacks with axis=, dtype=, pad= and out= only on the host"
             raise DeviceError(reason, root="arrays", path=(keys[i],), fix="Leave these options out.")
-        old = tensor.dtype
-        if old != wanted and not can_cast(old, wanted, HOST):
+        if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
             tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
-    row = _find_shape(tensors, keys, is_padded=pad is not None)
+    if places is None:
+        row, n = _find_shape(shapes, keys, is_padded=pad is not None), len(tensors)
+    else:
+        row, n = shapes[0][1:], sum(shape[0] for shape in shapes)
     at = _find_axis(axis, len(row) + 1)
-    shape = (*row[:at], len(tensors), *row[at:])
+    shape = (*row[:at], n, *row[at:])
     output = None if out is None else open_output(out)
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
-        whole = empty((len(tensors), *row) if keeps_order(request.target) else shape, wanted)
+        if places is not None and len(tensors) == 1:
+            return native.tensor_copy(_move_axis(tensors[0], at), keeps_order(request.target), 0, wanted)
+        whole = empty((n, *row) if keeps_order(request.target) else shape, wanted)
         if wanted.bits < 8:  # a row may begin inside a byte
             whole = native.tensor_repack(whole)
         if keeps_order(request.target):  # faster: the values of each array stay adjacent
@@ -218,12 +227,16 @@ def _stack_unlike(
         if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
             reason = "its elements are packed below one byte, and a row may begin inside a byte"
             raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
-    if any(tensor.shape != row for tensor in tensors):
+    if places is not None:
+        for place, tensor in zip(places, tensors, strict=True):
+            fill(_slice_axis(whole, at, place), [tensor], -1)
+    elif any(shape != row for shape in shapes):
         number = _read_pad(pad, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
-    fill(whole, tensors, at)
+    if places is None:
+        fill(whole, tensors, at)
     if output is not None:
         mark_written(output.adapter, output.obj)
     return whole
@@ -252,34 +265,55 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
     """Return a host tensor with its first axis at another position."""
     if at == 0:
         return whole
-    (n, *shape), (step, *steps), flags = whole.shape, whole.strides, whole.flags
-    shape, steps = [*shape[:at], n, *shape[at:]], [*steps[:at], step, *steps[at:]]
-    return native.tensor_new(whole.data_ptr, shape, steps, whole.dtype, whole.device, flags, whole)
+    (n, *shape), (step, *steps) = whole.shape, whole.strides
+    return view(whole, (*shape[:at], n, *shape[at:]), (*steps[:at], step, *steps[at:]))
 
 
-def _list_arrays(arrays: Any) -> tuple[list[Any], Sequence[Any], Tensor | None]:
-    """Return the arrays and, for errors, their keys; the whole for lists of one length in one column, over its values.
+def _slice_axis(whole: Tensor, at: int, place: slice) -> Tensor:
+    """Return a view of the rows at a slice of an axis, with this axis first."""
+    shape, steps = [*whole.shape], [*whole.strides]
+    rows, step = range(shape.pop(at))[place], steps.pop(at)
+    return view(whole, (len(rows), *shape), (step * rows.step, *steps), step * rows.start)
 
-    The arrays of a frame or mapping are its values.
+
+class _FirstNames:
+    """The name of the first column of each block, for errors: some frames take microseconds for a name."""
+
+    def __init__(self, names: Any, places: list[slice]) -> None:
+        self._names, self._places = names, places
+
+    def __getitem__(self, i: int) -> Any:
+        return self._names[self._places[i].start]
+
+
+def _list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
+    """Return the arrays and, for errors, their keys; a whole and places, or None.
+
+    The arrays of a frame or mapping are its values. The whole is lists of one length in one column, over its values.
+    With places, each array holds several columns of a frame.
     """
-    frame = lookup.kind(type(arrays)).handler
+    frame, inside = lookup.kind(type(arrays)).handler, None
     if frame is not None and frame.kind == "wrapper" and frame.live is not None:
-        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
-            columns = frame.live(arrays)
-        if columns is not None:
-            return [*columns.values()], [*columns], None
-    inside, handler = lookup.unwrap(arrays)
+        try:
+            inside = frame.live(arrays)
+        except Exception:
+            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+                raise
+    if type(inside) is tuple:
+        names, objs, places = inside
+        return objs, _FirstNames(names, places), None, places
+    inside, handler = lookup.unwrap(arrays if inside is None else inside)
     if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
         rows, whole = _read_ragged(inside, handler)
-        return rows, range(len(rows)), whole
+        return rows, range(len(rows)), whole, None
     if handler is not None and handler.kind == "mapping":
         with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        return objs, keys or range(len(objs)), None
+        return objs, keys or range(len(objs)), None, None
     if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
         raise refusal.error()  # such as a model, or a lazy frame
     objs = list(arrays)
-    return objs, range(len(objs)), None
+    return objs, range(len(objs)), None, None
 
 
 def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
@@ -293,16 +327,12 @@ def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tens
             raise LayoutError(why, source=name_of(column), fix=fix)
     values, offsets = convert([values, parts["offsets"]], to="dlx")
     bounds = memoryview(offsets).tolist()
-    length, item = (bounds[1] - bounds[0] if len(bounds) > 1 else 0), values.dtype.bits // 8
-
-    def over(first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-        address = values.data_ptr + first * item * values.strides[0] if values.nbytes else values.data_ptr
-        return native.tensor_new(address, shape, strides, values.dtype, values.device, values.flags, values)
-
+    length = bounds[1] - bounds[0] if len(bounds) > 1 else 0
     if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
         shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
-        return [values] * bool(shape[0]), over(bounds[0], shape, strides)
-    return [over(first, (end - first, *values.shape[1:]), values.strides) for first, end in pairwise(bounds)], None
+        return [values] * bool(shape[0]), view(values, shape, strides, bounds[0] * values.strides[0])
+    step, row = values.strides[0], values.shape[1:]
+    return [view(values, (b - a, *row), values.strides, a * step) for a, b in pairwise(bounds)], None
 
 
 def _stack_in_c(objs: list[Any], to: str) -> Tensor | None:
@@ -358,7 +388,7 @@ def _stack_on_device(
     return array if array is not None else whole if ready is None else cuda.when(whole, ready)
 
 
-def _tensors(objs: list[Any], keys: Sequence[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+def _tensors(objs: list[Any], keys: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
     """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
@@ -396,25 +426,25 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype:
         del error  # break the cycle with this frame
 
 
-def _find_dtype(tensors: list[Tensor], keys: Sequence[Any], dtype: Any) -> DType:
+def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
     """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
     if not (dtype is None or isinstance(dtype, Mapping)):
         return DType(dtype)
     casts = read_casts(dtype)
-    found = [(casts.find(tensor.dtype) if casts else None) or tensor.dtype for tensor in tensors]
+    found = found if casts is None else [casts.find(each) or each for each in found]
     i = next((i for i, each in enumerate(found) if each != found[0]), None)
     if i is not None:
         raise _odd("dtype", found, i, keys)
     return found[0]
 
 
-def _find_shape(tensors: list[Tensor], keys: Sequence[Any], *, is_padded: bool) -> tuple[int, ...]:
-    """Return the shape of one row: of all tensors, or the largest extents."""
-    first = tensors[0].shape
-    for i, tensor in enumerate(tensors):
-        if tensor.ndim != len(first) if is_padded else tensor.shape != first:
-            raise _odd("shape", [each.shape for each in tensors], i, keys)
-    return tuple(map(max, zip(*(tensor.shape for tensor in tensors), strict=True))) if is_padded else first
+def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool) -> tuple[int, ...]:
+    """Return the shape of one row: of all arrays, or the largest extents."""
+    first = shapes[0]
+    for i, shape in enumerate(shapes):
+        if len(shape) != len(first) if is_padded else shape != first:
+            raise _odd("shape", shapes, i, keys)
+    return tuple(map(max, zip(*shapes, strict=True))) if is_padded else first
 
 
 def _find_axis(axis: int, ndim: int) -> int:
@@ -477,14 +507,14 @@ def _comparable(tensor: Tensor, word: str) -> Any:
     return found.type if word == "device" and host_readable(found) else found
 
 
-def _difference_error(tensors: list[Tensor], i: int, keys: Sequence[Any]) -> DlxError:
+def _difference_error(tensors: list[Tensor], i: int, keys: Any) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
     word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
     return _odd(word, [getattr(tensor, word) for tensor in tensors], i, keys)
 
 
-def _odd(word: str, found: list[Any], i: int, keys: Sequence[Any]) -> DlxError:
+def _odd(word: str, found: list[Any], i: int, keys: Any) -> DlxError:
     """Return the error for array number `i`, whose attribute differs from the first one's."""
     kind, fix = _ODD[word]
     reason = f"its {word} is {found[i]}, but {path_text((keys[0],), 'arrays')} has {found[0]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import native
@@ -14,6 +14,15 @@ from dlx._core.native import register
 from dlx._core.types import HOST, READ_ONLY, SUBBYTE_PADDED, contiguous, host_readable
 from dlx._support.system import read_at
 from dlx.errors import DeviceError
+
+
+def view(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> Tensor:
+    """Return a view of a tensor from element number `start`; elements below a byte must have a byte each."""
+    dtype, address = tensor.dtype, tensor.data_ptr
+    if start and tensor.nbytes:
+        address += start * max(dtype.bits * dtype.lanes // 8, 1)
+    return native.tensor_new(address, shape, strides, dtype, tensor.device, tensor.flags, tensor)
+
 
 # ---- repr: one line, with the values if they are few and readable
 

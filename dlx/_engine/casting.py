@@ -62,7 +62,9 @@ def _read(dtype: Any) -> Casts:
     wanted = DType(dtype)
     if wanted.name not in _FLOATING:
         reason = f"dtype={wanted.name!r} is not a floating dtype, and only a mapping changes others"
-        raise DTypeError(reason, option=(("dtype", {"float64": wanted.name}),))
+        names = ("complex128", "complex64") if wanted.code == lib.kDLComplex else ("int64", "int32")
+        named = names[wanted.name == names[0]]
+        raise DTypeError(reason, option=(("dtype", {named: wanted.name}),))
     return Casts({name: wanted for name in _FLOATING if name != wanted.name}, wanted)
 
 

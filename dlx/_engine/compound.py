@@ -16,6 +16,7 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
+from dlx._core.tensor import view
 from dlx._core.types import HOST, DType, contiguous, host_readable
 from dlx._engine.plan import Plan
 from dlx._engine.request import Request
@@ -237,9 +238,7 @@ def _compact(tensor: Tensor) -> Tensor:
 
 def _swap(tensor: Tensor) -> Tensor:
     """Return a transposed view of a matrix."""
-    (rows, columns), (step, inner), address = tensor.shape, tensor.strides, tensor.data_ptr
-    shape, strides = (columns, rows), (inner, step)
-    return over_memory(address, shape, strides, tensor.dtype, tensor.device, readonly=tensor.readonly, owner=tensor)
+    return view(tensor, tensor.shape[::-1], tensor.strides[::-1])
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------
@@ -294,14 +293,8 @@ def _outside(name: str) -> LayoutError:
 
 def _split_rows(tensor: Tensor, swapped: bool) -> list[Tensor]:
     tensor = _swap(tensor) if swapped else tensor
-    size, readonly = tensor.dtype.bits // 8, tensor.readonly
-    return [
-        over_memory(
-            tensor.data_ptr + i * tensor.strides[0] * size if tensor.nbytes else 0,
-            tensor.shape[1:], tensor.strides[1:], tensor.dtype, tensor.device, readonly=readonly, owner=tensor,
-        )
-        for i in range(tensor.shape[0])
-    ]  # fmt: skip
+    shape, (step, *steps) = tensor.shape[1:], tensor.strides
+    return [view(tensor, shape, steps, i * step) for i in range(tensor.shape[0])]
 
 
 def _wide(part: Any) -> Tensor | None:

@@ -32,10 +32,11 @@ def is_tracing(adapter: Adapter) -> bool:
 
 def mark_written(source: Any, obj: Any) -> None:
     """Tell the array's framework that other code wrote to it, if `source` is an adapter that supports this."""
-    if not isinstance(source, Adapter) or source.writes is None or source.writes.mark_written is None:
+    writes = source.writes if isinstance(source, Adapter) else None
+    if writes is None or writes.mark_written is None:
         return
     try:
-        source.writes.mark_written(obj)
+        writes.mark_written(obj)
     except Exception:
         with adapter_call(source, source=type_name(type(obj))):  # slow, as a context around each call
             raise

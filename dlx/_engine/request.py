@@ -9,7 +9,7 @@ from dlx._core.types import HOST, Device
 from dlx._engine.casting import Casts, read_casts
 from dlx._engine.sources import array_info
 from dlx._registry.compound import CompoundHandler
-from dlx._registry.registry import NOT_INSPECTED, find_source, registry
+from dlx._registry.registry import NOT_INSPECTED, registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import foreign_errors, module_of, packages, type_name
 from dlx.errors import AdapterNotFoundError, DeviceError
@@ -129,8 +129,6 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
             known = next((each.adapter for each in handlers if isinstance(each, CompoundHandler)), None)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
-        if error := find_source(type(like).__module__):
-            raise error
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Pass to= with the name of a target, such as to='numpy', or like= with an array of a target.",

@@ -39,7 +39,8 @@ def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[Bina
         handle = _lock_partial(partial, path)
     with handle:
         try:
-            handle.truncate(0)
+            if os.fstat(handle.fileno()).st_size:  # of a killed process; ext4 flushes a truncated file at close
+                handle.truncate(0)
             yield handle
             handle.flush()
             if mode is not None:

@@ -21,6 +21,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._files.arrow_torch import load_checkpoint
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, File, Memory, Named, copy_to_memory, is_sibling
 from dlx._files.reading import naming_part
+from dlx._files.selection import Names, select_tree
 from dlx._protocols.pointer import empty
 from dlx._registry.generic import Deferred
 from dlx._support.text import one_line
@@ -84,8 +85,8 @@ class _Unpickler(pickle._Unpickler):  # the one in C allocates what a file claim
     } | {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
 
 
-def read_dcp(file: File, pick: Callable[[Any], list[str]], *, private: bool, mapped: bool) -> Mapping[str, Any]:
-    """Read the metadata of a checkpoint, and map or read the members that ``pick(names)`` returns."""
+def read_dcp(file: File, only: Names, skip: Names, *, private: bool, mapped: bool) -> Mapping[str, Any]:
+    """Read the metadata of a checkpoint, and map or read the selected members."""
     if file.size > MAX_METADATA:
         raise FileError(f"its metadata has {file.size:,} bytes; dlx reads at most {MAX_METADATA:,}", fix=_OTHER)
     try:
@@ -98,7 +99,7 @@ def read_dcp(file: File, pick: Callable[[Any], list[str]], *, private: bool, map
     except Exception as error:  # a damaged or hostile pickle can cause any exception
         why = one_line(f"{type(error).__name__}: {error}", 100)
         raise FileError(f"its metadata does not describe a checkpoint: {why}", fix=AGAIN) from error
-    members = {name: members[name] for name in pick(members)}
+    members = select_tree(members, only, skip)
     spans: dict[str, list[tuple[int, int]]] = {}
     for name, begin, end in (place for member in members.values() for place in member.places.values()):
         spans.setdefault(name, []).append((begin, end))

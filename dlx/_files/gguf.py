@@ -19,6 +19,7 @@ __all__ = ["read_gguf"]
 MAX_HEADER = 64 << 20  # bytes; a vocabulary of 256 000 words takes about 10 MiB
 MAX_TENSORS = 250_000
 MAX_DEPTH = 4  # of nested arrays; no known writer nests them twice
+MAX_NESTED = 100_000  # arrays in arrays
 MAX_DIMS = 4  # ggml's limit
 
 _DTYPES = {
@@ -44,7 +45,7 @@ class _Reader:
     """A cursor over the header; `whole` means that the data ends with the file."""
 
     def __init__(self, data: Any, whole: bool) -> None:
-        self.data, self.whole, self.at = data, whole, 0
+        self.data, self.whole, self.at, self.nested = data, whole, 0, 0
 
     def skip(self, count: int) -> int:
         """Advance by `count` bytes and return the old position."""
@@ -70,8 +71,9 @@ class _Reader:
             return self.read_number(_VALUES[kind])
         if kind == _TEXT:
             return self.read_text()
-        if kind != _ARRAY or depth == MAX_DEPTH:
-            raise FileError(f"its metadata has a value of the unknown type {kind}, or deeply nested arrays")
+        self.nested += depth > 0
+        if kind != _ARRAY or depth == MAX_DEPTH or self.nested > MAX_NESTED:
+            raise FileError(f"its metadata has a value of the unknown type {kind}, or too many nested arrays")
         inner, count = self.read_number("I"), self.read_number("Q")
         if inner in _VALUES:
             start = self.skip(count * struct.calcsize(f"<{_VALUES[inner]}"))

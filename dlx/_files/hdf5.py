@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from dlx._core import native
@@ -13,10 +14,12 @@ from dlx._core.types import HOST
 from dlx._files.descr import entry_from_dtype
 from dlx._files.header import AGAIN, Contents, File, Named, Stored, by_name, import_reader, is_sibling, reader_error
 from dlx._files.signatures import HDF5
-from dlx._support.text import one_line
+from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
 __all__ = ["read_array", "read_hdf5"]
+
+MAX_CHUNKS = 1 << 24  # of an array; libraries look for each, also if few are stored
 
 
 def read_hdf5(file: File) -> Contents:
@@ -111,26 +114,25 @@ class _Attributes(Named[Any]):
     def __init__(self, root: Any, members: list[str]) -> None:
         self._root, self._members = root, members
 
-    @functools.cached_property
-    def _names(self) -> dict[str, tuple[str, str]]:  # type: ignore[override]
+    def _read(self, member: str) -> Any:
         if not self._root:
             raise FileError("it is closed, so its attributes cannot be read", fix="Open it again.")
+        return self._root[member or "/"].attrs
+
+    @functools.cached_property
+    def _names(self) -> dict[str, tuple[str, str]]:  # type: ignore[override]
         try:
-            return {
-                f"{member}@{key}" if member else key: (member, key)
-                for member in self._members
-                for key in self._root[member or "/"].attrs
-            }
+            return {f"{at}@{key}" if at else key: (at, key) for at in self._members for key in self._read(at)}
+        except FileError:
+            raise
         except Exception as error:  # damaged
             raise reader_error("h5py", error) from error
 
     def __getitem__(self, name: str) -> Any:
         member, key = self._names[name]
-        if not self._root:
-            raise FileError(f"it is closed, so {one_line(name, 80)!r} cannot be read", fix="Open it again.")
         try:
-            return _to_builtin(self._root[member or "/"].attrs[key])
-        except MemoryError:
+            return _to_builtin(self._read(member)[key])
+        except (MemoryError, FileError):
             raise
         except Exception:  # numpy lacks the type
             return _to_builtin(None)
@@ -206,18 +208,26 @@ def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
 
 
 def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
-    return read_array(lambda: item[...], entry, "h5py")
+    return read_array(item, entry, "h5py")
 
 
-def read_array(read: Callable[[], Any], entry: Stored, package: str) -> Tensor:
+def read_array(source: Any, entry: Stored, package: str) -> Tensor:
     """Read a numpy array with a library, and return its bytes as the entry describes them."""
     assert entry.dtype is not None and entry.shape is not None
+    count = prod(-(-n // size) for n, size in zip(source.shape, source.chunks or source.shape, strict=True) if size)
+    if count > MAX_CHUNKS:
+        fix = f"Read a part with {package}, or save it in larger chunks."
+        raise FileError(f"it has {count:,} chunks; dlx reads at most {MAX_CHUNKS:,}", fix=fix)
     try:
-        array = read()
+        array = source[...]
         native_dtype = array.dtype if array.dtype.kind == "V" else array.dtype.newbyteorder("=")
         array = array.astype(native_dtype, order="C", copy=False).reshape(-1).view("u1")
         if array.nbytes != entry.nbytes:
             raise ValueError("it changed while dlx read it")
+    except MemoryError as error:
+        shape = one_line(str(list(source.shape)), 80)
+        reason = f"cannot allocate {amount(entry.nbytes or 0)} for {one_line(entry.name, 80)!r}, whose shape is {shape}"
+        raise MemoryError(reason) from error
     except Exception as error:
         raise reader_error(package, error) from error
     from dlx._protocols.memory import array_interface

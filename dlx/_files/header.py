@@ -23,7 +23,20 @@ from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
 
 __all__ = [
-    *("AGAIN", "MAX_BYTES", "MAX_NDIM", "NO_ARRAYS", "SAFE", "SPLIT", "Contents", "File", "Loader", "Memory", "Named"),
+    *(
+        "AGAIN",
+        "MAX_BYTES",
+        "MAX_NDIM",
+        "NO_ARRAYS",
+        "SAFE",
+        "SPLIT",
+        "Contents",
+        "File",
+        "Loader",
+        "Memory",
+        "Merged",
+        "Named",
+    ),
     *(
         "Stored",
         "allocate",
@@ -254,6 +267,7 @@ class Stored(NamedTuple):
     load: Loader | None = None  # None if it is stored unchanged
     fields: tuple[Stored, ...] = ()  # of a structure
     steps: tuple[int, ...] | None = None  # strides of a field, in elements; of records in records, in bytes
+    part: int = 0  # the number of its file
 
     def strides(self) -> tuple[int, ...] | None:
         """Return the strides in elements; None for row-major order."""
@@ -277,6 +291,18 @@ class Named(Mapping[str, V]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class Merged(Named[Any]):
+    """The members of several files; `places` is the number of the file of each name."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Any]], places: Mapping[str, int]) -> None:
+        self._parts, self._names = parts, places
+
+    def __getitem__(self, name: str) -> Any:
+        part = self._names[name]
+        found = self._parts[part][name]
+        return found._replace(part=part) if part and type(found) is Stored else found
 
 
 class Contents(NamedTuple):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST, DType
-from dlx._files.header import File, Memory, Named, Stored, copy_to_memory, name_dtype
+from dlx._files.header import File, Memory, Merged, Named, Stored, copy_to_memory, name_dtype
 from dlx._files.reading import (
     FOLDER_KINDS,
     LIBRARY_KINDS,
@@ -18,10 +18,10 @@ from dlx._files.reading import (
     find_source,
     open_file,
     read_contents,
-    read_torch_shards,
+    read_shards,
 )
 from dlx._files.safetensors import BIN_INDEX, DCP
-from dlx._files.selection import Names, select_names, select_tree
+from dlx._files.selection import Names, match_names, select_tree
 from dlx._registry.generic import Deferred
 from dlx._views.mapping import MappingView
 from dlx.adapter.declarations import Blocker
@@ -32,13 +32,14 @@ __all__ = ["Archive", "FileView", "map_file"]
 V = TypeVar("V")
 
 
-def _open_array(stored: Stored, memory: Memory, file: str) -> Any:
+def _open_array(stored: Stored | Mapping[str, Any], memories: Sequence[Memory], file: str) -> Any:
     """Return a read-only tensor over a file's memory, or a `Deferred` that copies or refuses the array."""
-    load = stored.load
-    if stored.fields:
-        from dlx._files.npy import read_fields
+    if not isinstance(stored, Stored) or stored.fields:
+        from dlx._files.npy import split_fields
 
-        return {field.name: _open_array(field, memory, file) for field in read_fields(stored)}
+        fields = split_fields(stored) if isinstance(stored, Stored) else stored
+        return {name: _open_array(field, memories, file) for name, field in fields.items()}
+    load, memory = stored.load, memories[stored.part]
     if stored.refused:
         blocker = Blocker(stored.refused, stored.fix or "List the file's arrays with dlx inspect.", DTypeError)
     elif load is not None:
@@ -54,57 +55,50 @@ def _open_array(stored: Stored, memory: Memory, file: str) -> Any:
 
 
 class _Members(Named[Any]):
-    """The arrays of the parts of a file by name. Each access creates a new tensor; only the headers are kept."""
+    """The arrays of a file by name. Each access creates a new tensor; only the headers are kept."""
 
-    def __init__(
-        self,
-        file: str,
-        parts: list[tuple[Mapping[str, Stored], Memory]],
-        places: dict[str, int] | None,
-        raw: str | Mapping[str, str] | None,
-    ) -> None:
-        self._file, self._parts, self._places = file, parts, places
-        self._names = parts[0][0] if places is None else places
-        self._raw: dict[str, DType] = {}
-        if raw is None:
-            return
-        known = {name: each for member in self for name, each in _list_names(member, self._find(member))}
-        if isinstance(raw, str):
-            raw = {
-                name: raw
-                for name, each in known.items()
-                if each.dtype is None and each.dtype_name.lstrip("<>|=")[:1] == "V"
-            }
-        for which, dtype in raw.items():
-            for name in select_names(known, which, None, "raw"):
-                self._raw[name] = DType(dtype)
-                name_dtype(known[name]._replace(name=name), self._raw[name])  # raises for a dtype of another size
-
-    def _find(self, name: str) -> Stored:
-        return self._parts[0 if self._places is None else self._places[name]][0][name]
+    def __init__(self, file: str, entries: Mapping[str, Any], memories: Sequence[Memory]) -> None:
+        self._file, self._names, self._memories = file, entries, memories
 
     def __getitem__(self, name: str) -> Any:
-        memory = self._parts[0 if self._places is None else self._places[name]][1]
-        stored = self._find(name)
-        return _open_array(self._name_dtypes(name, stored) if self._raw else stored, memory, self._file)
+        return _open_array(self._names[name], self._memories, self._file)
 
-    def _name_dtypes(self, name: str, stored: Stored) -> Stored:
-        """Return an entry with the dtypes that `raw` says for it or its fields."""
-        if name in self._raw:
-            return name_dtype(stored, self._raw[name])
-        fields = [self._name_dtypes(_field_name(name, field), field) for field in stored.fields]
+
+def _name_dtypes(entries: Mapping[str, Stored], raw: str | Mapping[str, str]) -> dict[str, Stored]:
+    """Return entries with the dtypes that `raw` says for them or their fields."""
+    known: dict[str, Stored] = {}
+    dtypes: dict[str, DType] = {}
+
+    def list_names(name: str, stored: Stored) -> None:
+        known[name] = stored._replace(name=name)
+        for field in stored.fields:
+            list_names(f"{name}.{field.name}" if name else field.name, field)
+
+    def change(name: str, stored: Stored) -> Stored:
+        if name in dtypes:
+            return name_dtype(stored, dtypes[name])
+        fields = (change(f"{name}.{each.name}" if name else each.name, each) for each in stored.fields)
         return stored._replace(fields=tuple(fields))
 
+    for name, stored in entries.items():
+        list_names(name, stored)
+    if isinstance(raw, str):
+        is_raw = (name for name, each in known.items() if not each.dtype and each.dtype_name.lstrip("<>|=")[:1] == "V")
+        raw = dict.fromkeys(is_raw, raw)
+    for which, word in raw.items():
+        dtypes |= dict.fromkeys(match_names(known, which, "raw") or (), DType(word))
+    for name, dtype in dtypes.items():
+        name_dtype(known[name], dtype)  # raises for a dtype of another size
+    return {name: change(name, stored) for name, stored in entries.items()}
 
-def _field_name(name: str, field: Stored) -> str:
-    return f"{name}.{field.name}" if name else field.name
 
+def _select(entries: Mapping[str, Stored], only: Names, skip: Names) -> Mapping[str, Any]:
+    """Return the selected entries, and the selected fields of records."""
+    if isinstance(entries, Named):  # without records, and made when they are used
+        return Merged([entries], dict.fromkeys(select_tree(dict.fromkeys(entries), only, skip), 0))
+    from dlx._files.npy import split_fields
 
-def _list_names(name: str, stored: Stored) -> Iterator[tuple[str, Stored]]:
-    """Yield an entry and its fields, with their names."""
-    yield name, stored
-    for field in stored.fields:
-        yield from _list_names(_field_name(name, field), field)
+    return select_tree({name: split_fields(each) for name, each in entries.items()}, only, skip)
 
 
 class Archive(Mapping[Any, Any]):
@@ -174,30 +168,22 @@ def map_file(
         if kind == "HDF5" and not mapped:
             file = stack.enter_context(copy_to_memory(file, needs_path=False))
         path = found if isinstance(found, Path) else file.path
-        select = only is not None or skip is not None
         if kind in LIBRARY_KINDS:
             if raw is not None:
                 raise FileError(f"raw= cannot name dtypes in {kind} files, which name them", fix="Leave it out.")
             loaded, metadata = _load(file, kind, private, mapped, only, skip)
             return Archive(path, loaded, metadata, [])
-        parts, places = stack.enter_context(read_contents(file, kind))
-        if select:
-            names = places or {name: i for i, (_, contents) in enumerate(parts) for name in contents.entries}
-            places = {name: names[name] for name in select_names(names, only, skip)}
-        members: list[tuple[Mapping[str, Stored], Any]] = []
-        for i, (each, contents) in enumerate(parts):
-            selected = None if places is None else [name for name, at in places.items() if at == i]
-            spans = None if mapped or kind == "HDF5" else _spans(each, contents.entries, selected)
-            is_empty = not contents.entries or selected == []
-            members.append((contents.entries, None if is_empty else Memory(each, private=private, spans=spans)))
-        closing = [contents.close for _, contents in parts if contents.close is not None]
-        metadata = parts[0][1].metadata  # HDF5 reads it when it is used
-        if len(parts) > 1:
-            metadata = {key: value for _, contents in reversed(parts) for key, value in contents.metadata.items()}
-        items: Mapping[str, Any] = _Members(path.name, members, places, raw)
+        files, contents = stack.enter_context(read_contents(file, kind))
+        entries = contents.entries if raw is None else _name_dtypes(contents.entries, raw)
+        if only is not None or skip is not None:
+            entries = _select(entries, only, skip)
+        spans = [None] * len(files) if mapped or kind == "HDF5" else _find_spans(files, entries)
+        memories = [Memory(each, private=private, spans=span) for each, span in zip(files, spans, strict=True)]
+        closing = [] if contents.close is None else [contents.close]
+        items: Mapping[str, Any] = _Members(path.name, entries, memories)
         if kind == "zarr" and not mapped:
             items = _read_now(items)
-        return Archive(path, items, metadata, closing)
+        return Archive(path, items, contents.metadata, closing)
 
 
 def _read_now(member: Any) -> Any:
@@ -214,35 +200,42 @@ def _load(
     """Return the members and the metadata of a file that another library reads, or of torch's folders."""
     from dlx._files.arrow_torch import arrow_columns, load_checkpoint
 
-    def pick(names: Any) -> list[str]:
-        return select_names(names, only, skip)
-
-    if kind == ".arrow":
-        memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
-        columns, metadata = arrow_columns(file, memory)
-        return {name: columns[name] for name in pick(columns)}, metadata
     if kind == DCP:
         from dlx._files.dcp import read_dcp
 
-        return read_dcp(file, pick, private=private, mapped=mapped), {}
+        return read_dcp(file, only, skip, private=private, mapped=mapped), {}
 
     def load(part: File) -> Any:
-        if mapped and part.data is None:
-            return load_checkpoint(part)[0]
-        with copy_to_memory(part, needs_path=True) as copy:
+        with part, part if mapped and part.data is None else copy_to_memory(part, needs_path=True) as copy:
             return load_checkpoint(copy)[0]
 
-    found = read_torch_shards(file, load) if kind == BIN_INDEX else load(file)
+    found: Any
+    metadata: Mapping[str, Any] = {}
+    if kind == ".arrow":
+        memory = Memory(file, private=private, spans=None if mapped else [(0, file.size)])
+        found, metadata = arrow_columns(file, memory)
+    elif kind == BIN_INDEX:
+        _, found = read_shards(file, load)
+    else:
+        found = load(file)
     found = found if isinstance(found, Mapping) else {"": found}
-    return dict(found) if only is None and skip is None else select_tree(found, only, skip), {}
+    return dict(found) if only is None and skip is None else select_tree(found, only, skip), metadata
 
 
-def _spans(file: File, entries: Mapping[str, Stored], names: list[str] | None) -> list[tuple[int, int]]:
-    """Return the parts of a file that contain the named arrays; the whole file if names or places are unknown."""
-    found = None if names is None else [each for each in map(entries.__getitem__, names) if not each.refused]
-    if found is None or any(each.offset is None for each in found):
-        return [(0, file.size)]
-    return [(each.offset or 0, (each.offset or 0) + (each.nbytes or 0)) for each in found]
+def _find_spans(files: Sequence[File], entries: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+    """Return the parts of each file that contain arrays; the whole file if an array is decoded."""
+    from dlx._files.npy import list_leaves
+
+    spans: list[list[tuple[int, int]]] = [[] for _ in files]
+    for each in list_leaves(entries):
+        size, begin = files[each.part].size, each.offset
+        if begin is not None and each.steps is not None and each.shape and each.dtype is not None:  # a field
+            end = begin + max(n * step for n, step in zip(each.shape, each.steps, strict=True)) * each.dtype.bits // 8
+        else:
+            begin, end = (0, size) if begin is None else (begin, begin + (each.nbytes or 0))
+        if not each.refused:
+            spans[each.part].append((begin, min(end, size)))
+    return spans
 
 
 class FileView(MappingView[str, V]):

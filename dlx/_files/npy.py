@@ -6,7 +6,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from dlx._core import native
@@ -21,7 +21,6 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
-    Loader,
     Stored,
     allocate,
     read_next,
@@ -29,7 +28,16 @@ from dlx._files.header import (
 from dlx._support.text import amount
 from dlx.errors import FileError
 
-__all__ = ["add_loader", "list_leaves", "read_fields", "read_header", "read_npy", "read_start", "swap_bytes"]
+__all__ = [
+    "add_loader",
+    "list_leaves",
+    "read_fields",
+    "read_header",
+    "read_npy",
+    "read_start",
+    "split_fields",
+    "swap_bytes",
+]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -119,7 +127,7 @@ def read_fields(records: Stored) -> list[Stored]:
     outer = records.steps or tuple(step * width for step in records.strides() or row_major(shape))
     if load is not None and records.steps is None:
         plain = records._replace(dtype=DType("uint8"), shape=(records.nbytes or 0,), fields=())
-        load = functools.partial(_load_plain, load, plain)
+        load = functools.partial(load, plain)  # of all bytes
     for field in records.fields:
         inner, whole = field.shape or (), (*shape, *(field.shape or ()))
         size = (field.nbytes or 0) // max(math.prod(inner), 1)
@@ -137,23 +145,26 @@ def read_fields(records: Stored) -> list[Stored]:
     return entries
 
 
-def list_leaves(stored: Stored, name: str) -> Iterator[Stored]:
-    """Yield the entry of an array; of records, the entries of all fields without fields, named by their paths."""
-    if not stored.fields:
-        yield stored._replace(name=name)
-        return
-    for field in read_fields(stored):
-        yield from list_leaves(field, f"{name}.{field.name}" if name else field.name)
+def split_fields(stored: Stored) -> Any:
+    """Return an entry; of records, the entries of the fields by name."""
+    return {field.name: split_fields(field) for field in read_fields(stored)} if stored.fields else stored
 
 
-def _load_plain(load: Loader, plain: Stored, _: Stored, data: memoryview) -> Tensor:
-    return load(plain, data)
+def list_leaves(entries: Mapping[str, Any], at: str = "") -> Iterator[Stored]:
+    """Yield the entries of arrays; of records, the entries of all fields without fields, named by their paths."""
+    for key, stored in entries.items():
+        name = f"{at}.{key}" if at else key
+        stored = stored if isinstance(stored, Mapping) else split_fields(stored)
+        if isinstance(stored, Mapping):
+            yield from list_leaves(stored, name)
+        else:
+            yield stored._replace(name=name)
 
 
-def _load_field(load: Loader | None, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
+def _load_field(load: Any, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:
     """Copy a field of records, by the offset and the strides of its bytes; `load` decodes the records."""
     assert entry.shape is not None and entry.dtype is not None and entry.nbytes
-    decoded = None if load is None else load(entry, data)
+    decoded = None if load is None else load(data)
     address = native.buffer_address(data) if decoded is None else decoded.data_ptr
     shape, held = (*entry.shape, entry.nbytes // math.prod(entry.shape)), decoded or data
     found = native.tensor_new(address + at, shape, steps, DType("uint8"), HOST, READ_ONLY, held)

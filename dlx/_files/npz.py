@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib
 import io
 import itertools
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from dlx._core.native import Tensor
 from dlx._files.header import AGAIN, SPLIT, Contents, File, Stored, allocate, by_name, check_names
@@ -124,47 +121,23 @@ def _read_member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     return add_loader(entry, "compressed", offset=None, load=load)
 
 
-_PIECE = 1 << 20  # bytes decompressed at a time
-
-
-def _decompress(method: int, packed: memoryview) -> Iterator[bytes]:
-    """Yield the decompressed bytes in pieces of bounded length."""
-    if method == zipfile.ZIP_DEFLATED:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        for begin in range(0, len(packed), _PIECE):
-            rest: Any = packed[begin : begin + _PIECE]
-            while piece := inflater.decompress(rest, _PIECE):
-                yield piece
-                rest = inflater.unconsumed_tail
-        return
-    expander: Any
-    if method == zipfile.ZIP_LZMA:
-        expander = zipfile.LZMADecompressor()  # type: ignore[attr-defined]  # reads zip's LZMA header
-    else:
-        expander = importlib.import_module("bz2").BZ2Decompressor()
-    for begin in range(0, len(packed), 4096):  # small input, since neither of the two limits its output
-        if not expander.eof:
-            yield expander.decompress(bytes(packed[begin : begin + 4096]))
-
-
 def _load_compressed(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
     """Read a compressed array: it begins `skip` bytes into the decompressed member, whose data is at `start`."""
     tensor, target = allocate(entry)
-    check, at = 0, -skip
+    size = 1 << 20 if member.compress_type == zipfile.ZIP_DEFLATED else 4096  # the other methods do not limit output
+    at = -skip
     try:
-        for piece in _decompress(member.compress_type, data[start : start + member.compress_size]):
-            check = zlib.crc32(piece, check)
-            first, last = max(at, 0), min(at + len(piece), target.nbytes)
-            if first < last:
-                target[first:last] = memoryview(piece)[first - at : last - at]
-            at += len(piece)
-            if at > member.file_size:
-                break
+        with File(data[start : start + member.compress_size], member.filename) as packed:
+            content = zipfile.ZipExtFile(packed.handle, "r", member)
+            while piece := memoryview(content.read1(size)):
+                rest = target[max(at, 0) : max(at + len(piece), 0)]  # other bytes may follow the array
+                rest[:] = piece[max(-at, 0) :][: rest.nbytes]
+                at += len(piece)
     except MemoryError:
         raise
     except Exception as error:  # the exceptions depend on the method
         raise FileError(f"its compressed data is damaged: {error}", fix=AGAIN) from error
-    if at + skip != member.file_size or check != member.CRC:
-        raise FileError("its compressed data is damaged: its length or checksum is wrong", fix=AGAIN)
+    if at + skip != member.file_size:
+        raise FileError("its compressed data is damaged: its length is wrong", fix=AGAIN)
     swap_bytes(entry, target)
     return tensor

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlx._files.header import SAFE, Contents, File, read_stream
+from dlx._files.header import SAFE, Contents, File, Merged, Stored, read_stream
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.reflect import type_name
@@ -21,13 +22,12 @@ __all__ = [
     "FOLDER_KINDS",
     "LIBRARY_KINDS",
     "SUFFIXES",
-    "Parts",
     "detect_kind",
     "find_source",
     "naming_part",
     "open_file",
     "read_contents",
-    "read_torch_shards",
+    "read_shards",
 ]
 
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
@@ -159,49 +159,54 @@ def _find_reader(kind: str) -> Callable[[File], Contents]:
     return found
 
 
-Parts = list[tuple[File, Contents]]
-
-
 @contextmanager
-def read_contents(file: File, kind: str) -> Iterator[tuple[Parts, dict[str, int] | None]]:
-    """Read a file and the files listed in an index; close these afterwards, and the file's reader after an error.
+def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]]:
+    """Read a file, or the files of a checkpoint; close these afterwards, and the file's reader after an error.
 
-    Yield each with its contents, and the number of the part that has each array; None if the only part has all.
+    Yield the files, by the number in each `Stored`, and their contents.
     """
     if kind != INDEX and not file.has_shards:
         contents = _find_reader(kind)(file)
         try:
-            yield [(file, contents)], None
+            yield [file], contents
         except BaseException:
             if contents.close is not None:
                 contents.close()
             raise
         return
-    contents, shards = read_index(file) if kind == INDEX else (Contents(INDEX, {}), None)
-    parts: Parts = [(file, contents)]
-    places: dict[str, int] = {}
+    files, metadata = list[File](), dict[str, Any]()
+    with contextlib.ExitStack() as stack:
+
+        def read(part: File) -> Mapping[str, Stored]:
+            files.append(stack.enter_context(part))
+            contents = read_safetensors(part)
+            metadata.update({**contents.metadata, **metadata})
+            return contents.entries
+
+        index, entries = read_shards(file, read)
+        yield files, Contents(INDEX, entries, {**metadata, **index.metadata}, index.notes)
+
+
+def read_shards(file: File, read: Callable[[File], Any]) -> tuple[Contents, Merged]:
+    """Read the files of a checkpoint; ``read(file)`` returns the members of one. Return its index and all members."""
+    index, shards = read_index(file) if file.path.name.endswith(".json") else (Contents(INDEX, {}), None)
     listed = {name for names in shards.values() for name in names} if shards else set()
-    try:
-        for place in list_shards(file.path.name) if shards is None else shards:
-            with naming_part(place):
-                shard = File(file.path.parent / place)
-                parts.append((shard, Contents(".safetensors", {})))
-                found = read_safetensors(shard)
-                parts[-1] = shard, found
-                wanted = set(found.entries if shards is None else shards[place])
-                missing = wanted - found.entries.keys()
-                if missing:
-                    raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
-            # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
-            for name in found.entries:
-                if name not in wanted and name in listed:
-                    continue
-                if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
-                    raise FileError(f"two of its files contain {one_line(name, 80)!r}")
-        yield parts, places
-    finally:
-        for shard, _ in parts[1:]:
-            shard.handle.close()
+    parts, places = list[Mapping[str, Any]](), dict[str, int]()
+    for place in list_shards(file.path.name) if shards is None else shards:
+        with naming_part(place):
+            names = read(File(file.path.parent / place))
+            parts.append(names if isinstance(names, Mapping) else {})
+            wanted = parts[-1].keys() if shards is None else set(shards[place])
+            missing = wanted - parts[-1].keys()
+            if missing:
+                raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
+        # Skip tensors that the index lists in another file: these are stale copies. Keep unlisted ones.
+        for name in parts[-1]:
+            if name not in wanted and name in listed:
+                continue
+            if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
+                raise FileError(f"two of its files contain {one_line(name, 80)!r}")
+    return index, Merged(parts, places)
 
 
 @contextmanager
@@ -214,17 +219,3 @@ def naming_part(place: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # a name that no file can have
         why = getattr(error, "strerror", None) or error
         raise FileError(f"cannot open {one_line(place, 80)}, which it lists: {why}") from error
-
-
-def read_torch_shards(file: File, load: Callable[[File], Any]) -> dict[str, Any]:
-    """Read the torch checkpoints that an index lists; ``load(file)`` reads one."""
-    _, shards = read_index(file)
-    found: dict[str, Any] = {}
-    for place, names in shards.items():
-        with naming_part(place), File(file.path.parent / place) as part:
-            tensors = load(part)
-            missing = set(names) - tensors.keys() if isinstance(tensors, dict) else set(names)
-            if missing:
-                raise FileError(f"it has no tensor {one_line(min(missing), 80)!r}, which its index lists")
-            found |= {name: tensors[name] for name in names}
-    return found

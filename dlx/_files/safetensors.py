@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,25 +62,19 @@ def read_safetensors(file: File) -> Contents:
     if length > MAX_HEADER:
         raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
     packed = _Packed(8 + length)
-    raw = read_next(file.handle, length)
-    metadata = packed.read_plain(raw)
-    if metadata is None:
-        metadata = packed.read_json(raw)
-    if not isinstance(metadata, dict):
-        raise FileError("the metadata in its header is not a JSON object")
+    metadata = packed.read_header(read_next(file.handle, length))
     end = packed.find_end()
     if end > size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {size:,}", fix=AGAIN)
     if end < size:
         raise FileError(f"{size - end:,} bytes follow its last tensor, which the format forbids")
-    return Contents(".safetensors", packed, {key: str(value) for key, value in metadata.items()})
+    return Contents(".safetensors", packed, metadata)
 
 
-_PLAIN = re.compile(
-    r'"([^"\\\x00-\x1f]*)": ?\{("dtype": ?"[A-Z0-9_]+", ?"shape": ?\[[0-9, ]*\]), ?'
-    r'"data_offsets": ?\[(0|[1-9][0-9]{0,17}), ?(0|[1-9][0-9]{0,17})\]\}(, ?|\} *\Z)'
-)
-"""A tensor in a header as the safetensors library writes it."""
+class _Place(int):
+    """The place of a tensor in the file: its offset, shifted by `_SHIFT`, and the number of its kind."""
+
+    __slots__ = ()
 
 
 class _Packed(Named[Stored]):
@@ -88,51 +82,39 @@ class _Packed(Named[Stored]):
 
     def __init__(self, start: int) -> None:
         self._start = start
-        self._names: dict[str, int] = {}  # name -> offset << _SHIFT | number of the kind
+        self._names: dict[str, _Place] = {}
         self._kinds: list[Stored] = []
 
-    def read_plain(self, raw: bytes) -> Any:
-        """Take the tensors of a header in the usual form, without an object for each; return None for another form."""
-        import json
-
-        names: dict[str, int] = {}
-        numbers: dict[str, tuple[int, int | None]] = {}  # dtype and shape -> number of the kind, bytes
-        metadata: Any = {}
-        at, count, stop = 1, 0, ","
-        try:
-            text = raw.decode()
-            if text.startswith('{"__metadata__":'):
-                metadata, at = json.JSONDecoder(object_pairs_hook=_check_unique).raw_decode(text, 16)
-                at += text[at] == ","
-            while (match := _PLAIN.match(text, at)) is not None:
-                name, words, begin, end, stop = match.groups()
-                at, count, size = match.end(), count + 1, int(end) - int(begin)
-                number, expected = numbers.get(words, (0, None))
-                if size != expected:
-                    entry = _build_entry(name, json.loads(f'{{{words},"data_offsets":[{begin},{end}]}}'), self._start)
-                    number, numbers[words] = len(self._kinds), (len(self._kinds), size)
-                    self._kinds.append(entry)
-                names[name] = int(begin) << _SHIFT | number
-        except (FileError, ValueError, RecursionError, IndexError):  # `read_json` raises the reason
-            return None
-        if text[:1] != "{" or at != len(text) or stop[:1] != "}" or len(names) != count or "__metadata__" in names:
-            return None
-        self._names = names
-        return metadata
-
-    def read_json(self, raw: bytes) -> Any:
-        """Take the tensors of a header in any form of JSON, and return its metadata."""
-        header = _parse_json(raw, "header")
-        metadata = header.pop("__metadata__", {})
+    def read_header(self, raw: bytes) -> dict[str, Any]:
+        """Take the tensors of a header, and return its metadata."""
         numbers: dict[Any, int] = {}
-        self._kinds.clear()
-        for name, stated in header.items():
-            entry = _build_entry(name, stated, self._start)
-            number = numbers.setdefault((entry.dtype_name, entry.shape, entry.nbytes), len(self._kinds))
-            if number == len(self._kinds):
-                self._kinds.append(entry)
-            self._names[name] = ((entry.offset or 0) - self._start) << _SHIFT | number
-        return metadata
+
+        def pack(pairs: list[tuple[str, Any]]) -> Any:
+            """Return the place of a tensor; other objects and invalid tensors stay dicts."""
+            found = _check_unique(pairs)
+            try:
+                word, shape, (begin, end) = found["dtype"], found["shape"], found["data_offsets"]
+                if not type(begin) is type(end) is int or not 0 <= begin < MAX_BYTES or type(shape) is not list:
+                    return found
+                key = word, end - begin, *shape, *map(type, shape)  # 1 == True == 1.0
+                number = numbers.get(key)
+                if number is None:
+                    self._kinds.append(_build_entry("", found, self._start))
+                    number = numbers[key] = len(numbers)
+                return _Place(begin << _SHIFT | number)
+            except (FileError, TypeError, ValueError, KeyError):
+                return found
+
+        header = _parse_json(raw, "header", pack)
+        metadata = header.pop("__metadata__", {})
+        for name, place in header.items():
+            if type(place) is not _Place:
+                _build_entry(name, place, self._start)
+                raise _invalid_entry(name)
+        if not isinstance(metadata, dict):
+            raise FileError("the metadata in its header is not a JSON object")
+        self._names = header
+        return {key: str(value) for key, value in metadata.items()}
 
     def find_end(self) -> int:
         """Return the end of the last tensor; raise `FileError` if two overlap, or leave a gap."""
@@ -154,11 +136,18 @@ class _Packed(Named[Stored]):
         return self._kinds[place & _KINDS]._replace(name=name, offset=self._start + (place >> _SHIFT))
 
 
-def _parse_json(raw: bytes, what: str) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        check_names([name for name, _ in pairs])
+    return found
+
+
+def _parse_json(raw: bytes, what: str, hook: Callable[[list[tuple[str, Any]]], Any] = _check_unique) -> dict[str, Any]:
     try:
         import json
 
-        found = json.loads(raw.decode(), object_pairs_hook=_check_unique)
+        found = json.loads(raw.decode(), object_pairs_hook=hook)
     except FileError:
         raise
     except RecursionError:
@@ -170,11 +159,8 @@ def _parse_json(raw: bytes, what: str) -> dict[str, Any]:
     return found
 
 
-def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        check_names([name for name, _ in pairs])
-    return found
+def _invalid_entry(name: str) -> FileError:
+    return FileError(f"its header has an invalid entry for {one_line(name, 80)!r}")
 
 
 def _build_entry(name: str, stated: Any, start: int) -> Stored:
@@ -188,7 +174,7 @@ def _build_entry(name: str, stated: Any, start: int) -> Stored:
         if end < begin:
             raise ValueError
     except (TypeError, ValueError, KeyError):
-        raise FileError(f"its header has an invalid entry for {one_line(name, 80)!r}") from None
+        raise _invalid_entry(name) from None
     dtype = _DTYPES.get(word)
     if dtype is None:
         refused = f"dlx does not know the dtype {one_line(word, 20)!r}"

@@ -9,7 +9,7 @@ from typing import Any
 from dlx._support.text import one_line
 from dlx.errors import Attribute, FileError, did_you_mean, path_text
 
-__all__ = ["Names", "dotted_path", "select_names", "select_tree"]
+__all__ = ["Names", "dotted_path", "match_names", "select_tree"]
 
 Names = str | Iterable[str] | Callable[[str], bool] | None
 """A name, a pattern such as ``"model.*"``, several of them, or a predicate; None: no restriction."""
@@ -27,13 +27,7 @@ def dotted_path(path: tuple[Any, ...], write: Callable[[str], str] = one_line) -
     return "".join(steps).removeprefix(".")
 
 
-def select_names(names: Collection[str], only: Names, skip: Names, option: str = "only") -> list[str]:
-    """Return the names that `only` matches and `skip` does not, in order."""
-    wanted, dropped = _match(names, only, option), _match(names, skip, "skip")
-    return [name for name in names if (wanted is None or name in wanted) and (dropped is None or name not in dropped)]
-
-
-def _match(names: Collection[str], which: Names, option: str) -> set[str] | None:
+def match_names(names: Collection[str], which: Names, option: str) -> set[str] | None:
     """Return the names that an option matches; raise `FileError` for a name or a pattern that matches none."""
     if which is None or callable(which):
         return None if which is None else {name for name in names if which(name)}
@@ -58,13 +52,13 @@ def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> dict[Any, 
     def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
         for key, value in inside.items():
             names[dotted_path((*path, key), str)] = None
-            if len(names) > MAX_NAMES:
+            if path and len(names) > MAX_NAMES:
                 raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
                 list_names(value, (*path, key))
 
     list_names(tree, ())
-    wanted, dropped = _match(names, only, "only"), _match(names, skip, "skip") or set()
+    wanted, dropped = match_names(names, only, "only"), match_names(names, skip, "skip") or set()
 
     def pick(inside: Mapping[Any, Any], path: tuple[Any, ...], whole: bool) -> dict[Any, Any]:
         kept: dict[Any, Any] = {}

@@ -69,4 +69,4 @@ def _list_codecs(value: Any) -> Iterator[str]:
 
 
 def _read_chunks(array: Any, entry: Stored, data: memoryview) -> Tensor:
-    return read_array(lambda: array[...], entry, "zarr")
+    return read_array(array, entry, "zarr")

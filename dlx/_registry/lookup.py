@@ -81,16 +81,20 @@ OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._to_stored()]))
 
 
-def _flatten_arrow(obj: Any) -> tuple[None, list[Any]]:
+def _read_arrow(obj: Any, *, as_tensors: bool = True) -> Any:
     try:
-        return None, [arrow.read_columns(obj)]
+        return arrow.read_columns(obj, as_tensors=as_tensors)
     except DlxError as error:  # pandas and xarray need pyarrow
         error.complete(fix=explain(type(obj)).fix)
         raise
 
 
+def _flatten_arrow(obj: Any) -> tuple[None, list[Any]]:
+    return None, [_read_arrow(obj, as_tensors=False)]
+
+
 # Objects with Arrow data. Only the data shows whether they are columns or tables, which become dicts of columns.
-ARROW = Container(kind="wrapper", flatten=_flatten_arrow)
+ARROW = Container(kind="wrapper", flatten=_flatten_arrow, live=_read_arrow)
 
 PASSTHROUGH = Kind(None, None, "passthrough")
 CANNOT_FLATTEN = "the container cannot be flattened:"

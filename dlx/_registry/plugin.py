@@ -38,7 +38,6 @@ class Framework(NamedTuple):
     install: str
     names: tuple[str, ...] = ()  # other target names, or root packages of its types
     short: str = ""  # usual import alias, for hints only
-    is_target: bool = True
     is_traced: bool = False  # whether its compiler traces Python code; `dlx._engine.traced` supports one
 
 
@@ -54,17 +53,28 @@ FRAMEWORKS = {
     "mlx": Framework("dlx_adapters.dlx_mlx", "'mlx[cpu]'", short="mx"),
     "warp": Framework("dlx_adapters.dlx_warp", "warp-lang", short="wp"),
     "onnxruntime": Framework("dlx_adapters.dlx_onnxruntime", "onnxruntime"),
-    "xarray": Framework("dlx_adapters.dlx_xarray", "xarray", is_target=False),
-    "pandas": Framework("dlx_adapters.dlx_pandas", "pandas", is_target=False),
+    "xarray": Framework("dlx_adapters.dlx_xarray", "xarray"),
+    "pandas": Framework("dlx_adapters.dlx_pandas", "pandas"),
     "dask": Framework("dlx_adapters.dlx_dask", "'dask[array]'"),
     "openvino": Framework("dlx_adapters.dlx_openvino", "openvino", short="ov"),
     "nvidia.dali": Framework("dlx_adapters.dlx_dali", "nvidia-dali-cuda120", ("dali",)),
     "scipy": Framework("dlx_adapters.dlx_scipy", "scipy"),
     "sparse": Framework("dlx_adapters.dlx_scipy", "sparse"),
     "awkward": Framework("dlx_adapters.dlx_scipy", "awkward", short="ak"),
-    "ray": Framework("dlx_adapters.dlx_ray", "ray", is_target=False),
+    "ray": Framework("dlx_adapters.dlx_ray", "ray"),
 }
 """Root package -> data about its adapter."""
+
+SOURCES = {
+    "pandas": "pandas.Series",
+    "polars": "polars.Series",
+    "xarray": "xarray.DataArray",
+    "ray": "ray.put",
+    "PIL": "PIL.Image.fromarray",
+    "pillow": "PIL.Image.fromarray",
+    "h5py": "create_dataset of a group",
+}
+"""Packages that are sources, but not targets -> what makes their objects from a numpy array."""
 
 BUILT_IN = {name: row.module for root, row in FRAMEWORKS.items() for name in (root, *row.names)}
 """Root package, or another name of it -> built-in module."""

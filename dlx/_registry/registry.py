@@ -16,7 +16,7 @@ from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.compound import handler_of
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, Plugin, error_of, install_of, normalize_name
+from dlx._registry.plugin import BUILT_IN, FRAMEWORKS, OURS, SOURCES, Plugin, error_of, install_of, normalize_name
 from dlx._registry.target import Target, switches_of, target_of
 from dlx._support.keywords import UNCHANGED
 from dlx._support.locks import lock_of
@@ -39,13 +39,6 @@ NOT_INSPECTED = "its type cannot be inspected:"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _SHORT = {row.short: root for root, row in FRAMEWORKS.items() if row.short}
 _NO_PLUGINS = {"dlx", *sys.stdlib_module_names}
-_SOURCES = {
-    "PIL": "PIL.Image.fromarray(dlx.convert(x, to='numpy'))",
-    "pandas": "pandas.Series(dlx.convert(x, to='numpy'))",
-    "polars": "polars.Series(dlx.convert(x, to='arrow'))",
-    "xarray": "xarray.DataArray(dlx.convert(x, to='numpy'))",
-}
-"""Libraries that are sources, but not targets -> the call that creates one of their objects."""
 _OWN: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
 
 
@@ -258,16 +251,16 @@ class Registry:
     def _by_type(self, kind: type) -> Target:
         """Return the target that creates arrays of a type."""
         with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(kind)):
-            adapter = self.owner(kind)
+            adapter, roots = self.owner(kind), packages_of(kind)
         if adapter is not None:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # the result of `load`
                 return target
-        if (adapter is None or self.ready(adapter) is None) and (error := find_source(kind.__module__)):
-            raise error
-        if adapter is not None and kind in self._classes(adapter):
-            fix = f"Pass to={self._name_of(adapter)!r}."
-            raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
+            if target is not None and kind in self._classes(adapter):
+                fix = f"Pass to={self._name_of(adapter)!r}."
+                raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix=fix)
+        if root := next((root for root in roots if root in SOURCES), None):
+            raise self._refuse_source(root)
         fix = self._list_targets() if adapter is None else f"Pass to={self._name_of(adapter)!r}."
         raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
@@ -286,7 +279,9 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
-            if misnamed := self._find_misnamed(name) or find_source(name):
+            if name in SOURCES:
+                raise self._refuse_source(name)
+            if misnamed := self._find_misnamed(name):
                 raise misnamed
             known = self._list_targets()
             hint = f"{loader.excluded[name]}." if name in loader.excluded else _guess(name, self._target_names())
@@ -303,9 +298,7 @@ class Registry:
             target = self.ready(adapter)
             if target is not None:
                 return target
-        if error := find_source(name):
-            raise error
-        raise AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=self._list_targets())
+        raise self._refuse_source(name)
 
     def _by_module(self, to: str | ModuleType) -> Target | None:
         """Return the target for a module with ``from_dlpack``, or None."""
@@ -346,21 +339,17 @@ class Registry:
         plugin = self._loader.plugin_of(adapter)
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
+    def _refuse_source(self, name: str) -> AdapterNotFoundError:
+        maker = SOURCES.get(name)
+        fix = self._list_targets() if maker is None else f"Convert to 'numpy', and pass the result to {maker}."
+        return AdapterNotFoundError(f"{name!r} is a source, but not a target", target=name, fix=fix)
+
     def _list_targets(self) -> str:
         return f"Use one of: {', '.join(self._target_names())}."
 
     def _target_names(self) -> list[str]:
         self._loader.scan()
-        sources = {root for root, row in FRAMEWORKS.items() if not row.is_target}
-        return sorted({*_OWN, *(name for name in self._loader.plugins if name.isidentifier())} - sources)
-
-
-def find_source(name: str) -> AdapterNotFoundError | None:
-    """Return the error for a library or module that is a source, but not a target; None for others."""
-    root = name.partition(".")[0]
-    if root not in _SOURCES:
-        return None
-    return AdapterNotFoundError(f"{root!r} is a source, but not a target", target=name, fix=f"Call {_SOURCES[root]}.")
+        return sorted({*_OWN, *filter(str.isidentifier, self._loader.plugins)} - (SOURCES.keys() & FRAMEWORKS))
 
 
 def _guess(name: str, names: list[str]) -> str:

@@ -22,7 +22,7 @@ from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
-from dlx._sharing.segment import OPEN_DESCRIPTOR, Descriptor, Segment, check_descriptor_limit
+from dlx._sharing.segment import OPEN_DESCRIPTOR, Descriptor, Segment
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
@@ -193,12 +193,7 @@ class Attachment:
     __slots__ = ("_descriptor",)
 
     def __init__(self, segment: Segment) -> None:
-        # Open the file again, since a received descriptor shares its lock with the sender.
-        try:
-            self._descriptor = Descriptor(os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
-            check_descriptor_limit(error)
-            raise
+        self._descriptor = segment.reopen(os.O_RDONLY)  # a received descriptor shares its lock with the sender
         try:
             fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import struct
+import threading
 import time
-from collections.abc import Callable
+from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 from weakref import WeakSet
 
-from dlx._core import native
 from dlx._core.extension import ffi, lib
-from dlx._core.types import READ_ONLY
+from dlx._engine.failures import Failures
 from dlx._engine.seam import FAST_PATH
+from dlx._engine.tree import Tree
+from dlx._registry import lookup
 from dlx._sharing.handle import Handle
-from dlx._sharing.segment import Descriptor, Segment, check_descriptor_limit
+from dlx._sharing.segment import Descriptor, Segment
 from dlx._support.module import set_module
-from dlx.errors import DlxError, HandleError
+from dlx._support.reflect import safe_repr, type_name
+from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["Frames", "Ring", "RingReader", "build_frames"]
+__all__ = ["Ring", "RingReader", "plain_data"]
 
 SLICE = 0.05  # seconds
 _LOCK = struct.Struct("hhqqi0q")  # flock: type, whence, start, length, process
@@ -34,89 +38,77 @@ _FORKED = "Call dlx.attach(handle) in this process, or create another ring."
 _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
 
 
-class Frames(NamedTuple):
-    """The slots of a ring in this process."""
-
-    trees: list[Any]  # the arrays of each slot
-    segment: Segment
-    options: tuple[int, int, int]  # slots, whether frames are overwritten, readers to wait for
-
-
-def build_frames(
-    segment: Segment, options: Any, numbers: memoryview, mode: str, build: Callable[[list[Any]], Any]
-) -> Frames:
-    """Return the frames of a ring, with the trees that `build` returns for the tensors of each slot."""
-    try:
-        slots, overwrite, readers, room = options
-        start = segment.start + lib.DLX_RING_BYTES
-        if {*map(type, options)} != {int} or not 2 <= slots <= lib.DLX_RING_SLOTS or min(room, readers) < 0:
-            raise ValueError("its numbers are out of range")
-        if start + slots * room > segment.size:
-            raise ValueError("it is larger than its segment")
-        mapping, flags = segment.mapping(mode), 0 if mode == "write" else READ_ONLY
-        starts = [mapping.address + start + slot * room for slot in range(slots)]
-        tensors = [native.tensors_unpack(each, room, numbers, flags, mapping) for each in starts]
-    except (DlxError, TypeError, ValueError) as error:
-        if isinstance(error, HandleError):
-            raise
-        why = error.reason if isinstance(error, DlxError) else str(error)
-        raise HandleError(f"its description of a ring is invalid: {why}") from error
-    return Frames([*map(build, tensors)], segment, (slots, int(bool(overwrite)), min(readers, 1 << 30)))
+def plain_data(tree: Any) -> list[str]:
+    """Return the numbers, texts and other plain data of a tree, in any order of its containers."""
+    handler = lookup.kind_of(tree).handler
+    passed = () if handler is None else Tree(tree, handler, Failures("")).iter_passed()
+    return sorted(safe_repr(each) for _, each in passed)
 
 
-class _Member:
-    """The producer or a reader: its frames, and its lock."""
+class _Member(AbstractContextManager[Any]):
+    """The producer or a reader: the arrays of each slot, and its lock."""
 
-    def __init__(self, frames: Frames) -> None:
-        self._frames = frames
-        self._control = frames.segment.mapping("write")  # a call of another thread may still use it after `close`
-        self._ring = ffi.cast("void *", self._control.address + frames.segment.start)
+    def __init__(self, segment: Segment, trees: list[Any], options: tuple[int, int, int]) -> None:
+        self._trees, self._options = trees, options  # slots, whether frames are overwritten, readers to wait for
+        self._control = segment.mapping("write")  # a call of another thread may still use it after `close`
+        self._ring = ffi.cast("void *", self._control.address + segment.start)
         self._current: Any = None  # the slot that it writes or reads
-        try:
-            number = os.open(f"/proc/self/fd/{frames.segment.fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            check_descriptor_limit(error)
-            raise
-        self._lock: Descriptor | None = Descriptor(number)  # opened again: locks belong to an open file
-        _members.add(self)
+        self._next_check = 0.0  # when it looks whether the other side is alive
+        self._lock: Descriptor | None = None
+        with _opening:
+            self._lock = segment.reopen(os.O_RDWR)
+            _members.add(self)
 
-    def _try_lock(self, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
+    def _change_lock(self, byte: int, kind: int = fcntl.F_WRLCK, command: int = _SET) -> int:
+        """Lock or unlock a byte, or ask for a lock; return its kind, or -1 if another member holds it."""
         assert self._lock is not None
         with contextlib.suppress(BlockingIOError, PermissionError):
-            fcntl.fcntl(self._lock.number, _SET, _LOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-            return True
-        return False
-
-    def _is_locked(self, byte: int) -> bool:
-        """Return whether another member holds the lock of a byte."""
-        assert self._lock is not None
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        return bool(_LOCK.unpack(fcntl.fcntl(self._lock.number, _GET, asked))[0] != fcntl.F_UNLCK)
+            done = fcntl.fcntl(self._lock.number, command, _LOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+            return int(_LOCK.unpack(done)[0])
+        return -1
 
     def _check_open(self) -> None:
         if self._lock is None:
             raise HandleError("it is closed, or belongs to the parent of this process", fix=_FORKED)
 
-    def _try(self, nanoseconds: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _try(self, nanoseconds: int) -> int: ...
 
-    def _check_others(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _check_others(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"cannot pickle a {type(self).__name__}. Send ring.handle, and call dlx.attach there.")
 
     def _wait(self, timeout: float | None, what: str) -> int:
         """Return a slot, or raise TimeoutError; `timeout` is in seconds, None for no limit."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
         left = SLICE if timeout is None else min(SLICE, timeout)
         self._check_open()
-        while (slot := self._try(int(left * 1e9))) == -1:
-            if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{what} within {timeout} s")
-            self._check_open()  # another thread may close it
-            self._check_others()
-            left = SLICE if end is None else min(SLICE, max(end - time.monotonic(), 0.0))
-        return slot
+        lock = self._lock  # if another thread closes this member, no other one gets its number during the call
+        try:
+            while (slot := self._try(int(left * 1e9))) == -1:
+                now = time.monotonic()
+                if now >= self._next_check:
+                    self._next_check = now + SLICE
+                    self._check_others()
+                elif now >= end:
+                    raise TimeoutError(f"{what} within {timeout} s")
+                self._check_open()
+                left = min(SLICE, max(end - now, 0.0))
+            self._check_open()
+            return slot
+        finally:
+            del lock  # not kept by a traceback
 
 
+_opening = threading.RLock()  # a fork waits until a new lock is one of `_members`
 _members: WeakSet[_Member] = WeakSet()
 
 
@@ -124,9 +116,10 @@ def _forget_members() -> None:
     """Close the locks in a forked child, which would otherwise outlive its parent."""
     for each in list(_members):
         each._lock = None
+    _opening.release()
 
 
-os.register_at_fork(after_in_child=_forget_members)
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_forget_members)
 
 
 @set_module("dlx")
@@ -138,21 +131,22 @@ class Ring(_Member):
 
     handle: Handle[RingReader]
 
-    def __init__(self, frames: Frames, handle: Handle[Any], own: Any) -> None:
-        super().__init__(frames)
+    def __init__(self, *frames: Any, handle: Handle[Any], own: list[Any], plain: list[str]) -> None:
+        super().__init__(*frames)
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them
-        self._try_lock(0)
+        self._plain = plain  # the plain data of all frames, as `plain_data` returns it
+        self._change_lock(0)
 
     def _try(self, nanoseconds: int) -> int:
-        return int(lib.dlx_ring_claim(self._ring, *self._frames.options, nanoseconds))
+        return int(lib.dlx_ring_claim(self._ring, *self._options, nanoseconds))
 
     def _check_others(self) -> None:
         """Remove dead readers. It takes their locks, so that no reader joins with this number at the same time."""
         for number in range(lib.DLX_RING_READERS):
-            if self._try_lock(1 + number):
+            if self._change_lock(1 + number) != -1:
                 lib.dlx_ring_leave(self._ring, number)
-                self._try_lock(1 + number, fcntl.F_UNLCK)
+                self._change_lock(1 + number, fcntl.F_UNLCK)
 
     def put(self, tree: Any, *, timeout: float | None = None) -> None:
         """Copy a tree of arrays into the next slot, and publish it.
@@ -160,7 +154,8 @@ class Ring(_Member):
         Parameters
         ----------
         tree
-            Arrays of any framework in the containers of `like`, with its shapes and dtypes.
+            Arrays of any framework in the containers of `like`, with its shapes and dtypes; a named tuple as a tuple,
+            and a sparse array as its `parts`.
         timeout
             Seconds to wait for a free slot; None: without limit, 0: not at all.
 
@@ -169,10 +164,17 @@ class Ring(_Member):
         TimeoutError
             If no slot became free.
         LayoutError, DTypeError, ConversionError
-            If the arrays do not fit. The frame is not published.
+            If the arrays do not fit, or plain data differs from that of `like`. The frame is not published.
         """
         slot = self._claim(timeout)
-        FAST_PATH(tree, out=self._frames.trees[slot])
+        try:
+            FAST_PATH(tree, out=self._trees[slot])
+            if self._plain and plain_data(tree) != self._plain:
+                why = "its numbers and texts are not those of like, which all frames have"
+                raise ConversionError(why, source=type_name(type(tree)), fix="Make them arrays, in like, too.")
+        except DlxError as error:
+            error.action, error.via, error.root = "put", "to dlx.convert before", error.root and "frame"
+            raise
         self._publish(slot)
 
     def write(self, *, timeout: float | None = None) -> AbstractContextManager[Any]:
@@ -191,6 +193,8 @@ class Ring(_Member):
 
     def _publish(self, slot: int) -> None:
         self._check_open()
+        if self._current != slot:
+            raise HandleError("another call has published the frame", fix="Do not call put or write inside of a write.")
         self._current = None
         lib.dlx_ring_publish(self._ring, slot)
 
@@ -200,12 +204,6 @@ class Ring(_Member):
             lib.dlx_ring_end(self._ring)
         self._lock = None
         self.handle.close()
-
-    def __enter__(self) -> Ring:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class _Write(AbstractContextManager[Any]):
@@ -233,10 +231,11 @@ class RingReader(_Member):
     the producer may overwrite it. One thread at a time may use a reader.
     """
 
-    def __init__(self, frames: Frames) -> None:
-        super().__init__(frames)
+    def __init__(self, *frames: Any) -> None:
+        super().__init__(*frames)
         self._newest = False
-        numbers = (n for n in range(lib.DLX_RING_READERS) if self._try_lock(1 + n))
+        both = 2 * [*range(lib.DLX_RING_READERS)]  # the producer may hold one of them in `_check_others`
+        numbers = (n for n in both if self._change_lock(1 + n) != -1)
         number = next(numbers, None)
         if number is None:
             raise HandleError(_FULL, fix="Use fewer readers, or close one.")
@@ -244,21 +243,21 @@ class RingReader(_Member):
         lib.dlx_ring_join(self._ring, number)
 
     def _try(self, nanoseconds: int) -> int:
-        slots = self._frames.options[0]
+        slots = self._options[0]
         return int(lib.dlx_ring_next(self._ring, slots, self._number, self._newest, nanoseconds))
 
     def _check_others(self) -> None:
-        if self._is_locked(0):
+        if self._change_lock(0, command=_GET) != fcntl.F_UNLCK:
             return
         slot = self._try(0)  # a frame that it published before its end
         if slot == -1:
-            fix = "Start that process again; if it ended by itself, close the ring there."
-            raise HandleError("the process that fills it has ended without closing it", fix=fix)
+            fix = "Keep the ring in its process, and close it there."
+            raise HandleError("its producer has ended without closing it", fix=fix)
 
     @property
     def number(self) -> int:
         """The number of the current frame, from 1, or 0; gaps show frames that were overwritten or skipped."""
-        return int(lib.dlx_ring_held(self._ring, self._number))
+        return 0 if self._lock is None else int(lib.dlx_ring_held(self._ring, self._number))
 
     def read(self, *, timeout: float | None = None, newest: bool = False) -> Any:
         """Release the current frame, and return the next one.
@@ -285,7 +284,7 @@ class RingReader(_Member):
         if slot < 0:
             raise EOFError("the ring has ended")
         self._current = slot
-        return self._frames.trees[slot]
+        return self._trees[slot]
 
     def release(self) -> None:
         """Let the producer overwrite the current frame."""
@@ -307,9 +306,3 @@ class RingReader(_Member):
             return self.read()
         except EOFError:
             raise StopIteration from None
-
-    def __enter__(self) -> RingReader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

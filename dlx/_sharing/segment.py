@@ -90,6 +90,10 @@ class Segment:
                 _mapped[found.address] = found
         return found
 
+    def reopen(self, access: int) -> Descriptor:
+        """Open its file again, for locks, which belong to an open file."""
+        return Descriptor(_reopen(os.getpid(), self.fd, access))
+
     def check(self) -> None:
         """Raise `HandleError` if other code has closed the descriptor."""
         if not self._descriptor.is_ours():

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from dlx._core import native
 from dlx._core.cuda import check
@@ -28,11 +28,21 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
-from dlx._sharing.ring import Frames, Ring, RingReader, build_frames
+from dlx._sharing.ring import Ring, RingReader, plain_data
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._sharing.workers import register_types
+from dlx._support.reflect import type_name
 from dlx._support.text import amount
-from dlx.errors import CopyRequiredError, DeviceError, DlxError, DTypeError, HandleError, LayoutError, ReadOnlyError
+from dlx.errors import (
+    ConversionError,
+    CopyRequiredError,
+    DeviceError,
+    DlxError,
+    DTypeError,
+    HandleError,
+    LayoutError,
+    ReadOnlyError,
+)
 
 if TYPE_CHECKING:
     from dlx._sharing.device import Export, Memory
@@ -436,7 +446,7 @@ def attach_tree(
     if "ring" in fields:
         if mode == "private":
             raise ReadOnlyError("the frames of a ring have no private pages", fix="Pass writable=True.")
-        return RingReader(_build_frames(segment, fields, numbers, names, mode, convert))
+        return RingReader(segment, *_open_ring(segment, fields, numbers, names, mode, convert))
     try:
         segments = [segment, *_open_segments(fields["segments"], handle["pid"], access)]
         counts, memories = fields["numbers"], fields.get("memories", [])
@@ -453,30 +463,23 @@ def attach_tree(
                 reason = "device memory cannot be mapped with private pages"
                 raise DeviceError(reason, fix="Pass writable=True, or readonly='copy'.")
             tensors += _build_remote(handle["pid"], segment, fields, rest, counts[len(segments) :], flags, fds[1:])
-    except (HandleError, DeviceError):
-        raise
     except (DlxError, TypeError, ValueError, LookupError) as error:
-        why = error.reason if isinstance(error, DlxError) else str(error)
-        raise HandleError(f"its description is invalid: {why}") from error
+        _raise_invalid(error)
     if convert is None or (are_converted and not memories):
         register_types({*map(type, tensors)})
         return decode(whole, names, tensors, lazy=lazy)
-    if not as_tensors:  # build the containers once, with the converted arrays
-        try:
-            arrays = convert(tensors)
-            register_types({*map(type, arrays)})
-            return decode(whole, names, arrays)
-        except HandleError:
-            raise
-        except DlxError:
-            pass  # raised again below, with a path
+    register_types({type(convert(native.tensor_new(lib.DLX_ALIGNMENT, (0,), None, _BYTE, HOST, 0, None)))})
     return convert(decode(whole, names, tensors, joins=True, lazy=lazy))
 
 
-def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
+def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
     """Create a ring for frames like a tree; reserve its memory."""
-    handle = share_tree(like, request, with_values=False, ring=options)
+    handle = share_tree(like, request, with_values=False, ring=ring)
     (segment,) = handle._segments
+    numbers, text, names = read_description(segment)
+    if not numbers:
+        reason, fix = "it has no array, and frames consist of arrays", "Make its numbers arrays: numpy.array(0)."
+        raise ConversionError(reason, source=type_name(type(like)), fix=fix)
     mapping = segment.mapping("write")
     try:
         if segment.size >= MIN_MAPPED and has_huge_pages(segment.size):
@@ -484,26 +487,43 @@ def create_ring(options: tuple[int, ...], like: Any, request: Request, convert: 
         os.posix_fallocate(segment.fd, 0, segment.size)
     except OSError as error:
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
-    numbers, text, names = read_description(segment)
-    frames = _build_frames(segment, parse(text), numbers, names, "write", None)
-    return Ring(frames, handle, [convert(each, copy=False) for each in frames.trees])
+    trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
+    own = [convert(each, copy=False) for each in trees]
+    return Ring(segment, trees, options, handle=handle, own=own, plain=plain_data(like))
 
 
-def _build_frames(segment: Segment, fields: Any, numbers: memoryview, names: bytes, mode: str, convert: Any) -> Frames:
-    """Return the frames of a ring, converted without a copy."""
+def _open_ring(
+    segment: Segment, fields: Any, numbers: memoryview, names: bytes, mode: str, convert: Any
+) -> tuple[list[Any], tuple[int, int, int]]:
+    """Return the frames of a ring, converted without a copy, and its options."""
+    try:
+        slots, overwrite, readers, room = fields["ring"]
+        start = segment.start + lib.DLX_RING_BYTES
+        if {*map(type, fields["ring"])} != {int} or not 2 <= slots <= lib.DLX_RING_SLOTS or min(room, readers) < 0:
+            raise HandleError("the numbers of its ring are out of range")
+        if start + slots * room > segment.size:
+            raise HandleError("its ring is larger than its segment")
+        mapping, flags = segment.mapping(mode), 0 if mode == "write" else READ_ONLY
+        parts = [(mapping.address + start + slot * room, room, numbers, flags, mapping) for slot in range(slots)]
+        trees = [decode(fields.get("tree"), names, native.tensors_unpack(*part)) for part in parts]
+    except (DlxError, TypeError, ValueError) as error:
+        _raise_invalid(error)
+    try:
+        trees = trees if convert is None else [convert(each, copy=False) for each in trees]
+    except (ReadOnlyError, CopyRequiredError) as error:
+        fix = "Attach it with to='dlx', and convert each frame."
+        fix = "Pass writable=True." if isinstance(error, ReadOnlyError) else fix
+        error.sharing, error.option, error.fix = False, (), fix
+        raise
+    return trees, (slots, int(bool(overwrite)), min(readers, 1 << 30))
 
-    def build(tensors: list[Any]) -> Any:
-        tree = decode(fields.get("tree"), names, tensors)
-        try:
-            return tree if convert is None else convert(tree, copy=False)
-        except ReadOnlyError as error:
-            error.sharing, error.option, error.fix = False, (), "Pass writable=True."
-            raise
-        except CopyRequiredError as error:
-            error.sharing, error.option, error.fix = False, (), "Attach it with to='dlx', and convert each frame."
-            raise
 
-    return build_frames(segment, fields["ring"], numbers, mode, build)
+def _raise_invalid(error: Exception) -> NoReturn:
+    """Raise `HandleError` for a description that cannot be read."""
+    if isinstance(error, (HandleError, DeviceError)):
+        raise error
+    why = error.reason if isinstance(error, DlxError) else str(error)
+    raise HandleError(f"its description is invalid: {why}") from error
 
 
 def _open_segments(listed: Any, pid: int, access: int) -> Iterator[Segment]:

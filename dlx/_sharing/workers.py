@@ -62,12 +62,7 @@ def register_types(arrays: Iterable[type] = ()) -> None:
 def _reduce_handle(handle: Handle[Any]) -> Reduced:
     if not handle._segments or handle._export is not None:  # device memory is freed with its process
         return handle.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    return _restore_handle, tuple(handle._segments)
-
-
-def _restore_handle(*segments: Segment) -> Handle[Any]:
-    """Return a handle of this process, which keeps the memory alive."""
-    return create_handle(segments[0], segments[1:])
+    return create_handle, (handle._segments[0], handle._segments[1:])  # of the process that receives it
 
 
 def _reduce_array(otherwise: Callable[[Any], Reduced] | None, array: Any) -> Reduced:

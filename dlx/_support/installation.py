@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import shlex
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -67,4 +68,6 @@ def _find_source(ours: metadata.Distribution | None) -> str:
     found = ours.read_text("direct_url.json") if ours is not None else None
     text = unquote(urlsplit(json.loads(found)["url"]).path) if found else ""
     path = Path(text.lstrip("/") if sys.platform == "win32" else text) if text else None
-    return shlex.quote(str(path)) if path is not None and path.exists() else OURS
+    if path is None or not path.exists():
+        return OURS
+    return subprocess.list2cmdline([path]) if sys.platform == "win32" else shlex.quote(str(path))

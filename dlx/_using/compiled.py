@@ -15,7 +15,7 @@ from dlx._registry import lookup
 from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._using.function_spec import FunctionSpec, Place, is_tracked
-from dlx._using.gradients import DifferentiableFunction, convert_one, fill
+from dlx._using.operation import DifferentiableFunction, convert_one, fill
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import CompiledFunction
 from dlx.errors import DlxError
@@ -43,65 +43,79 @@ class CompiledCalls:
         compiled = self._compiled
         if compiled is None:
             return NotImplemented
-        target = self._request.target
         leaves, structure = compiled.flatten((args, options))
-        key, arrays, chosen = [structure], [], []
-        caller, has_numbers = None, False
-        for i, leaf in enumerate(leaves):
-            kind = type(leaf)
-            _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
-            if isinstance(what, Adapter):
-                if what.containers and lookup.kind_of(leaf).verdict == "container":
-                    return NotImplemented
-                leaves[i] = None
-                if is_tracked(what, leaf):
-                    if what is target.source or what is not (caller or what):
-                        return NotImplemented  # `call_recorded` raises the error
-                    caller = what
-                    chosen.append(True)
-                else:
-                    chosen.append(False)
-                arrays.append((what, leaf))
-                key.append(None)
-            elif kind in _PLAIN:
-                has_numbers = has_numbers or kind in _NUMBERS
-                key.append((kind, repr(leaf) if kind in _NUMBERS else leaf))  # 0.0 and -0.0 are equal
-            else:
-                return NotImplemented
-        if caller is None or caller.gradients is None or caller.gradients.record is None:
+        if (sorts := self._sort(leaves)) is None:
             return NotImplemented
-        if is_tracing(caller):
+        key, arrays, caller, tracked = sorts
+        outer = caller.gradients
+        if outer is None or outer.record is None or is_tracing(caller):
             return NotImplemented
         operands = [i for i, (what, _) in enumerate(arrays) if what is caller]
-        is_differentiable = caller.gradients.is_differentiable
-        by = [i for i, is_one in enumerate(chosen) if is_one and is_differentiable(arrays[i][1])]
-        key += [caller.name, *by, None, *operands]
-        where = tuple(key)
-        known = self._known.get(where)
+        by = [i for i in tracked if outer.is_differentiable(arrays[i][1])]
+        inputs, locate = [arrays[i][1] for i in operands], partial(self._locate, args, options)
+        known = self._find_vjp((structure, *key, caller.name, *by, None, *operands), leaves, by, inputs, locate)
         if known is None:
-            if has_numbers and where not in self._met:  # compile for a number only once it repeats
-                _add(self._met, where, None)
-                return NotImplemented
-            known = compiled.vjp(structure, leaves, by), self._locate(args, options, [arrays[i][1] for i in operands])
-            _add(self._known, where, known)
+            return NotImplemented
         parts: list[Any] = [None] * len(arrays)
         for i, (what, array) in enumerate(arrays):
-            if is_inside(array, what, target):
+            if is_inside(array, what, self._request.target):
                 parts[i] = array
-            elif what is not caller:
-                at = partial(self._locate_one, args, options, array)
-                parts[i] = convert_one(array, self._request, at, copy=True)  # it may change before the backward pass
-        vjp, places = known
+            elif what is not caller:  # it may change before the backward pass
+                parts[i] = convert_one(array, self._request, lambda: locate([array])[0], copy=True)  # noqa: B023
 
         def flat(*inputs: Any) -> list[Any]:
             rest = iter(fill(parts, operands, inputs))
             now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
             return compiled.flatten(self._function(*now, **named))[0]
 
+        vjp, places = known
         operation = CompiledCall(flat, self._request, self._gradients, caller, places)
         operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
-        results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
+        results = outer.record(operation, inputs)
         return compiled.unflatten(operation.structure, results)
+
+    def _sort(self, leaves: list[Any]) -> tuple[list[Any], list[tuple[Adapter, Any]], Adapter, list[int]] | None:
+        """Return the key of plain leaves, the arrays, the framework that tracks some, and these; None if unsupported.
+
+        Replaces each array in `leaves` by None.
+        """
+        key: list[Any] = []
+        arrays: list[tuple[Adapter, Any]] = []
+        tracked: list[int] = []
+        for i, leaf in enumerate(leaves):
+            kind = type(leaf)
+            _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
+            if isinstance(what, Adapter):
+                if what.containers and lookup.kind_of(leaf).verdict == "container":
+                    return None
+                if is_tracked(what, leaf):
+                    tracked.append(len(arrays))
+                arrays.append((what, leaf))
+                leaves[i] = None
+                key.append(None)
+            elif kind in _PLAIN:
+                key.append((kind, repr(leaf) if kind in _NUMBERS else leaf))  # 0.0 and -0.0 are equal
+            else:
+                return None
+        callers = {id(arrays[i][0]) for i in tracked}
+        if len(callers) != 1 or arrays[tracked[0]][0] is self._request.target.source:
+            return None  # `call_recorded` raises the error
+        return key, arrays, arrays[tracked[0]][0], tracked
+
+    def _find_vjp(
+        self, key: tuple[Any, ...], leaves: list[Any], by: list[int], inputs: list[Any], locate: Any
+    ) -> tuple[Callable[..., Any], list[Place]] | None:
+        """Return the compiled derivative, and the places of the inputs; None for numbers that do not repeat."""
+        known = self._known.get(key)
+        if known is None:
+            has_numbers = any(type(each) in _NUMBERS for each in leaves)
+            if has_numbers and key not in self._met:
+                _add(self._met, key, None)
+                return None
+            assert self._compiled is not None
+            known = self._compiled.vjp(key[0], leaves, by), locate(inputs)
+            _add(self._known, key, known)
+        return known
 
     def _find_kind(self, kind: type) -> tuple[type, Any]:
         """Return a type, and its adapter or container handler."""
@@ -119,10 +133,6 @@ class CompiledCalls:
         inner = self._request.target.adapter.gradients
         if inner is not None and inner.compile is not None and self._spec.result_like is None:
             self._gradients, self._compiled = inner, inner.compile(self._function)
-
-    def _locate_one(self, args: tuple[Any, ...], options: dict[str, Any], array: Any) -> Place:
-        (place,) = self._locate(args, options, [array])
-        return place
 
     def _locate(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
         """Return the places of arrays in the arguments."""

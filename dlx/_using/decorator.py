@@ -148,33 +148,35 @@ def using(
         raise ValueError(f"errors must be 'raise' or 'pass', found {safe_repr(errors)}")
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
     if grad:
-        excluded = {
-            "lazy": lazy,
-            "returns": returns,
-            "writes": names,
-            "detach": detach,
-            "device": device is not None,
-            "stream": stream is not None,
-            "errors": errors == "pass",
-        }
-        if used := [name for name, value in excluded.items() if value]:
-            raise TypeError(f"using: grad=True cannot be combined with {used[0]}=")
+        more = {"device": device is not None, "stream": stream is not None, "errors": errors == "pass"}
+        _check_combined(lazy=lazy, returns=returns, writes=names, detach=detach, **more)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
         more = {"detach": detach, "result_like": result_like, "passes": errors == "pass"}
         spec = FunctionSpec(function, to, request, returns, names, lazy=lazy, **more)
+        is_opaque = grad or (result_like is not None and not _returns_often(function))
         wrapper = functools.wraps(function)(_differentiable(function, spec) if grad else _wrapper(function, spec))
-        if grad or (result_like is not None and not _returns_often(function)):
-            make_opaque(wrapper)
-        elif getattr(to, "__name__", to) not in TRACING:
-            leave_out(wrapper, "what dlx.using returns")
-        else:
-            wrapper.__code__ = wrapper.__code__.replace()  # type: ignore[attr-defined]  # the shared one is skipped
-        return cast("Callable[P, R]", wrapper)
+        return cast("Callable[P, R]", _set_tracing(wrapper, to, is_opaque))
 
     return decorate
+
+
+def _check_combined(**options: Any) -> None:
+    """Refuse options that ``grad=True`` excludes."""
+    if used := [name for name, value in options.items() if value]:
+        raise TypeError(f"using: grad=True cannot be combined with {used[0]}=")
+
+
+def _set_tracing(wrapper: Any, to: Any, is_opaque: bool) -> Any:
+    """Have ``torch.compile`` call a decorated function, leave it out of its graph, or trace it; return it."""
+    if is_opaque:
+        return make_opaque(wrapper)
+    if getattr(to, "__name__", to) not in TRACING:
+        return leave_out(wrapper, "what dlx.using returns")
+    wrapper.__code__ = wrapper.__code__.replace()  # the shared one is skipped
+    return wrapper
 
 
 def _differentiable(function: Any, spec: FunctionSpec) -> Any:

@@ -23,7 +23,7 @@ from dlx.adapter.base import Adapter
 
 calls: Any = Late("dlx._using.call")  # loaded with the first call that C does not support
 gradients: Any = Late("dlx._using.gradients")
-TRIES = 3  # a call restarts if it loads an adapter
+TRIES = range(3)  # a call restarts if it loads an adapter
 
 
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
@@ -32,7 +32,7 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
 
     def calling(*args: Any, **options: Any) -> Any:
         nonlocal known
-        for _ in range(TRIES):
+        for _ in TRIES:
             generation, plan = known
             if generation != registry.generation:
                 generation = registry.generation

@@ -15,6 +15,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from weakref import ref
@@ -63,7 +64,8 @@ def is_fixed(handler: Container, path: Path) -> bool:
     return not handler.mutable
 
 
-class Options(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Options:
     """The options of a call; calls with equal options share them."""
 
     request: Request

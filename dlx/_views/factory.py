@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -95,21 +94,31 @@ def create_view(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
         cls = _classes.find(kind) or _classes.keep(kind, _class_of(kind, handler))
         if cls is None:
             return None
-    return _create(cls, obj, handler, scope, path)
+    return _choose(cls, handler)(obj, handler, scope, path)
 
 
-def _create(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
-    """Return a view of a class; set a declared container's functions for reading elements."""
-    source = obj if handler.live is None else handler.live(obj)
-    view = cls(source, handler, scope, path)
-    if handler.types and handler.elements != "fresh" and cls is not RecordView:
-        if not handler.mutable:
-            view._fixed = str if handler.kind == "mapping" else int
-        if handler.reader is not None:
-            view._getter, is_unchanged = handler.reader(source)
-            if handler.mutable and is_unchanged is not None:
+def _choose(cls: Any, handler: Container) -> Any:
+    """Return the function that creates views of a class: the class, or one that also sets a handler's functions."""
+    live, reader, fixed = handler.live, handler.reader, None
+    if not handler.types or handler.elements == "fresh" or cls is RecordView:
+        reader = None
+    elif not handler.mutable:
+        fixed = str if handler.kind == "mapping" else int
+    if live is None and reader is None and fixed is None:
+        return cls
+
+    def create(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
+        source = obj if live is None else live(obj)
+        view = cls(source, handler, scope, path)
+        if fixed is not None:
+            view._fixed = fixed
+        if reader is not None:
+            view._getter, is_unchanged = reader(source)
+            if fixed is None and is_unchanged is not None:
                 view._unchanged = is_unchanged
-    return view
+        return view
+
+    return create
 
 
 def _class_of(kind: type, handler: Container) -> Any:
@@ -168,8 +177,8 @@ class ViewMaker:
             return found[2](obj, found[1], scope, None)
         handler = lookup.kind(kind).handler
         new = None if handler is None else create_view(obj, handler, scope, None)
-        if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
-            self.listed[id(kind)] = kind, handler, partial(_create, type(new))
+        if handler is not None and new is not None and id(kind) in map(id, map(look_up, handler.types)):
+            self.listed[id(kind)] = kind, handler, _choose(type(new), handler)
         return new
 
 

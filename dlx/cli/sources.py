@@ -23,7 +23,7 @@ from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, 
 from dlx._files.npy import list_leaves
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
-from dlx._files.selection import Names, select_names
+from dlx._files.selection import Names, select_tree
 from dlx._files.signatures import identify_folder
 from dlx._support.screen import Screen
 from dlx._support.text import one_line
@@ -69,7 +69,7 @@ def _select(source: Source, only: Names, skip: Names) -> Source:
     if only is None and skip is None:
         return source
     try:
-        names = {*select_names([each.path for each in source.entries], only, skip)}
+        names = select_tree({each.path: None for each in source.entries}, only, skip)
     except FileError as error:
         reason = error.brief + "".join(f", which --{option} names" for option, _ in error.details)
         fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
@@ -190,24 +190,16 @@ def _open_file(path: Path, readonly: Readonly | None) -> Source:
                 read = objects.read_torch if kind == ".pt" else objects.read_mapped
                 return read(file, readonly or "copy")
             arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
-        with read_contents(file, kind) as (parts, places):
-            entries = tuple(
-                _stored_entry(field, arrays)
-                for i, (_, contents) in enumerate(parts)
-                for name, each in contents.entries.items()
-                if places is None or places.get(name) == i
-                for field in list_leaves(each, name)
-            )
+        with read_contents(file, kind) as (files, contents):
+            entries = tuple(_stored_entry(each, arrays) for each in list_leaves(contents.entries))
             metadata = {
                 key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
-                for _, contents in reversed(parts)
                 for key, value in contents.metadata.items()
             }
-            for _, contents in parts:
-                if contents.close is not None:
-                    contents.close()
-            size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
-            return Source(str(path), kind.removesuffix(".index.json"), entries, size, notes, metadata)
+            if contents.close is not None:
+                contents.close()
+            size = sum(each.size for each in files)
+            return Source(str(path), kind.removesuffix(".index.json"), entries, size, contents.notes, metadata)
 
 
 def _stored_entry(stored: Stored, arrays: dict[str, Any]) -> Entry:

@@ -112,7 +112,7 @@ def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
     assert done.returncode == 1, done.stderr
     shown = " ".join(done.stdout.split())
     assert shown.startswith("an unrelated project, dlx 1.0.4, is installed, too"), shown
-    assert "Run: pip uninstall --yes dlx " in shown  # this environment has a checkout, not dlx's files
+    assert "Run:\npip uninstall --yes dlx\n" in done.stdout  # this environment has a checkout, not dlx's files
     done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(site, ROOT))
     assert "dlx 1.0.4" in json.loads(done.stdout)["conflict"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -163,6 +164,23 @@ def test_a_target_that_is_misspelt(name, said):
     """The nearest name, and all that there are."""
     with pytest.raises(AdapterNotFoundError, match=f"unknown target {name!r}.*{said}"):
         dlx.convert(np.ones(3), to=name)
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars", "xarray", "PIL", "h5py"])
+def test_a_target_that_is_a_source_only(name):
+    """The error names what makes its objects of an array, for its name, module and types."""
+    module = pytest.importorskip(name)
+    kinds = [getattr(module, kind) for kind in ("Series", "DataFrame", "DataArray") if hasattr(module, kind)]
+    for to in (name, module, *kinds):
+        with pytest.raises(AdapterNotFoundError, match=f"'{name}' is a source, but not a target. Convert to 'numpy'"):
+            dlx.convert(np.ones(3), to=to)
+
+
+@pytest.mark.parametrize("obj", [3, 2.0, 1j, True, range(3)], ids=repr)
+def test_a_number_is_no_array(obj):
+    """The error names the function that makes an array of it."""
+    with pytest.raises(AdapterNotFoundError, match=re.escape("Make an array of it first: numpy.array(x).")):
+        dlx.convert(obj, to="torch")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import asyncio
 import atexit
 import collections
 import dataclasses
-import importlib
 import io
 import itertools
 import os
@@ -630,22 +629,3 @@ def test_data_without_numbers_passes_strictly():
     """It passes through like numbers next to an array."""
     for data in ([], {"a": "x"}, [None, b"x"], [1, dlx.empty(1, "int8")]):
         assert dlx.convert(data, to="dlx", strict=True) == data
-
-
-@pytest.mark.parametrize(
-    ("module", "kind", "values"),
-    [("PIL.Image", "Image", [[1, 2]]), ("polars", "Series", [1]), ("xarray", "DataArray", [1])],
-)
-def test_a_source_that_is_no_target_is_named_with_the_call_that_makes_one(np, module, kind, values):
-    """By name, module and type; the call works."""
-    library = pytest.importorskip(module)
-    root = module.partition(".")[0]
-    x = np.array(values, "uint8")
-    for to in (root, library, getattr(library, kind)):
-        with pytest.raises(dlx.errors.AdapterNotFoundError, match=f"'{root}' is a source, but not a target") as caught:
-            dlx.convert(x, to=to)
-    call = caught.value.fix.removeprefix("Call ").removesuffix(".")
-    made = eval(call, {root: importlib.import_module(root), "dlx": dlx, "x": x})
-    assert np.asarray(made).tolist() == values
-    with pytest.raises(dlx.errors.AdapterNotFoundError, match=f"'{root}' is a source, but not a target"):
-        dlx.convert(x, like=made)

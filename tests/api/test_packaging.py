@@ -127,8 +127,8 @@ def doctor(python, folder, *words):
 
 
 def commands_of(python, said):
-    """Return the commands of a repair, for the environment's pip without an index."""
-    words = [each.split() for each in said.partition("Run: ")[2].partition(" name status ")[0].split(" && ")]
+    """Return the commands of a repair, a line of their own, for the environment's pip without an index."""
+    words = [each.split() for each in said.partition("Run:\n")[2].partition("\n")[0].split(" && ")]
     assert all(each[0] == "pip" for each in words), said
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     return [[*pip, each[1], *(["--no-index"] if each[1] == "install" else []), *each[2:]] for each in words]
@@ -155,7 +155,7 @@ def test_the_other_project_is_noticed_and_the_command_repairs_it(clashing, tmp_p
     if last == "dlx":  # the name may be the other project's
         code = "import dlx\ntry: dlx.DLX\nexcept AttributeError as error: print(error)"
         assert "dlx 1.0.4, is installed, too" in run([python, "-c", code], tmp_path)
-    for command in commands_of(python, said):
+    for command in commands_of(python, done.stdout):
         run(command, tmp_path)
     assert "unrelated" not in doctor(python, tmp_path)[0]
     assert run([python, "-c", "import dlx; print(dlx.plan(b'a', to='dlx').outcome)"], tmp_path) == "shared\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import itertools
 import random
 
@@ -180,6 +181,31 @@ def test_frames_become_matrices(np):
             dlx.stack(make(frame), "torch", axis=1)
         with pytest.raises(errors.DTypeError, match=r"at arrays\['t'\]"):
             dlx.stack(make(frame.assign(t=["a", "b"])), "torch", axis=1, dtype="float32")
+
+
+def test_blocks_of_a_frame(np):
+    """Blocks of any dtype and place, reversed, sliced and with inserted columns, into new arrays and `out`."""
+    pandas, rng = pytest.importorskip("pandas"), np.random.default_rng(0)
+    kinds = ["f8", "f4", "i8", "u1", "?", "f2"]
+    for _ in range(60):
+        n, width = int(rng.choice([0, 1, 5])), int(rng.integers(1, 9))
+        draw = lambda n=n: (rng.random(n) * 100).astype(rng.choice(kinds))  # noqa: E731
+        frame = pandas.DataFrame({f"c{i}": draw() for i in range(width)})
+        frame.insert(int(rng.integers(width + 1)), "new", draw())
+        frame = frame.iloc[:, ::-1] if rng.random() < 0.3 else frame
+        frame = frame[list(rng.permutation(frame.columns))] if rng.random() < 0.5 else frame
+        for axis, to, dtype in ((0, "torch", "float32"), (1, "numpy", "float64"), (1, "jax", "float32")):
+            wanted = np.stack([frame[name].to_numpy().astype(dtype) for name in frame], axis)
+            if to != "jax" or importlib.util.find_spec("jax"):
+                found = np.asarray(dlx.stack(frame, to, axis=axis, dtype=dtype))
+                assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape) and (found == wanted).all()
+            out = np.zeros(tuple(2 * extent for extent in wanted.shape), dtype)[::2, ::2]
+            assert dlx.stack(frame, axis=axis, dtype=dtype, out=out) is out and (out == wanted).all()
+        odd = next((name for name in frame if frame[name].dtype != frame.iloc[:, 0].dtype), None)
+        if odd is not None:
+            with pytest.raises(errors.DTypeError) as caught:
+                dlx.stack(frame, "numpy")
+            assert caught.value.path == (odd,)
 
 
 def test_a_mapping_of_columns(np):

@@ -90,6 +90,28 @@ def test_missing_headers_are_named(monkeypatch, tmp_path):
     assert Build("3.13", build.target).headers.origin == "own"
 
 
+def test_configure_needs_no_python_of_its_version(monkeypatch, tmp_path):
+    """It asks this machine's Python for its version, and that one need not be installed."""
+    source = tmp_path / "3.99"
+    (source / "Include").mkdir(parents=True)
+    (source / "Include" / "Python.h").write_text("")
+    (source / "configure").write_text(
+        "#!/bin/sh\n"
+        'for word in "$@"; do case $word in --with-build-python=*) python=${word#*=};; esac; done\n'
+        "case $READELF in readelf) exit 1;; esac\n"  # 3.11 takes that for a missing one
+        'echo "#define ASKED $($python -c "import sys")" >pyconfig.h\n'
+    )
+    (source / "configure").chmod(0o755)
+    monkeypatch.setattr(wheels, "SOURCES", tmp_path)
+    monkeypatch.setattr(wheels, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(wheels, "GIVEN", None)
+    for target in wheels.TARGETS:
+        found = Build("3.99", target).headers
+        assert found.origin == ("configured" if target.system == "linux" else "check"), target
+        assert (found.folder / "pyconfig.h").read_text() == "#define ASKED 3.99\n"
+        assert (found.folder / "Python.h").exists()
+
+
 def test_windows_has_its_own_configuration_in_the_source(monkeypatch, tmp_path):
     """PC/pyconfig.h, or .h.in since 3.13, replaces the one of the machine that builds."""
     (tmp_path / "3.13" / "Include").mkdir(parents=True)

@@ -190,8 +190,9 @@ def test_other_formats_and_targets_are_refused_with_a_fix():
         ):
             dlx.convert({"m": [m]}, to)
         assert set(dlx.parts(m, to=to)) == {"data", "indices", "indptr", "shape"}
-    with pytest.raises(DlxError, match=r"toarray"):
-        dlx.convert(m.tolil(), "torch")
+    for other in (m.tolil(), m.todok(), m.todia()):
+        with pytest.raises(DlxError, match=r"Call .tocsr\(\) first"):
+            dlx.convert(other, "torch")
     with pytest.raises(LayoutError, match="dense dimensions"):
         dlx.convert(torch.ones(2, 3).to_sparse(1), "scipy")
 

@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 from support.project import ROOT
+from support.repository import wheels as cross
 
 yaml = pytest.importorskip("yaml")
 
@@ -82,5 +83,8 @@ def test_the_same_pythons_everywhere():
     free_threaded = [f"cp{version.replace('.', '')}-*" for version in re.findall(r'python-version: "(.*t)"', TESTS)]
     assert free_threaded == ["cp314t-*"]
     assert SETTINGS["tool"]["cibuildwheel"]["build"] == sorted({*wheels, *free_threaded})
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8"))["jobs"]
+    (installed,) = [step["with"]["python-version"] for step in jobs["cross"]["steps"] if "setup-python" in str(step)]
+    assert list(cross.PYTHONS) == installed.split()[::-1] == PYTHONS
     assert f"PYTHON ?= {' '.join('python' + each for each in PYTHONS)} python3\n" in MAKE
     assert f'"PYTHONS", "{" ".join("python" + each for each in PYTHONS[1:])}"' in NOX

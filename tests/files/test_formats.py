@@ -495,3 +495,29 @@ def test_the_text_of_zip_errors_is_short(tmp_path):
     with pytest.raises(FileError, match="not a valid zip file") as caught:
         dlx.open(path)
     assert len(str(caught.value)) < 1000
+
+
+def test_arrays_of_impossible_size(tmp_path):
+    """A chunked dataset may claim any shape: its memory is refused by its name, and too many chunks at once."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path := tmp_path / "x.h5", "w") as file:
+        file.create_dataset("large", shape=(1 << 47,), dtype="f8", chunks=(1 << 25,))
+        file.create_dataset("many", shape=(1 << 16, 1 << 16), dtype="u1", chunks=(1, 1))
+        file["other"] = [1, 2, 3]
+    with dlx.open(path, "numpy") as file:
+        with pytest.raises(
+            MemoryError, match=r"cannot allocate 1\.0 PiB for 'large', whose shape is \[140737488355328\]"
+        ):
+            file["large"]
+        with pytest.raises(FileError, match=r"at obj\['many'\]: it has 4,294,967,296 chunks"):
+            file["many"]
+        assert file["other"].tolist() == [1, 2, 3]
+
+
+def test_nested_metadata_of_gguf_is_bounded():
+    """A million empty arrays in an array are refused; they would take seconds."""
+    count = 1_000_000
+    key, empty = struct.pack("<Q", 1) + b"a", struct.pack("<IQ", 0, 0)
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 9, count) + empty * count
+    with pytest.raises(FileError, match="too many nested arrays"):
+        dlx.open(data)

@@ -446,7 +446,7 @@ def test_attributes_are_read_on_demand(tmp_path, monkeypatch):
     assert metadata["g@n"] == 1 and read == ["n"]
     assert metadata == {"k": 3, "g@n": 1, "g/a@m": 2}
     file.close()
-    with pytest.raises(FileError, match=r"it is closed, so 'k' cannot be read\. Open it again\."):
+    with pytest.raises(FileError, match=r"it is closed, so its attributes cannot be read\. Open it again\."):
         metadata["k"]
     file = dlx.open(tmp_path / "x.h5")
     file.close()

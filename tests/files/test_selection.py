@@ -112,3 +112,57 @@ def test_the_command_writes_a_part(tmp_path, capsys):
     capsys.readouterr()
     assert here("convert", tmp_path / "x.npz", tmp_path / "q.npz", "--only", "q")[0] == 2
     assert "no member 'q'" in capsys.readouterr().err
+
+
+def fields(value):
+    """Return the values of all fields of a record, by their paths."""
+    return {
+        ".".join(filter(None, (name, at))): found
+        for name, inner in value.items()
+        for at, found in (fields(inner) if not hasattr(inner, "shape") else {"": inner}).items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"only": "t.b"}, {"b"}),
+        ({"only": "t.in.*"}, {"in.x", "in.y"}),
+        ({"only": "t.in", "skip": "t.in.x"}, {"in.y"}),
+        ({"skip": ["t.b", "t.in.y"]}, {"a", "in.x"}),
+        ({"only": "t"}, {"a", "b", "in.x", "in.y"}),
+        ({"only": lambda name: name.endswith((".b", ".x"))}, {"b", "in.x"}),
+    ],
+)
+def test_fields_of_records(tmp_path, kind, mapped, options, kept):
+    """Fields are named by their paths, and a record's name selects all of them."""
+    np = pytest.importorskip("numpy")
+    records = np.zeros(3, [("a", "<f4"), ("b", "<i4"), ("in", [("x", ">i2"), ("y", "<f8")])])
+    records["b"], records["in"]["x"], records["in"]["y"] = [1, 2, 3], [4, 5, 6], [7, 8, 9]
+    path = tmp_path / f"x.{kind}"
+    if kind == "h5":
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file["t"] = records
+    else:
+        np.savez(path, t=records)
+    with dlx.open(path, "numpy", mmap=mapped, **options) as file:
+        found = fields(file["t"])
+    assert found.keys() == kept
+    for name, value in found.items():
+        outer, _, inner = name.rpartition(".")
+        assert value.tolist() == (records[outer] if outer else records)[inner].tolist()
+
+
+def test_fields_that_are_missing_or_alone(tmp_path):
+    """A name that no field has is an error, as for members; the fields of a .npy file have no prefix."""
+    np = pytest.importorskip("numpy")
+    np.savez(path := tmp_path / "x.npz", t=np.zeros(2, "f4,f4"), w=np.ones(3))
+    with pytest.raises(FileError, match=r"no member 't\.f9', which only= names"):
+        dlx.open(path, only="t.f9")
+    assert [*dlx.open(path, only=["t.f1", "w"])["t"]] == ["f1"]
+    assert [*dlx.open(path, skip="t")] == ["w"]
+    np.save(path := tmp_path / "x.npy", np.array([(1, 2)], "i4,i4"))
+    (record,) = dlx.open(path, "numpy", only="f1").values()
+    assert {name: each.tolist() for name, each in record.items()} == {"f1": [2]}

@@ -228,3 +228,74 @@ def test_a_cluster(tmp_path):
     path.write_text(CLUSTER)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.splitlines()[-1:] == ["[('shared', 2000)]"], done.stdout + done.stderr[-2000:]
+
+
+SHARED = """
+import dlx
+from distributed import Client, LocalCluster
+
+
+def address(array):
+    return dlx.describe(array).address
+
+
+def make(to):
+    import builtins
+    tensor = dlx.empty((1 << 20,), "float32", shared=True)
+    memoryview(tensor)[0] = 7
+    builtins.kept = tensor, dlx.share({"x": dlx.convert(tensor, to=to)})
+    return dict(builtins.kept[1])
+
+
+def write():
+    import builtins
+    memoryview(builtins.kept[0])[1] = 9
+
+
+def attach(handle, to):
+    import builtins
+    builtins.x = x = dlx.attach(handle, to=to, writable=True)["x"]
+    return type(x).__module__.partition(".")[0], dlx.shares_memory(x, dlx.attach(handle, to="dlx", writable=True)["x"])
+
+
+def values():
+    import builtins
+    return memoryview(dlx.convert(builtins.x, to="dlx", copy=False))[:2].tolist()
+
+
+def make_tensor(to):
+    import numpy as np
+    return dlx.convert(dlx.convert(np.full(1 << 20, 5, "f4"), to=to), to="dlx")
+
+
+def take_tensor(tensor, to):  # the bytes that dask received, out of band
+    same = address(dlx.convert(tensor, to=to, readonly="share")) == address(tensor)
+    is_aligned = to != "jax" or address(tensor) % 64 == 0  # jax copies other memory
+    return same is is_aligned, float(memoryview(tensor)[-1])
+
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            one, two = client.scheduler_info()["workers"]
+            for to in ("numpy", "torch", "jax"):
+                handle = client.submit(make, to, workers=one, pure=False).result()
+                package, is_shared = client.submit(attach, handle, to, workers=two, pure=False).result()
+                before = client.submit(values, workers=two, pure=False).result()
+                client.submit(write, workers=one, pure=False).result()
+                after = client.submit(values, workers=two, pure=False).result()
+                tensor = client.submit(make_tensor, to, workers=one, pure=False)
+                print(package, is_shared, before, after, client.submit(take_tensor, tensor, to, workers=two).result())
+"""
+
+
+@pytest.mark.timeout(250)
+def test_workers_of_one_host_share_arrays(tmp_path):
+    """A handle goes to another worker, and a tensor is used over the bytes that dask received: neither is copied."""
+    for package in ("distributed", "torch", "jax"):
+        pytest.importorskip(package)
+    path = tmp_path / "cluster.py"
+    path.write_text(SHARED)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=240, check=False)
+    rows = [f"{name} True [7.0, 0.0] [7.0, 9.0] (True, 5.0)" for name in ("numpy", "torch", "jaxlib")]
+    assert done.stdout.splitlines() == rows, done.stdout + done.stderr[-2000:]

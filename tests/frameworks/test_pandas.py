@@ -213,14 +213,9 @@ def test_without_the_attribute_that_is_read_arrow_serves(monkeypatch):
 
 
 def test_pandas_is_no_target():
-    """By name, module, type or example, the error names the call that makes a Series of the result."""
-    for options in ({"to": "pandas"}, {"to": pd}, {"to": pd.Series}, {"to": pd.DataFrame}, {"like": pd.Series([1.0])}):
-        with pytest.raises(errors.AdapterNotFoundError, match="'pandas' is a source, but not a target") as caught:
-            dlx.convert(np.ones(2), **options)
-        call = caught.value.fix.removeprefix("Call ").removesuffix(".")
-        assert eval(call, {"pandas": pd, "dlx": dlx, "x": np.ones(2)}).tolist() == [1.0, 1.0]
+    """Pandas is not a target and is not suggested as one."""
     with pytest.raises(errors.AdapterNotFoundError) as caught:
-        dlx.convert(np.ones(2), to="nothing")
+        dlx.convert(np.ones(2), to="pandas")
     assert "pandas" not in caught.value.fix
 
 

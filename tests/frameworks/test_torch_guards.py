@@ -143,6 +143,7 @@ def test_the_slot_that_borrows_says_what_torchs_own_does(torch, guards, adapter)
 
 
 @pytest.mark.torch("2.10")
+@pytest.mark.native("torch reports that the emulator has no MIDR_EL1")
 def test_tensors_without_memory_are_refused_without_a_word(torch, guards, python):
     """Torch's C functions, which write to stderr on failure, are not called for such tensors."""
     python(

@@ -85,7 +85,7 @@ def test_xarray_is_no_target(array):
     """Xarray is not a target, and is not listed as one."""
     with pytest.raises(errors.AdapterNotFoundError, match="not a target") as caught:
         dlx.convert(array, to="xarray")
-    assert caught.value.fix == "Call xarray.DataArray(dlx.convert(x, to='numpy'))."
+    assert "xarray" not in caught.value.fix
 
 
 HOSTILE = """

@@ -10,7 +10,7 @@ import pytest
 from support.project import ROOT
 
 import dlx.adapter
-from dlx._registry.plugin import FRAMEWORKS, install_of
+from dlx._registry.plugin import FRAMEWORKS, SOURCES, install_of
 from dlx._registry.registry import Registry, registry
 from dlx.adapter import Adapter, Blocker, Capabilities, Container, Description, Devices, DTypes, FastPath, Guard
 
@@ -74,10 +74,10 @@ def test_the_table_is_true_of_the_adapters():
     for root, row in FRAMEWORKS.items():
         first = next(each for each in loaded[root].adapters if f"{each.package}.".startswith(f"{root}."))
         assert loaded[root].module == row.module
-        assert row.is_target is (type(first).capabilities is not Adapter.capabilities), root
+        assert (root not in SOURCES) is (type(first).capabilities is not Adapter.capabilities), root
         assert install_of(first) == f"pip install {row.install}"
         assert all(loaded[name] is loaded[root] for name in row.names)
     known = registry._list_targets()
-    targets = [(root, *row.names) for root, row in FRAMEWORKS.items() if row.is_target]
+    targets = [(root, *row.names) for root, row in FRAMEWORKS.items() if root not in SOURCES]
     assert all(any(f" {name}" in known for name in names) for names in targets)
-    assert not any(f" {root}," in known for root, row in FRAMEWORKS.items() if not row.is_target)
+    assert not any(f" {root}," in known for root in SOURCES)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.project import ROOT
 
 METHODS = ("fork", "spawn", "forkserver")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
@@ -114,14 +115,12 @@ import numpy as np
 import dlx
 from torch.utils.data import DataLoader
 
-def collate(samples):
-    batch = [dlx.stack(column, to="numpy") for column in zip(*samples)]
-    return dlx.attach(dlx.share(batch), to="torch", writable=True)
-
+RECIPE
 samples = [(np.full((3, 8, 8), i, np.float32), i, *(np.array([i]) for _ in range(30))) for i in range(32)]
 
 if __name__ == "__main__":
-    loader = DataLoader(samples, batch_size=4, num_workers=2, collate_fn=collate, multiprocessing_context=sys.argv[1])
+    options = {"multiprocessing_context": sys.argv[1], "persistent_workers": sys.argv[2] == "True"}
+    loader = DataLoader(samples, batch_size=4, num_workers=2, collate_fn=collate_shared, **options)
     before = len(os.listdir("/proc/self/fd"))
     kept = list(loader)
     opened = len(os.listdir("/proc/self/fd")) - before
@@ -131,16 +130,40 @@ if __name__ == "__main__":
         with dlx.share(images) as handle:
             assert handle["size"] <= 512
     kept.clear()
-    for batch in loader:
-        break
-    print(len(os.listdir("/proc/self/fd")) - before < 12)
+    for batch in loader:  # another epoch
+        assert batch[0][0, 0, 0, 0] == batch[1][0]
+    del batch
+    print(len(os.listdir("/proc/self/fd")) - before < 24)  # the pipes of persistent workers, and batches on the way
 """
 
 
-@pytest.mark.parametrize("method", ("fork", "spawn"))
-def test_batches_of_a_data_loader_are_shared(np, torch, tmp_path, method):
-    """The collate function of the cookbook returns tensors in one segment."""
-    assert run(LOADER, method, folder=tmp_path) == "True"
+@pytest.mark.few(2)
+@pytest.mark.parametrize("keeps", (False, True))
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_of_a_data_loader_are_shared(np, torch, tmp_path, method, keeps):
+    """The collate function of the cookbook returns tensors in one segment, also from persistent workers."""
+    page = (ROOT / "docs" / "cookbook" / "dataloader.md").read_text(encoding="utf-8")
+    start = page.index("def collate_shared")
+    recipe = page[start : page.index("\n\n", start)]
+    assert len(recipe.splitlines()) == 3
+    assert run(LOADER.replace("RECIPE", recipe + "\n"), method, str(keeps), folder=tmp_path) == "True"
+
+
+PACKED = """
+from multiprocessing.reduction import ForkingPickler
+import numpy as np
+import dlx
+for lazy in (True, False):
+    with dlx.share({"names": ["some text"] * 1000, "x": np.ones(100_000)}) as handle:
+        tree = dlx.attach(handle, to="numpy", lazy=lazy, writable=True)
+    assert len(bytes(ForkingPickler.dumps(tree["x"]))) < 1000
+    assert len(bytes(ForkingPickler.dumps(tree["names"]))) < 1000 or not lazy
+"""
+
+
+def test_arrays_beside_packed_lists_are_sent_without_their_bytes(np, python):
+    """Their type is registered, although the whole tree is converted at once."""
+    python(PACKED)
 
 
 LATE = """

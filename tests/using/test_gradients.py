@@ -319,9 +319,9 @@ class dlx_conversions:
     """Record whether `dlx.convert` shared or copied each array for gradients."""
 
     def __enter__(self):
-        from dlx._using import gradients
+        from dlx._using import operation
 
-        self._module, self._convert, found = gradients, gradients.FAST_PATH, []
+        self._module, self._convert, found = operation, operation.FAST_PATH, []
 
         def convert(array, to, **options):
             result = self._convert(array, to, **options)

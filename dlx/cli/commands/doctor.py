@@ -127,9 +127,9 @@ def _show(rows: list[Row], conflict: str, core: dict[str, Any], arguments: argpa
         module = row.module if row.distribution == OURS else f"{row.module} ({row.distribution})"
         table.append([*cells, module, row.cause])
     if conflict:  # first: nothing below can be relied on
-        for line in textwrap.wrap(conflict, 96, break_long_words=False, break_on_hyphens=False):
-            screen.line((line, "bad"))
-        screen.line("")
+        reason, _, command = conflict.partition(" Run: ")
+        screen.line((f"{reason} Run:", "bad"))
+        screen.block(f"{command}\n")  # on one line, to be copied
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
     screen.table(columns, table)
     for name, reason in find_missing().items():

@@ -3,6 +3,7 @@
 #
 #     aarch64.sh FOLDER PYTHON [ARGUMENT...]     PYTHON has the group `wheels` of pyproject.toml; ARGUMENTs are pytest's
 #
+# TORCH=torch==2.10.0 adds jax and that torch, whose wheel in the index needs no CUDA, unlike those of 2.12 and later.
 # FOLDER becomes a Debian with Python 3.11 (minutes, network, about 700 MB) and is kept for the next time. If this machine cannot
 # run it, one sentence explains why, with status 0. Failing tests have another status.
 set -eu
@@ -14,6 +15,7 @@ shift 2
     tests/views tests/sharing tests/files
 arch=manylinux_2_17_aarch64
 binfmt=/proc/sys/fs/binfmt_misc
+site=/srv/site${TORCH:+-torch} # inside of the folder
 
 leave_out() {
     echo "note: tests on aarch64: $1; left out"
@@ -48,25 +50,33 @@ if [ ! -e "$folder" ]; then
     mv "$folder.new" "$folder"
 fi
 inside() {
-    HOME=/srv PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 PYTHONPATH=/srv/site:/srv/dlx chroot "$folder" "$@"
+    HOME=/srv PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 PYTHONPATH=$site:/srv/dlx chroot "$folder" "$@"
 }
 version=$(inside /usr/bin/python3 -c 'import sys; print("{}.{}".format(*sys.version_info))')
 name=cp$(echo "$version" | tr -d .)
 
 # Debian splits the headers: pyconfig.h depends on the processor.
 headers=$folder/srv/headers/$name-$arch
-mkdir -p "$headers" "$folder/srv/site" "$folder/srv/dlx"
+mkdir -p "$headers" "$folder$site" "$folder/srv/dlx"
 cp -r "$folder/usr/include/python$version/." "$headers/"
 cp "$folder/usr/include/aarch64-linux-gnu/python$version/pyconfig.h" "$headers/"
 rm -rf "$folder/srv/wheels"
 TARGET_PYTHONS=$folder/srv/headers "$python" tests/support repository.wheels --out "$folder/srv/wheels" --only "$name-$arch"
 
 # The tests' packages are downloaded here, since pip is slow under emulation.
-platforms="--platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux_2_27_aarch64"
-# shellcheck disable=SC2086
-"$python" -m pip --disable-pip-version-check install --quiet --upgrade --target "$folder/srv/site" --only-binary :all: $platforms \
-    --platform manylinux_2_28_aarch64 --python-version "$version" --implementation cp --constraint constraints.txt \
-    numpy ml_dtypes pytest pytest-timeout pytest-xdist hypothesis attrs pillow setuptools cffi pluggy rich ${PACKAGES:-}
+sed '/^torch==/d' constraints.txt >"$folder/srv/constraints.txt"
+download() {
+    "$python" -m pip --disable-pip-version-check install --quiet --upgrade --target "$folder$site" --only-binary :all: \
+        --platform manylinux2014_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux_2_27_aarch64 \
+        --platform manylinux_2_28_aarch64 --python-version "$version" --implementation cp \
+        --constraint "$folder/srv/constraints.txt" "$@"
+}
+download numpy ml_dtypes pytest pytest-timeout pytest-xdist hypothesis attrs pillow setuptools cffi pluggy rich
+if [ -n "${TORCH:-}" ]; then
+    # pip reads requirements for this machine's processor, where torch needs CUDA's libraries.
+    download jax filelock typing-extensions sympy networkx jinja2 fsspec
+    download --no-deps "$TORCH"
+fi
 
 # A clean copy of the checkout, with the extensions of the wheel as if they had been built there.
 rm -rf "$folder/srv/dlx"

@@ -9,8 +9,8 @@ The headers of a Python for a target are, in this order:
 2. those of a Python of this machine, for manylinux on this machine's processor: the target's own;
 3. CPython's source in `CPYTHON_SOURCES`/3.13: its ``Include``; for Windows its own ``PC/pyconfig.h``, for Linux the
    ``pyconfig.h`` that CPython's ``configure`` writes with zig as the compiler;
-4. those of a Python of this machine: a *check*, which compiles and links as the target does, and is not a wheel to
-   publish.
+4. those of manylinux for x86_64, found in one of these ways: a *check*, which compiles and links as the target does,
+   and is not a wheel to publish.
 
 Each wheel is inspected: its tag, its names, the format and processor of its extensions, the libraries that they need,
 and every symbol that they import.
@@ -35,14 +35,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 
 from support.project import ROOT
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlx" / "wheels"
 SOURCES = Path(os.environ.get("CPYTHON_SOURCES") or CACHE / "cpython")
 GIVEN = os.environ.get("TARGET_PYTHONS")
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 SYMBOLS = Path(__file__).with_name("symbols.toml")
+FINDING = Lock()
 
 
 @dataclass(frozen=True)
@@ -121,44 +123,36 @@ class Build:
     def headers(self) -> Headers:
         """Find the headers."""
         needed = f"Python.h and pyconfig.h of {self.name} in {GIVEN or '$TARGET_PYTHONS'}/{self.name}"
+        found = self._find()
+        like = found or Build(self.python, TARGETS[0])._find()
+        if like is None:
+            raise Failed(f"{self.name}: there are no headers of Python {self.python} here. Provide {needed}.")
+        include, config, origin = like
+        if config.parent != include or not found:
+            folder = CACHE / "headers" / self.name
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(include, folder)
+            shutil.copyfile(config, folder / "pyconfig.h")
+            include = folder
+        return Headers(include, origin) if found else Headers(include, "check", needed)
+
+    def _find(self) -> tuple[Path, Path, str] | None:
+        """Find the folder of headers, the target's pyconfig.h, and where that is from."""
         if GIVEN and Path(GIVEN, self.name, "Python.h").exists():
-            return Headers(Path(GIVEN, self.name), "own")
+            return Path(GIVEN, self.name), Path(GIVEN, self.name, "pyconfig.h"), "own"
         here = include_of(self.python)
         is_own = self.target.tag.startswith("manylinux") and self.target.processor == platform.machine()
         if here and is_own and platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
-            return Headers(here, "own")
+            return here, here / "pyconfig.h", "own"
         source = SOURCES / self.python
-        if (source / "Include" / "Python.h").exists():
-            if self.target.system == "win32":
-                return self._assemble(source / "Include", self._windows_config(source), "own")
-            if self.target.host:
-                return self._assemble(source / "Include", self._configure(source), "configured")
-        if here is None:
-            if not (source / "Include" / "Python.h").exists():
-                raise Failed(f"{self.name}: there are no headers of Python {self.python} here. Provide {needed}.")
-            config = self._find_any_config(source)
-            return self._assemble(source / "Include", config, "check", needed)
-        return self._assemble(here, (here / "pyconfig.h").read_text(encoding="utf-8"), "check", needed)
+        if self.target.system == "win32":  # the same file for every build of a version
+            for config in source.glob("PC/pyconfig.h*"):
+                return source / "Include", config, "own"
+        elif self.target.host and (source / "configure").exists():
+            return source / "Include", self._configure(source), "configured"
+        return None
 
-    def _assemble(self, include: Path, config: str, origin: str, missing: str = "") -> Headers:
-        """Copy headers next to another pyconfig.h."""
-        folder = CACHE / "headers" / self.name
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(include, folder)
-        (folder / "pyconfig.h").write_text(config, encoding="utf-8")
-        return Headers(folder, origin, missing)
-
-    def _windows_config(self, source: Path) -> str:
-        """Return Windows' pyconfig.h, which is the same for every build of a version."""
-        path = next(source.glob("PC/pyconfig.h*"))
-        return path.read_text(encoding="utf-8")
-
-    def _find_any_config(self, source: Path) -> str:
-        """Return the pyconfig.h of a Linux that can be configured here."""
-        linux = next(each for each in TARGETS if each.processor == self.target.processor and each.host)
-        return Build(self.python, linux)._configure(source)
-
-    def _configure(self, source: Path) -> str:
+    def _configure(self, source: Path) -> Path:
         """Let CPython's configure write pyconfig.h, with zig as its cross compiler; minutes, once."""
         folder = CACHE / "configured" / self.name
         made = folder / "pyconfig.h"
@@ -169,16 +163,18 @@ class Build:
             build = run(
                 sys.executable, "-c", "import sysconfig; print(sysconfig.get_config_var('BUILD_GNU_TYPE'))"
             ).strip()
-            python = ask_python(self.python, "sys.executable")
-            if not python:
-                raise Failed(f"{self.name}: to configure it, a Python {self.python} of this machine must run")
+            # It asks this machine's Python for its version alone, since nothing is built.
+            python = folder / "python"
+            python.write_text(f"#!/bin/sh\necho {self.python}\n", encoding="utf-8")
+            python.chmod(0o755)
             # The results of one version hold for the others: they are about the C library and the compiler.
             environment = {
                 **os.environ, "CC": f"{sys.executable} -m ziglang cc -target {self.target.zig}",
-                "AR": f"{sys.executable} -m ziglang ar", "READELF": "readelf",
+                "AR": f"{sys.executable} -m ziglang ar", "READELF": shutil.which("readelf") or "readelf",
                 "ac_cv_file__dev_ptmx": "yes", "ac_cv_file__dev_ptc": "no", "ac_cv_buggy_getaddrinfo": "no",
             }  # fmt: skip
-            cache = f"--cache-file={CACHE / 'configured' / self.target.tag}.cache"
+            # It refuses a cache of another compiler, so this environment has its own.
+            cache = f"--cache-file={sys.prefix}/{self.target.tag}.cache"
             command = [source / "configure", cache, f"--host={self.target.host}", f"--build={build}"]
             log = folder / "configure.log"
             with log.open("w") as file:
@@ -186,7 +182,7 @@ class Build:
                 done = subprocess.run(words, cwd=folder, env=environment, stdout=file, stderr=file, check=False)
             if done.returncode or not made.exists():
                 raise Failed(f"{self.name}: CPython's configure failed, see {log}")
-        return made.read_text(encoding="utf-8")
+        return made
 
 
 def ask_python(version: str, code: str) -> str:
@@ -392,7 +388,8 @@ def check_contents(path: Path) -> None:
 
 def make(build: Build, pure: Path, folder: Path, generated: Path, out: Path) -> str:
     """Build and inspect one wheel; return a line about it."""
-    headers = build.headers
+    with FINDING:  # two builds may need the same ones
+        headers = build.headers
     made = compile_all(build, folder / build.name, generated)
     imported = sum(inspect(build, path) for path in made)
     is_check = headers.origin == "check"
