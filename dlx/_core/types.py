@@ -11,6 +11,7 @@ from typing import Any
 
 from dlx._core.extension import lib
 from dlx._support.display import Shown
+from dlx._support.late import load_name
 from dlx._support.module import set_module
 from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
 
@@ -48,11 +49,12 @@ _ALIASES = {
 }
 
 
-def _unknown(part: str, obj: Any) -> Any:
-    return None
+def _ask_registry(part: str, obj: Any) -> Any:
+    """Load the registry, which replaces this function, and ask it."""
+    return load_name("dlx._registry.dtypes_and_devices", "read_native")(part, obj)
 
 
-_from_native: Callable[[str, Any], Any] = _unknown
+_from_native: Callable[[str, Any], Any] = _ask_registry
 
 
 def set_from_native(look_up: Callable[[str, Any], Any]) -> None:
