@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import re
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 
 from dlx._core.extension import lib
 from dlx._support.display import Shown
-from dlx._support.late import load_name
 from dlx._support.module import set_module
 from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
 
@@ -51,7 +51,7 @@ _ALIASES = {
 
 def _ask_registry(part: str, obj: Any) -> Any:
     """Load the registry, which replaces this function, and ask it."""
-    return load_name("dlx._registry.dtypes_and_devices", "read_native")(part, obj)
+    return importlib.import_module("dlx._registry.dtypes_and_devices").read_native(part, obj)
 
 
 _from_native: Callable[[str, Any], Any] = _ask_registry
