@@ -153,4 +153,4 @@ def __dir__() -> list[str]:
 
 
 if "IPython" in sys.modules:
-    load_name("dlx._api.notebook", "install")()
+    load_name("dlx._api.notebook", "install")(_settle)

@@ -1,9 +1,10 @@
-"""Completion of targets in IPython: ``dlx.convert(x, to="``."""
+"""Completion in IPython: of targets, ``dlx.convert(x, to="``, and of the modules of dlx, ``dlx.errors.``."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["complete_targets", "install"]
@@ -14,8 +15,11 @@ _CALL = re.compile(
 )
 
 
-def install() -> None:
-    """Add the completion to the running IPython, if any."""
+def install(settle: Callable[[], None]) -> None:
+    """Add the completion to the running IPython, if any.
+
+    `settle` makes dlx an ordinary module: IPython does not complete attributes of modules with a `__getattr__`.
+    """
     shell = sys.modules["IPython"].get_ipython()
     completer: Any = sys.modules.get("IPython.core.completer")
     matchers = getattr(getattr(shell, "Completer", None), "custom_matchers", None)
@@ -24,6 +28,7 @@ def install() -> None:
 
     @completer.context_matcher(identifier="dlx.targets")  # type: ignore[untyped-decorator]
     def match_targets(context: Any) -> Any:
+        settle()
         names = complete_targets(context.text_until_cursor)
         found = [completer.SimpleCompletion(text=name, type="param") for name in names]
         return {"completions": found, "suppress": bool(found)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import re
 import sys
@@ -48,11 +49,12 @@ _ALIASES = {
 }
 
 
-def _unknown(part: str, obj: Any) -> Any:
-    return None
+def _ask_registry(part: str, obj: Any) -> Any:
+    """Load the registry, which replaces this function, and ask it."""
+    return importlib.import_module("dlx._registry.dtypes_and_devices").read_native(part, obj)
 
 
-_from_native: Callable[[str, Any], Any] = _unknown
+_from_native: Callable[[str, Any], Any] = _ask_registry
 
 
 def set_from_native(look_up: Callable[[str, Any], Any]) -> None:

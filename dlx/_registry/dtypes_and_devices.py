@@ -14,7 +14,7 @@ from dlx.adapter.base import has_device_objects
 from dlx.errors import DlxError
 
 
-def _from_native(part: str, obj: Any) -> Any:
+def read_native(part: str, obj: Any) -> Any:
     """Return the dtype or device of a framework's object, or None. `part`: ``"dtypes"`` or ``"devices"``."""
     module = module_of(obj if isinstance(obj, type) else type(obj))
     for adapter in registry.iterate_imported() if isinstance(obj, str) else registry.iterate_package(module):
@@ -48,4 +48,4 @@ def _device_of_namespace(root: str, obj: Any) -> Device | None:
         return None
 
 
-types.set_from_native(_from_native)
+types.set_from_native(read_native)

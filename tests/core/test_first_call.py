@@ -1,0 +1,32 @@
+"""Dtypes and devices of frameworks work in the first call of a process."""
+
+import pytest
+
+CALLS = {
+    "convert": "dlx.convert(x, to='numpy', device=d, dtype=t)",
+    "mapping": "dlx.convert(x, to='numpy', dtype={np.dtype('f8'): t})",
+    "plan": "assert dlx.plan(x, to='numpy', device=d, dtype=t).outcome == 'copied'",
+    "stack": "dlx.stack([x], to='numpy', device=d, dtype=t)",
+    "using": "dlx.using('numpy', device=d)(lambda a: a)(x)",
+    "empty": "dlx.empty(3, t, device=d)",
+    "from_pointer": "dlx.from_pointer(x.ctypes.data, (2,), t, device=d, owner=x)",
+    "open": "np.save('x.npy', x); dlx.open('x.npy', to='numpy', device=d, dtype=t)['']",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_first_call_takes_a_framework_s_dtype_and_device(np, torch, python, call, tmp_path):
+    """The module that knows them is loaded when it is needed, not only by `dlx.Device`."""
+    python(
+        f"""
+        import os
+        import numpy as np
+        import torch
+        import dlx
+
+        os.chdir({str(tmp_path)!r})
+        x, d, t = np.ones(2), torch.device("cpu"), torch.float32
+        {CALLS[call]}
+        """,
+        args=("-W", "ignore"),
+    )
