@@ -77,7 +77,10 @@ def warm_stream(torch):
     Every kernel of the tests has run before: the first run of a kernel loads its code and waits for the whole device,
     so a test of missing order would pass.
     """
+    torch.cuda.graph(torch.cuda.CUDAGraph())  # creates its stream
     stream = torch.cuda.Stream()
+    while stream == torch.cuda.graph.default_capture_stream:  # torch hands out 32 streams in turn
+        stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         tensor = torch.zeros(N, device="cuda")
         torch.cuda._sleep(1000)
