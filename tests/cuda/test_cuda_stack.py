@@ -49,6 +49,7 @@ class WritingDTypes(DTypes):
             step = [at + i * stride for at in step for i in range(extent)]
         for at, value in zip(step, values, strict=True):
             lib.cuda.poke(out.ptr + at, [value])
+        assert not lib.read(array)  # last, since reading by the host waits
         lib.cuda.write(lib.handle(0), out.ptr, 1)
         return out
 
@@ -323,6 +324,17 @@ def test_axis_and_out(cuda, np, lib_a, lib_w, to, kind, axis):
                 assert (dlx.convert(dlx.stack(rows, to, axis=axis), to="numpy") == wanted).all()
             assert not any(lib_a.write(row) for row in rows if isinstance(row, lib_a.Array))
     assert lib_a.reused_too_early == lib_w.reused_too_early == cuda.races == 0, cuda.report
+
+
+def test_the_source_of_an_output_may_be_written_next(cuda, lib_a, lib_w):
+    """A later write of the producer waits for the copy of another framework, also behind a dlx.Tensor."""
+    with lib_a.on(cuda.stream()), lib_w.on(cuda.stream()):
+        for _ in range(3):
+            for to in ("liba", "dlx"):
+                x, out = lib_a.made(), lib_w.made()
+                assert dlx.convert(dlx.convert(x, to=to), out=out) is out
+                assert not lib_a.write(x)
+    assert cuda.races == 0, cuda.report
 
 
 def test_an_output_that_is_a_row(cuda, np, lib_w):
