@@ -77,6 +77,10 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
     >>> sorted(dlx.open(file))
     ['a', 'b.c']
     """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(
+            f"path must be a path, found {type_name(type(path))}. Save to a path, and read the file's bytes"
+        )
     target = Path(os.fsdecode(path))
     kind = target.suffix if format is None else f".{format.removeprefix('.')}"
     if kind not in FORMATS:

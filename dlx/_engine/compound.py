@@ -174,7 +174,10 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], *, swaps: bo
         part = adjacent
     if swaps and not _is_rows(part):
         tensor = tensor_of(part)
-        part, swaps = _swap(FAST_PATH(part, to="dlx") if cuda.is_cuda(tensor.device) else tensor), False
+        if not cuda.is_cuda(tensor.device):
+            part, swaps = _swap(tensor), False
+        elif dtype is None or tensor.dtype == dtype:  # else the framework casts first
+            part, swaps = _swap(FAST_PATH(part, to="dlx")), False
     if dtype is None and not _is_rows(part) and not minus:
         return part
     rows = _rows(part)

@@ -1,6 +1,7 @@
 """`dlx.save`: what it writes is read by the formats' own libraries; a file is replaced completely or not at all."""
 
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -160,6 +161,9 @@ def test_calls_that_are_wrong(tmp_path):
             dlx.save(np.ones(2), tmp_path / "x.zip", **options)
     with pytest.raises(FileError, match="cannot store metadata"):
         dlx.save(np.ones(2), tmp_path / "x.npz", metadata={"a": "b"})
+    for path in (io.BytesIO(), 3, None):
+        with pytest.raises(TypeError, match=r"path must be a path, found .*Save to a path"):
+            dlx.save({"a": dlx.empty(3, "uint8")}, path)
     with pytest.raises(TypeError, match="metadata must map text to text"):
         dlx.save(np.ones(2), tmp_path / "x.safetensors", metadata={"a": 1})
     with pytest.raises(FileError, match=r"the folder .* does not exist"):
