@@ -9,7 +9,6 @@ import contextlib
 import functools
 import itertools
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,11 +16,10 @@ from typing import Any
 from dlx.adapter import GradSupport, Operation
 from dlx.errors import ConversionError, DlxError
 
-__all__ = ["call_once", "is_inexact", "is_traced", "is_tracing", "record"]
+__all__ = ["backward", "call_once", "fake", "is_inexact", "is_traced", "is_tracing", "keep", "record", "run", "vmap"]
 
 _OPERATIONS: dict[int, Operation] = {}  # compiled programs refer to these numbers, and may run until the process ends
 _NUMBERS = itertools.count(1)
-_DEFINING = threading.Lock()
 
 
 def is_tracing() -> bool:
@@ -144,50 +142,40 @@ def _call(operation: Operation, draws: _Draws, tensors: Sequence[Any]) -> tuple[
 
 
 def _operators() -> Any:
-    """Return the namespace of the operators; only one thread defines them."""
-    with _DEFINING:
-        return _define()
+    """Return the namespace of the operators, which the first import of their module defines in one thread."""
+    from dlx_adapters.dlx_torch_graph_operators import operators
+
+    return operators
 
 
-@functools.cache
-def _define() -> Any:
-    """Define the operators, and return their namespace."""
-    torch = sys.modules["torch"]
-    library = torch.library.Library("dlx", "FRAGMENT")
-    for name in ("call", "run"):
-        library.define(f"{name}(Tensor[] tensors, int number, str needs) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
-        library.impl(name, _run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"dlx::{name}", _fake, lib=library)
-        torch.library.register_vmap(f"dlx::{name}", _vmap, lib=library)
-    torch.library.register_autograd("dlx::call", _backward, setup_context=_keep, lib=library)
-    torch.library._register_effectful_op("dlx::run", torch._library.effects.EffectType.ORDERED)
-    torch.ops.dlx.library = library  # it removes its operators when it is collected
-    return torch.ops.dlx
-
-
-def _run(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
+def run(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
+    """Run an operation."""
     return _find(number, needs)(tensors)
 
 
-def _fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
+def fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
+    """Return results without data, for the shapes that the operation states."""
     operation = _find(number, needs)
     device = tensors[0].device if tensors else None
     empty, to_native = sys.modules["torch"].empty, sys.modules["dlx_adapters.dlx_torch"].DTYPES.to_native
     return [empty(shape, dtype=to_native(dtype), device=device) for shape, dtype in operation.results_like(tensors)]
 
 
-def _vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str) -> Any:
+def vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str) -> Any:
+    """Run an operation on batches."""
     results = record(_find(number, needs).batch(axes[0], info.batch_size), tensors)
     return results, [0] * len(results)
 
 
-def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+def keep(ctx: Any, inputs: Any, output: Any) -> None:
+    """Keep what the backward pass needs."""
     tensors, ctx.number, ctx.needs = inputs
     ctx.save_for_backward(*tensors)
     ctx.wanted = [each.requires_grad for each in tensors]
 
 
-def _backward(ctx: Any, gradients: Sequence[Any]) -> Any:
+def backward(ctx: Any, gradients: Sequence[Any]) -> Any:
+    """Return the gradients of the tensors."""
     return _differentiate(_find(ctx.number, ctx.needs), (), ctx.saved_tensors, ctx.wanted, gradients), None, None
 
 

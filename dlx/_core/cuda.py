@@ -16,7 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import HOST, Device, contiguous
 from dlx._support.module import set_module
-from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
+from dlx.errors import ConversionError, DeviceError, LayoutError
 
 Ready = Any
 """A readiness event: cdata ``dlx_ready *``, the point on a stream after which memory is ready."""
@@ -26,6 +26,9 @@ _FIX = {
     lib.DLX_E_FORKED: "Use the 'spawn' start method of multiprocessing.",
     lib.DLX_E_CAPTURE: "Convert before the capture starts, or use one stream for both.",
 }
+
+
+_KINDS: dict[int, Any] = {getattr(lib, name): kind for name, kind in native._CLASSES.items()}
 
 
 def check(status: int) -> None:
@@ -38,7 +41,7 @@ def check(status: int) -> None:
     if status in (lib.DLX_E_NO_DRIVER, lib.DLX_E_FORKED, lib.DLX_E_DRIVER):
         raise DeviceError(ffi.string(lib.dlx_cuda_message()).decode(errors="replace"), fix=fix)
     text = ffi.string(lib.dlx_status_text(status)).decode()
-    raise (StreamError if status == lib.DLX_E_CAPTURE else ConversionError)(text, fix=fix)
+    raise _KINDS.get(status, ConversionError)(text, fix=fix)
 
 
 def is_cuda(device: Device | None) -> bool:

@@ -129,7 +129,7 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
             known = next((each.adapter for each in handlers if isinstance(each, CompoundHandler)), None)
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
-        if error := find_source(type(like).__module__):
+        if error := find_source(module_of(type(like))):
             raise error
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",

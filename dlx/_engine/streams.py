@@ -294,7 +294,8 @@ class StreamSync:
         if not is_cuda(place) or base is None:
             reason = f"{adapter.name} cannot allocate pinned memory now"
             raise DeviceError(reason, fix="Pass device='cpu'.")
-        self.ask(base, None)  # memory of dlx does not belong to a graph
+        if allocates and not asks_host:
+            self.ask(base, None)  # memory of dlx does not belong to a graph
         return None, native.tensor_on_device(like, True, place.id, base.handle, base.keep), base
 
     def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:

@@ -27,6 +27,7 @@ from dlx._support.reflect import (
     foreign_error,
     foreign_errors,
     is_key,
+    module_of,
     packages,
     packages_of,
     type_name,
@@ -256,7 +257,7 @@ class Registry:
             target = self.ready(adapter, kind)
             if target is not None and kind in self._classes(target.adapter)[:1]:  # the result of `load`
                 return target
-        if (adapter is None or self.ready(adapter) is None) and (error := find_source(kind.__module__)):
+        if (adapter is None or self.ready(adapter) is None) and (error := find_source(module_of(kind))):
             raise error
         if adapter is not None and kind in self._classes(adapter):
             fix = f"Pass to={self._name_of(adapter)!r}."

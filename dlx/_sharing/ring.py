@@ -11,7 +11,6 @@ import fcntl
 import math
 import os
 import struct
-import threading
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager
@@ -25,6 +24,7 @@ from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._sharing.handle import Handle
 from dlx._sharing.segment import Descriptor, Segment
+from dlx._support.locks import no_fork
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr, type_name
 from dlx.errors import ConversionError, DlxError, HandleError
@@ -55,7 +55,7 @@ class _Member(AbstractContextManager[Any]):
         self._current: Any = None  # the slot that it writes or reads
         self._next_check = 0.0  # when it looks whether the other side is alive
         self._lock: Descriptor | None = None
-        with _opening:
+        with no_fork:
             self._lock = segment.reopen(os.O_RDWR)
             _members.add(self)
 
@@ -108,7 +108,6 @@ class _Member(AbstractContextManager[Any]):
             del lock  # not kept by a traceback
 
 
-_opening = threading.RLock()  # a fork waits until a new lock is one of `_members`
 _members: WeakSet[_Member] = WeakSet()
 
 
@@ -116,10 +115,9 @@ def _forget_members() -> None:
     """Close the locks in a forked child, which would otherwise outlive its parent."""
     for each in list(_members):
         each._lock = None
-    _opening.release()
 
 
-os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_forget_members)
+os.register_at_fork(after_in_child=_forget_members)
 
 
 @set_module("dlx")

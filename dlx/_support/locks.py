@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["Holder", "lock_of", "remove_property_locks"]
+__all__ = ["Holder", "lock_of", "no_fork", "remove_property_locks"]
 
 
 class Holder(Protocol):
@@ -20,6 +20,7 @@ class Holder(Protocol):
 
 _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 _making = threading.RLock()
+no_fork = threading.RLock()  # a fork waits until it is free
 
 
 def lock_of(holder: Holder) -> threading.RLock:
@@ -60,3 +61,4 @@ def _free(lock: threading.RLock) -> threading.RLock:
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks
     os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)

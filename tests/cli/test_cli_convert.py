@@ -512,7 +512,7 @@ def test_dtype_casts_while_it_writes(tmp_path, np):
 @pytest.mark.parametrize(
     ("dtype", "said"),
     [
-        ("int8", "Pass --dtype float64=int8."),
+        ("int8", "Pass --dtype int64=int8."),
         ("nonsense", "unknown dtype 'nonsense'"),
         ("float64=int8,", "is no list of changes such as float64=float32,int64=int32"),
         ("bfloat16", "Pass --dtype bfloat16=float32. Write .safetensors instead."),

@@ -12,6 +12,12 @@ from dlx._core import native
 from dlx._core.stream import Stream
 from dlx.errors import DeviceError, LayoutError, StreamError
 
+
+def transfer(tensor, target, stream, wait):
+    """Copy between the host and a device on the stream with a handle."""
+    driver.transfer(tensor, target, Stream(CUDA0, stream), wait)
+
+
 CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
 HOST = dlx.Device("cpu")
 
@@ -136,7 +142,7 @@ def test_a_copy_that_is_waited_for_enters_no_graph(cuda, np):
         for pair in ((source, target), (target, source)):
             if wait or pair[0] is source:
                 with pytest.raises(StreamError, match="capturing a graph"):
-                    native.tensor_transfer(*pair, stream, wait)
+                    transfer(*pair, stream, wait)
         assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 0
     assert cuda.end_capture(stream) == 0
 
@@ -200,11 +206,11 @@ def test_from_the_host_and_back(cuda, np, array, name):
     """Every layout has the right values on the device and back; the host continues immediately."""
     source = VIEWS[name](array)
     there = on(CUDA0, source.shape)
-    native.tensor_transfer(host(np, source), there, work(there), True)
+    transfer(host(np, source), there, work(there), True)
     if source.size:
         assert not cuda.host_write(source.__array_interface__["data"][0], 4)
     back = np.empty_like(source)
-    native.tensor_transfer(there, host(np, back), work(there), True)
+    transfer(there, host(np, back), work(there), True)
     assert np.array_equal(back, source) and cuda.races == 0
     if source.size:
         assert not cuda.host_read(back.__array_interface__["data"][0], back.nbytes)
@@ -215,18 +221,18 @@ def test_from_the_host_and_back(cuda, np, array, name):
 def test_from_a_strided_view_on_a_device(cuda, np, array, name, target):
     """Strided device memory is copied correctly to the host, within the device, and to another device."""
     whole = on(CUDA0, array.shape)
-    native.tensor_transfer(host(np, array), whole, work(whole), True)
+    transfer(host(np, array), whole, work(whole), True)
     expected = VIEWS[name](array)
     start = (expected.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // 4
     source = view(whole, expected.shape, tuple(stride // 4 for stride in expected.strides), start)
     back = np.empty(expected.shape, "int32")
     if target == HOST:
-        native.tensor_transfer(source, host(np, back), work(whole), True)
+        transfer(source, host(np, back), work(whole), True)
     else:
         there = on(target, expected.shape)
         driver.order(driver.work_stream(CUDA0), driver.work_stream(target))
-        native.tensor_transfer(source, there, work(there), False)
-        native.tensor_transfer(there, host(np, back), work(there), True)
+        transfer(source, there, work(there), False)
+        transfer(there, host(np, back), work(there), True)
     assert np.array_equal(back, expected) and cuda.races == 0, cuda.report
 
 
@@ -248,10 +254,10 @@ def test_calls_for_copies_from_and_to_the_host(cuda, np, shape):
     array = view_of(np.arange(8 * 8 * 1024, dtype="int32").reshape(8, 8, 1024))
     there = on(CUDA0, array.shape)
     cuda.forget()
-    native.tensor_transfer(host(np, array), there, work(there), True)
+    transfer(host(np, array), there, work(there), True)
     assert (cuda.count("cuMemcpyAsync"), cuda.count("cuMemcpy2DAsync")) == (runs, boxes)
     back = np.empty(array.shape, "int32")
-    native.tensor_transfer(there, host(np, back), work(there), True)
+    transfer(there, host(np, back), work(there), True)
     assert np.array_equal(back, array)
 
 
@@ -261,7 +267,7 @@ def test_a_few_large_boxes_are_not_packed(cuda, np):
     there = on(CUDA0, array.shape)
     whole = on(CUDA0, (4, 64, 2048))
     cuda.forget()
-    native.tensor_transfer(host(np, array[:, ::2]), view(there, (4, 32, 1024), (64 * 1024, 1024, 1)), work(there), True)
+    transfer(host(np, array[:, ::2]), view(there, (4, 32, 1024), (64 * 1024, 1024, 1)), work(there), True)
     assert cuda.count("cuMemcpy2DAsync") == 4 and cuda.count("cuMemcpyAsync") == 0
     del whole
 
@@ -272,7 +278,7 @@ def test_a_sparse_view_is_not_fetched_whole(cuda, np):
     column = view(whole, (1000, 4), (4096, 1))
     back = np.empty((1000, 4), "uint8")
     cuda.forget()
-    native.tensor_transfer(column, host(np, back), work(whole), True)
+    transfer(column, host(np, back), work(whole), True)
     assert cuda.count("cuMemcpy2DAsync") == 1 and cuda.count("cuMemcpyAsync") == 0
 
 
@@ -281,13 +287,13 @@ def test_a_box_that_the_driver_refuses(cuda, np, rows):
     """Within a device a driver may refuse a pitch: the rows are copied one by one."""
     array = np.arange(rows * 6, dtype="int32").reshape(rows, 6)
     whole, there = on(CUDA0, (rows, 6)), on(CUDA0, (rows, 4))
-    native.tensor_transfer(host(np, array), whole, work(whole), True)
+    transfer(host(np, array), whole, work(whole), True)
     cuda.fail("cuMemcpy2DAsync", 1)
     cuda.forget()
-    native.tensor_transfer(view(whole, (rows, 4), (6, 1)), there, work(there), True)
+    transfer(view(whole, (rows, 4), (6, 1)), there, work(there), True)
     assert cuda.count("cuMemcpyAsync") == rows
     back = np.empty((rows, 4), "int32")
-    native.tensor_transfer(there, host(np, back), work(there), True)
+    transfer(there, host(np, back), work(there), True)
     assert np.array_equal(back, array[:, :4])
 
 
@@ -296,16 +302,16 @@ def test_scattered_elements_go_through_the_host_in_one_piece(cuda, np):
     source = np.arange(40000, dtype="int32").reshape(200, 200)[::-1, ::-1]
     there = on(CUDA0, source.shape)
     cuda.forget()
-    native.tensor_transfer(host(np, source), there, work(there), False)
+    transfer(host(np, source), there, work(there), False)
     assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 1
     assert cuda.syncs == 1  # waits, since the packed memory is freed
     mirrored = view(there, (200, 200), (-200, -1), 39999)
     back = np.empty((200, 200), "int32")
-    native.tensor_transfer(mirrored, host(np, back), work(there), False)
+    transfer(mirrored, host(np, back), work(there), False)
     assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 2 and cuda.syncs == 2
     assert np.array_equal(back, source[::-1, ::-1])
     with pytest.raises(LayoutError, match="too scattered"):
-        native.tensor_transfer(mirrored, on(CUDA0, (200, 200)), work(there), True)
+        transfer(mirrored, on(CUDA0, (200, 200)), work(there), True)
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -313,7 +319,7 @@ def test_waiting_for_a_copy(cuda, np, wait):
     """With `wait` the host may use both sides immediately; without, it would race."""
     source = np.arange(8, dtype="int32")
     there = on(CUDA0, (8,))
-    native.tensor_transfer(host(np, source), there, work(there), wait)
+    transfer(host(np, source), there, work(there), wait)
     assert cuda.host_write(source.__array_interface__["data"][0], 32) is not wait
     assert cuda.syncs == (1 if wait else 0)
 
@@ -323,7 +329,7 @@ def test_a_copy_on_a_stream_is_ordered_there(cuda):
     source, target, c = on(CUDA0, (8,)), on(CUDA1, (8,)), cuda.stream(1)
     for tensor in (source, target):
         driver.wait(driver.readiness_of(tensor), Stream(CUDA1, c))
-    native.tensor_transfer(source, target, c, False)
+    transfer(source, target, c, False)
     assert cuda.races == 0 and cuda.count("cuMemcpyPeerAsync") == 1
     assert not cuda.read(c, target.data_ptr, 32, device=1)
     assert cuda.read(cuda.stream(1), target.data_ptr, 32, device=1)
@@ -338,13 +344,13 @@ def test_kinds_of_memory(cuda, np, kind):
     there = native.tensor_new(address, (8,), None, dlx.DType("int32"), device, 0, None)
     if kind == PINNED:
         there, middle = on(CUDA0, (8,)), there
-        native.tensor_transfer(host(np, source), there, work(there), True)
-        native.tensor_transfer(there, middle, work(there), True)
-        native.tensor_transfer(middle, there, work(there), True)
+        transfer(host(np, source), there, work(there), True)
+        transfer(there, middle, work(there), True)
+        transfer(middle, there, work(there), True)
     else:
-        native.tensor_transfer(host(np, source), there, cuda.stream(), True)
+        transfer(host(np, source), there, cuda.stream(), True)
     back = np.zeros(8, "int32")
-    native.tensor_transfer(there, host(np, back), driver.work_stream(CUDA0).handle, True)
+    transfer(there, host(np, back), driver.work_stream(CUDA0).handle, True)
     assert np.array_equal(back, source)
 
 
@@ -354,7 +360,7 @@ def test_a_failing_copy_is_named(cuda, np, name):
     there = on(CUDA0, (8,))
     cuda.fail(name, 700)
     with pytest.raises(DeviceError, match=rf"{name} failed with CUDA_ERROR_ILLEGAL_ADDRESS"):
-        native.tensor_transfer(host(np, np.zeros(8, "int32")), there, work(there), True)
+        transfer(host(np, np.zeros(8, "int32")), there, work(there), True)
     assert cuda.depth == 0
 
 
@@ -362,6 +368,6 @@ def test_shapes_must_agree(cuda, np):
     """A copy between different shapes is rejected."""
     there = on(CUDA0, (8,))
     with pytest.raises(LayoutError, match="differ in shape or dtype"):
-        native.tensor_transfer(host(np, np.zeros(7, "int32")), there, work(there), True)
+        transfer(host(np, np.zeros(7, "int32")), there, work(there), True)
     with pytest.raises(DeviceError):
-        native.tensor_transfer(host(np, np.zeros(8)), host(np, np.zeros(8)), 1, True)
+        transfer(host(np, np.zeros(8)), host(np, np.zeros(8)), 1, True)

@@ -20,7 +20,10 @@ from dlx import errors
 from dlx._core.extension import lib
 from dlx._sharing import segment
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rings need Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="rings need Linux"),
+    pytest.mark.filterwarnings("ignore:os.fork"),  # jax has threads
+]
 
 
 def frame(value):
