@@ -78,9 +78,7 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
     ['a', 'b.c']
     """
     if not isinstance(path, str | bytes | os.PathLike):
-        raise TypeError(
-            f"path must be a path, found {type_name(type(path))}. Save to a path, and read the file's bytes"
-        )
+        raise TypeError(f"path must be a path, found {type_name(type(path))}. Save to a path, and read that file.")
     target = Path(os.fsdecode(path))
     kind = target.suffix if format is None else f".{format.removeprefix('.')}"
     if kind not in FORMATS:

@@ -86,7 +86,7 @@ _HINTS = (
     _Hint("to_numpy", "Call .to_numpy() first."),
     _Hint("compute", "Call .compute() first.", "dask", _HOLDER),
     _Hint("compute", "Call .compute() first."),
-    _Hint("tocsr", "Call .tocsr() first.", "scipy", _ARRAY),
+    _Hint("tocsr", "Call .tocsr() first, or .toarray() for a dense array.", "scipy", _ARRAY),
     _Hint("toarray", "Call .toarray() first, or convert its component arrays, such as .data."),
     _Hint("todense", "Call .todense() first."),
     _Hint("asnumpy", "Call .asnumpy() first."),
