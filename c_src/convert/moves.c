@@ -149,6 +149,7 @@ static int fits(const arrays* a, const DLTensor* first, const DLTensor* row) {
       !dlx_has_same_elements(first, row) || row->ndim == DLX_MAX_NDIM)
     return 0;
   if (a->to == NULL) return 1;
+  if (a->to->ndim != row->ndim + 1 || a->axis > row->ndim) return 0;
   for (int i = 0; i < row->ndim; i++) {
     if (a->to->shape[i + (i >= a->axis)] != row->shape[i]) return 0;
   }
@@ -156,7 +157,7 @@ static int fits(const arrays* a, const DLTensor* first, const DLTensor* row) {
   int64_t start = (int64_t)(uintptr_t)row->data + (int64_t)row->byte_offset;
   dlx_extent(a->to, 0, &low, &high);
   dlx_extent(row, 0, &from, &end);
-  return a->to->ndim == row->ndim + 1 && a->to->shape[a->axis] == PyTuple_GET_SIZE(a->objs) &&
+  return a->to->shape[a->axis] == PyTuple_GET_SIZE(a->objs) &&
          memcmp(&a->to->dtype, &row->dtype, sizeof row->dtype) == 0 &&
          (start + end <= base + low || base + high <= start + from);
 }

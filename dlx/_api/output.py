@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -13,10 +14,12 @@ from dlx._api.shares_memory import collision, find_extent
 from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import SUBBYTE_PADDED, DType, host_readable
+from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import Casts, can_cast, read_casts, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
+from dlx._engine.plan import Step
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import adapter_call
@@ -131,7 +134,7 @@ def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
     return True
 
 
-native.register(fill=lambda obj, out: fill_plain([obj], out, -1))
+native.register(fill=lambda obj, out: not trace.observers and fill_plain([obj], out, -1))
 
 
 def _info(array: Any, adapter: Adapter) -> Any:
@@ -189,8 +192,12 @@ def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) 
         raise
     for write in writes:
         write()
-    for _, there in pairs:
+    for source, there in pairs:
         mark_written(there.adapter, there.obj)
+        if trace.observers:
+            nbytes = math.prod(there.shape) * there.dtype.bits * there.dtype.lanes // 8
+            why = Step("copy", "out= copies every array", nbytes=nbytes)
+            trace.record(_info(source.obj, source.adapter), there.adapter.name, "copied", [why], nbytes)
     return out
 
 

@@ -232,8 +232,10 @@ def _stack_on_device(
         if _comparable(tensor, "device") != _comparable(tensors[0], "device"):
             raise _odd("device", [each.device for each in tensors], i, keys)
     if casts:
-        to, old = request.target.name, [tensor.dtype for tensor in tensors]
-        return stack([convert(obj, to, dtype={each: wanted}) for obj, each in zip(objs, old, strict=True)], to, axis=at)
+        to, stream = request.target.name, request.stream
+        pairs = zip(objs, tensors, strict=True)
+        rows = [convert(obj, to, dtype={tensor.dtype: wanted}, stream=stream) for obj, tensor in pairs]
+        return stack(rows, to, axis=at, stream=stream)
     first = tensors[0]
     _check_target(request, first, shape, wanted)
     _check_bytes(first)

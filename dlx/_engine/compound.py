@@ -233,7 +233,7 @@ def _gather(rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus:
 
 def _bound_of(parts: dict[str, Any]) -> int:
     """Return a number that no index of a compound array exceeds, by the shapes of its parts."""
-    return int(max(*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,))))
+    return int(max((*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,)))))
 
 
 def _gather_on_device(

@@ -45,6 +45,23 @@ def test_each_line_of_the_caller_is_an_event(np):
     assert seen.nbytes == 64
 
 
+def test_copies_to_an_output_are_events(np):
+    """Also where `convert` needs no check, and for each array of a tree."""
+    array, out = np.ones(3), np.zeros(3)
+    dlx.convert(array, out=out)  # loads the fast path
+    with dlx.trace() as seen:
+        start = here()
+        dlx.convert(array, out=out)
+        dlx.convert([array, array[:2]], out=[out, np.zeros(2)])
+        dlx.stack([array, array], out=np.zeros((2, 3)))
+    assert lines(seen) == [
+        (start + 1, "copied", 1, 24),
+        (start + 2, "copied", 1, 16),
+        (start + 2, "copied", 1, 24),
+        (start + 3, "copied", 1, 48),
+    ]
+
+
 def test_results_are_those_of_the_fast_path(np, torch):
     """The same memory, the same objects: only the way is another."""
     array, tensor = np.arange(6.0), torch.ones(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dlx
+from dlx._engine import compound
 from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError
 
 np = pytest.importorskip("numpy")
@@ -275,3 +276,10 @@ def test_stack_names_what_it_cannot_stack():
         with pytest.raises(LayoutError, match=r"cannot stack pyarrow\.lib\.\w+: its lists are nested"):
             dlx.stack(nested, "numpy", pad=0)
         assert "offsets" in dlx.parts(nested, "numpy")["values"]
+
+
+def test_the_bound_of_indices():
+    """No index exceeds it: an extent, or the number of elements of a ragged array."""
+    parts = {"values": np.zeros(5), "offsets": np.array([0, 5])}
+    assert compound._bound_of(parts) == 5
+    assert compound._bound_of({"data": np.zeros(2), "coords": np.zeros((2, 2), int), "shape": (9, 3)}) == 9

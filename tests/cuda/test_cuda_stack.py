@@ -361,6 +361,9 @@ def test_outputs_that_are_refused(cuda, np, lib_a, lib_w):
         block = gpulib.Block(lib_w, 4 * N, 0, 1, 2)
         for shape, strides, dtype, flags, match in (
             ((2, N + 1), None, "uint8", 0, "shape"),
+            ((2 * N,), None, "uint8", 0, "shape"),
+            ((), None, "uint8", 0, "shape"),
+            ((2, N, 1), None, "uint8", 0, "shape"),
             ((2, N), None, "float16", 0, "dtype"),
             ((2, N), None, "uint8", 1, "read-only"),
             ((2, N), (0, 1), "uint8", 0, "overlap"),
@@ -369,6 +372,8 @@ def test_outputs_that_are_refused(cuda, np, lib_a, lib_w):
             copies = cuda.copies()
             with pytest.raises(DlxError, match=match):
                 dlx.stack(rows, out=out)
+            with pytest.raises((DlxError, ValueError)):
+                dlx.stack(rows, out=out, axis=9)
             assert cuda.copies() == copies
         with pytest.raises(DlxError, match="cuda:0"):
             dlx.stack(rows, out=dlx.empty((2, N), uint8, "cuda"))
