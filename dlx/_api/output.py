@@ -158,7 +158,7 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
 
 
 def copies(adapter: Adapter) -> bool:
-    """Return whether the framework copies to arrays of its own."""
+    """Return whether the framework copies to its arrays."""
     return type(adapter.dtypes).cast is not DTypes.cast
 
 

@@ -93,7 +93,7 @@ class Failures:
         return False
 
     def has_passed(self, path: tuple[Any, ...]) -> bool:
-        """Return whether the object at a path stays as it is."""
+        """Return whether the object at a path is left unchanged."""
         return bool(self._places) and _hashable(path) in self._places
 
     def add(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> None:

@@ -289,7 +289,7 @@ class StreamSync:
             with contextlib.nullcontext() if activate is None or consumer is None else activate(consumer):
                 array = adapter.devices.new_array(like.shape, like.dtype, like.device, like.strides)
             if array is not None:
-                whole = adapter.export(array, stream=UNORDERED)  # pinned memory may have no device type of its own
+                whole = adapter.export(array, stream=UNORDERED)  # pinned memory may be declared as host memory
                 return array, whole if is_cuda(place) else native.tensor_view(whole, None, place, None, None), base
         if not is_cuda(place) or base is None:
             reason = f"{adapter.name} cannot allocate pinned memory now"

@@ -43,7 +43,7 @@ class Node:
         self.cursor = 0
         self.is_open = True  # the walk is inside
         self.cyclic = False  # it contains itself
-        self.is_kept = False  # it cannot be flattened, and stays as it is
+        self.is_kept = False  # it cannot be flattened, and is not changed
         self.result: Any = None
         self.whole = -1  # number of the outermost compound array that it is in, or is
 
@@ -146,7 +146,7 @@ class Tree:
         return number
 
     def _keep(self, error: DlxError, path: tuple[Any, ...], whole: int) -> bool:
-        """Return whether an object stays as it is; if it is a part of a compound array, so does this one."""
+        """Return whether an object is left unchanged; if it is a part of a compound array, so does this one."""
         try:
             path = path if whole < 0 or not self.failures.passes else self.path_in(whole)
             is_kept = self.failures.keep(error, path, whole)

@@ -99,7 +99,7 @@ def is_installed(package: str) -> bool:
                 return False
         else:
             try:
-                found = (finder.find_spec(name, path) for finder in sys.meta_path)
+                found = (each.find_spec(name, path) for each in sys.meta_path if hasattr(each, "find_spec"))
                 spec = next((each for each in found if each is not None), None)
             except KeyError:  # a namespace package; importlib needs its parent
                 return True

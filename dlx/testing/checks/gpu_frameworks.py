@@ -51,7 +51,7 @@ class Framework:
         return int(x.data_ptr)
 
     def stream(self) -> Any:
-        """Return a new stream, None if the framework has none."""
+        """Return a new stream, or None if the framework has no streams."""
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which a stream is current."""
