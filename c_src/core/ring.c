@@ -40,9 +40,12 @@ _Static_assert(sizeof(ring) <= DLX_RING_BYTES, "DLX_RING_BYTES is too small");
 #define LOAD(word) atomic_load_explicit(&(word), memory_order_seq_cst)
 #define STORE(word, value) atomic_store_explicit(&(word), value, memory_order_seq_cst)
 
+/* The flag is taken before the word changes: a process that sets it later, and waits for the new
+ * word, keeps it for the next wake. */
 static void wake(_Atomic uint32_t* word, _Atomic uint32_t* sleeps) {
+  uint32_t is_asleep = atomic_exchange_explicit(sleeps, 0, memory_order_seq_cst);
   atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
-  if (atomic_exchange_explicit(sleeps, 0, memory_order_seq_cst)) dlx_wake_word(word);
+  if (is_asleep) dlx_wake_word(word);
 }
 
 static int can_replace(ring* r, uint64_t number, int overwrite) {
