@@ -92,8 +92,8 @@ def find_memory(device: Device, low: int, high: int) -> Memory | None:
 
 def allocate(device: Device, nbytes: int) -> Memory:
     """Allocate memory that other processes can open."""
-    owner, address = ffi.new("void **"), ffi.new("uintptr_t *")
-    cuda.check(lib.dlx_ipc_empty(device.id, nbytes, owner, address))
+    size, owner, address = ffi.new("int64_t *", max(nbytes, 1)), ffi.new("void **"), ffi.new("uintptr_t *")
+    cuda.check(lib.dlx_ipc_open(device.id, NONE, ffi.NULL, -1, size, owner, address))
     keep = ffi.gc(owner[0], lib.dlx_ipc_release)
     memory = find_memory(device, address[0], address[0] + nbytes)
     if memory is None:
@@ -125,8 +125,8 @@ class Events:
         handle, event = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("void **")
         values = []
         for number, stream in self.streams.items():
-            cuda.check(lib.dlx_ipc_event_new(number, stream.handle, handle, event))
-            self.made.append(ffi.gc(event[0], functools.partial(lib.dlx_ipc_event_drop, number)))
+            cuda.check(lib.dlx_ipc_record(number, handle, event))
+            self.made.append(ffi.gc(event[0], functools.partial(lib.dlx_cuda_drop_event, number)))
             values.append([_uuid(stream.device), bytes(handle).hex()])
         return values
 
@@ -234,12 +234,12 @@ def _take_descriptor(pid: int, fd: int, received: int | None) -> Descriptor:
             return Descriptor(fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3))
         except (OSError, ValueError, OverflowError) as error:
             raise HandleError(f"fd={received!r} is not an open descriptor: {error}", fix=OPEN_DESCRIPTOR) from error
-    taken = ffi.new("int *", -1)
-    if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31) or lib.dlx_ipc_take(pid, fd, taken) != lib.DLX_OK:
+    taken = lib.dlx_ipc_take(pid, fd) if 0 < pid < 1 << 31 and 0 <= fd < 1 << 31 else -1
+    if taken < 0:
         name = errno.errorcode.get(ffi.errno, "no such process or descriptor")
         fix = "Send all of handle.filenos() and pass them: dlx.attach(handle, ..., fd=received)."
         raise HandleError(f"this process may not take descriptor {fd} of process {pid} ({name})", fix=fix)
-    return Descriptor(taken[0])
+    return Descriptor(taken)
 
 
 def wait_events(values: Any) -> dict[Device, Any]:
@@ -251,7 +251,7 @@ def wait_events(values: Any) -> dict[Device, Any]:
             raise HandleError("its description of an event is invalid")
         device = _device(uuid)
         try:
-            cuda.check(lib.dlx_ipc_event_wait(device.id, handle))
+            cuda.check(lib.dlx_ipc_wait(device.id, handle))
         except DeviceError as error:
             raise HandleError(f"its event on {device} cannot be opened: {error.reason}", fix=error.fix) from error
         points[device] = cuda.ready(cuda.work_stream(device))
