@@ -287,9 +287,7 @@ class StreamSync:
         return found if known else None
 
     def _must_wait(self, source: Adapter | None, tensor: Tensor, readiness: Readiness) -> bool:
-        """Return whether the host must wait for a copy: of host memory, or if an unknown stream may write next."""
-        if not is_cuda(tensor.device):
-            return self._waits
+        """Return whether the host must wait for a copy, because an unknown stream may write next."""
         if source is None or source.arrays.immutable or is_unordered(self._stream):
             return False
         if isinstance(readiness, Stream):
