@@ -64,29 +64,26 @@ static void release_block(void* owner) {
   free(self);
 }
 
-static int allocate(block* self, size_t nbytes, uint64_t stream) {
-  uint64_t pool;
-  int before, code = CU_OK, status = cuda_enter(self->device, &before);
-  if (status != DLX_OK) return status;
-  status = cuda_make_once(&cuda_devices[self->device].pool, self->device, create_pool, &pool);
-  if (status == DLX_OK)
-    code = cu.MemAllocFromPoolAsync(&self->address, nbytes, (cu_pool)(uintptr_t)pool,
-                                    cuda_stream(stream));
-  cuda_leave(before);
-  if (code == CU_OK) return status;
-  char operation[80];
-  snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
-           self->device);
-  return cuda_fail(operation, code);
-}
-
 /* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
 static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
+  char operation[80];
+  uint64_t pool;
+  int before;
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (block){.device = device_id};
   int status = dlx_cuda_work_stream(device_id, &self->stream);
-  if (status == DLX_OK) status = allocate(self, nbytes, stream ? stream : self->stream);
+  if (status == DLX_OK) status = cuda_enter(device_id, &before);
+  if (status == DLX_OK) {
+    status = cuda_make_once(&cuda_devices[device_id].pool, device_id, create_pool, &pool);
+    snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
+             device_id);
+    if (status == DLX_OK)
+      status = cuda_check(operation,
+                          cu.MemAllocFromPoolAsync(&self->address, nbytes, (cu_pool)(uintptr_t)pool,
+                                                   cuda_stream(stream ? stream : self->stream)));
+    cuda_leave(before);
+  }
   if (status == DLX_OK)
     *out = self;
   else
