@@ -70,11 +70,6 @@ static int64_t release_finished(void);
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
-/* The stream's device must be current. */
-static int wait_for(cu_event event, uint64_t stream) {
-  return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
-}
-
 /* Like dlx_cuda_can_order, for different streams; `from_device` is current. */
 static int can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   uint64_t here = 0, there = 0;
@@ -109,7 +104,7 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
   if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
-    status = wait_for(event, to);
+    status = CUDA(StreamWaitEvent, cuda_stream(to), event, 0);
     if (hop) dlx_cuda_pop();
   }
   return_event(from_device, event, status == DLX_E_DRIVER);
@@ -151,7 +146,7 @@ int dlx_cuda_wait_event(int32_t device_id, void* event) {
   int status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK) status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = wait_for(event, stream);
+  status = CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
   dlx_cuda_pop();
   return status;
 }
@@ -244,7 +239,7 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (status == DLX_OK && capture && (ready->event || dlx_ready_own_device(ready) >= 0))
     status = is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
   else if (status == DLX_OK)
-    status = ready->event ? wait_for(ready->event, stream)
+    status = ready->event ? CUDA(StreamWaitEvent, cuda_stream(stream), ready->event, 0)
                           : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   dlx_cuda_pop();
   return status;

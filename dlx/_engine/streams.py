@@ -92,10 +92,10 @@ class StreamSync:
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
         """Export an array on its device; dlx orders the producer's current stream, if there is one."""
-        own, waiting = self.choose_streams(source, device)
+        asked, wire = self.choose_stream(source, device)
         with source.devices.activate(device):
-            tensor = source.export(obj, stream=UNORDERED if own is not None else waiting.wire)
-        return tensor, self._readiness(source, obj, tensor, own or waiting)
+            tensor = source.export(obj, stream=wire)
+        return tensor, self._readiness(source, obj, tensor, asked)
 
     def readiness_of_export(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
         """Return when a tensor is ready that was exported without a stream; `device` is from its description."""
@@ -110,8 +110,7 @@ class StreamSync:
         """Return when the tensor of a description is ready, without a call of the producer."""
         asked = None
         if takes_stream(source) and not host_readable(tensor.device):
-            own, asked = self.choose_streams(source, tensor.device)
-            asked = own or asked
+            asked = self.choose_stream(source, tensor.device)[0]
         return self._readiness(source, obj, tensor, asked)
 
     def _readiness(self, source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Readiness:
@@ -126,20 +125,18 @@ class StreamSync:
             return asked
         return cuda.readiness_of(tensor) or _ready(source, obj, tensor, asked)
 
-    def choose_streams(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
-        """Return the producer's stream or None, and the stream that the producer must make wait otherwise."""
+    def choose_stream(self, source: Adapter, device: Device) -> tuple[Stream, int]:
+        """Return the stream on which an export is ready, and its argument: the stream, or -1 for the producer's own."""
         consumer = self._reader(device)
-        if is_cuda(device):
-            if consumer is not None and consumer.is_unordered:
-                return None, consumer
+        if is_cuda(device) and (consumer is None or not consumer.is_unordered):
             own = self.producer(source, device)
-            if own is None:
-                self.ask(consumer, None)  # the producer records an event
-            if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many producers refuse 2
+            if own is not None:
+                return own, UNORDERED
+            self.ask(consumer, None)  # the producer records an event
+            if consumer is None or consumer.handle == PER_THREAD:  # many producers refuse 2
                 consumer = cuda.work_stream(physical(device))
-            return own, consumer or Stream(device, UNORDERED)
         assert consumer is not None  # `reach` checks it
-        return None, consumer
+        return consumer, consumer.wire
 
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
         """Make a consumer wait that reads the memory without a copy, on a device or on the host."""
