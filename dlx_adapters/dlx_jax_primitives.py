@@ -22,7 +22,10 @@ __all__ = ["call_once", "record"]
 
 @dataclass(eq=False)
 class _Step:
-    """The parameter of the primitive: an operation, and how it is transposed if it is linear in some operands."""
+    """The parameter of the primitive: an operation, and how it is transposed if it is linear in some operands.
+
+    An operation with side effects has no derivatives.
+    """
 
     operation: Operation
     dtypes: DTypes
@@ -32,6 +35,7 @@ class _Step:
     linear: range = range(0)  # the operands in which it is linear
     adjoint: Callable[..., list[Any]] | None = None  # (operands, states, cotangents) -> cotangents of `linear`
     run: Callable[[Sequence[Any]], list[Any]] | None = None  # from concrete linear operands, without another run
+    effects: Any = frozenset()
 
     def find_avals(self, operands: Sequence[Any]) -> Sequence[Any]:
         """Return shape and dtype of each result."""
@@ -109,7 +113,7 @@ def _primitive() -> Any:
     primitive = Primitive("dlx_call")
     primitive.multiple_results = True
     primitive.def_impl(_run)
-    primitive.def_abstract_eval(lambda *avals, step: step.find_avals(avals))
+    primitive.def_effectful_abstract_eval(lambda *avals, step: (step.find_avals(avals), step.effects))
     ad.primitive_jvps[primitive] = _jvp
     ad.primitive_transposes[primitive] = _transpose
     batching.primitive_batchers[primitive] = _batch
@@ -138,7 +142,7 @@ def _lower(context: Any, *operands: Any, step: _Step) -> Any:
         return step.operation([*map(_as_writable, arrays)], "numpy")
 
     pair = context.avals_in, context.avals_out
-    return mlir.emit_python_callback(context, call, None, operands, *pair, has_side_effect=False)[0]
+    return mlir.emit_python_callback(context, call, None, operands, *pair, has_side_effect=bool(step.effects))[0]
 
 
 def _as_writable(array: Any) -> Any:
@@ -152,7 +156,7 @@ def _as_writable(array: Any) -> Any:
 def _drop_states(used: Sequence[bool], equation: Any) -> Any:
     """Leave the random states out of a program that does not run the operation again, and the unused call itself."""
     step, count = equation.params["step"], len(used)
-    if not any(used):
+    if not any(used) and not step.effects:
         return [False] * len(equation.invars), None
     if step.states and not any(used[count - step.states :]):
         kept = slice(count - step.states)
@@ -186,6 +190,10 @@ def _batch(args: Sequence[Any], axes: Sequence[int | None], *, step: _Step) -> A
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any:
     from jax.interpreters import ad
 
+    if step.effects:
+        reason = "jax records it for differentiation, and its gradients would be lost"
+        fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
+        raise ConversionError(reason, source="jax", fix=fix)
     is_zero = [type(each) is ad.Zero for each in tangents]
     wanted = [not zero and is_inexact(each) for each, zero in zip(primals, is_zero, strict=True)]
     moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
@@ -287,31 +295,13 @@ class _Linear:
 
 def call_once(dtypes: DTypes, operation: Operation, arrays: Sequence[Any], detach: bool) -> Any:
     """Call an operation, without derivatives, once per run of a traced program."""
-    from jax.experimental import io_callback
-
-    jax = sys.modules["jax"]
-    guarded = [jax.lax.stop_gradient(each) if detach else _guard().bind(each) for each in arrays]
-    if not any(map(is_tracer, guarded)):
-        return commit_like(operation(as_arrays(guarded)), guarded)
-    like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in _infer_avals(dtypes, operation, arrays)]
-    return io_callback(lambda *now: operation(now, "numpy"), like, *guarded)
+    given = [sys.modules["jax"].lax.stop_gradient(each) if detach else each for each in arrays]
+    return _primitive().bind(*given, step=_Step(operation, dtypes, effects=_effects()))
 
 
 @functools.cache
-def _guard() -> Any:
-    """Return a primitive that returns its argument and refuses to be differentiated."""
-    from jax.extend.core import Primitive
-    from jax.interpreters import ad, batching, mlir
+def _effects() -> Any:
+    """Return the effects of jax's own callbacks with side effects."""
+    from jax.experimental import io_callback
 
-    def refuse(*operands: Any, **params: Any) -> Any:
-        reason = "jax records it for differentiation, and its gradients would be lost"
-        fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
-        raise ConversionError(reason, source="jax", fix=fix)
-
-    guard = Primitive("dlx_guard")
-    guard.def_impl(lambda array: array)
-    guard.def_abstract_eval(lambda aval: aval)
-    ad.primitive_jvps[guard] = refuse
-    batching.defvectorized(guard)
-    mlir.register_lowering(guard, lambda context, array: [array])
-    return guard
+    return sys.modules["jax"].make_jaxpr(lambda: io_callback(lambda: None, None))().effects
