@@ -12,7 +12,7 @@ from typing import Any
 
 from dlx.adapter import Operation
 from dlx.errors import ConversionError
-from dlx_adapters.dlx_torch_operators import is_abstract, is_inexact, is_tracing, random_state, record, replayed
+from dlx_adapters import dlx_torch_operators as own
 
 torch: Any = sys.modules["torch"]
 OPERATIONS: dict[int, Operation] = {}  # compiled programs refer to these numbers, and may run until the process ends
@@ -46,13 +46,13 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(operation: Operation, draws: Draws, *tensors: Any) -> Any:
-        if not is_tracing():
-            before = random_state()
+        if not own.is_tracing():
+            before = own.random_state()
             results = operation(tensors)
-            draws.states = before, random_state()  # the function may draw random numbers
+            draws.states = before, own.random_state()  # the function may draw random numbers
             return tuple(results)
         is_dual = torch.autograd.forward_ad._current_level >= 0 and not torch._C._are_functorch_transforms_active()
-        if is_dual and not any(map(is_abstract, tensors)):
+        if is_dual and not any(map(own.is_abstract, tensors)):
             fix = "Use torch.func.jvp, or torch.func.vjp."
             raise ConversionError("torch.func.linearize cannot trace functions of other frameworks", fix=fix)
         with torch._C._AutoDispatchBelowAutograd():  # otherwise it would call this node again
@@ -61,7 +61,7 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.operation, ctx.draws, *tensors = inputs
-        ctx.exact = [not is_inexact(each) for each in output]
+        ctx.exact = [not own.is_inexact(each) for each in output]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*(each for each, is_one in zip(output, ctx.exact, strict=True) if is_one))
@@ -70,27 +70,27 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         tensors = ctx.saved_tensors
-        wanted = [is_one and is_inexact(of) for is_one, of in zip(ctx.needs_input_grad[2:], tensors, strict=True)]
+        wanted = [is_one and own.is_inexact(of) for is_one, of in zip(ctx.needs_input_grad[2:], tensors, strict=True)]
         if not any(wanted) or all(each is None for each in gradients):
             return (None,) * (2 + len(tensors))
         derived, extra = ctx.operation.derivative(gradients, wanted)
-        with replayed(ctx.draws.states):
-            found = iter(record(derived, (*tensors, *extra)))
+        with own.replayed(ctx.draws.states):
+            found = iter(own.record(derived, (*tensors, *extra)))
         return None, None, *(next(found) if is_one else None for is_one in wanted)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, draws: Any, *tangents: Any) -> Any:
         tensors = ctx.saved_tensors
-        wanted = [each is not None and is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
+        wanted = [each is not None and own.is_inexact(of) for each, of in zip(tangents, tensors, strict=True)]
         moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
         pushed, extra = ctx.operation.pushforward(moved, wanted)
-        with replayed(ctx.draws.states):
-            found = iter(record(pushed, (*tensors, *extra)))
+        with own.replayed(ctx.draws.states):
+            found = iter(own.record(pushed, (*tensors, *extra)))
         return tuple(None if is_one else next(found) for is_one in ctx.exact)
 
     @staticmethod
     def vmap(info: Any, axes: Any, operation: Operation, draws: Draws, *tensors: Any) -> Any:
-        results = record(operation.batch(axes[2:], info.batch_size), tensors, draws)
+        results = own.record(operation.batch(axes[2:], info.batch_size), tensors, draws)
         return tuple(results), (0,) * len(results)
 
 
@@ -104,7 +104,7 @@ def _fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
 
 def _vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str) -> Any:
     """Run an operation on batches."""
-    results = record(_find(number, needs).batch(axes[0], info.batch_size), tensors)
+    results = own.record(_find(number, needs).batch(axes[0], info.batch_size), tensors)
     return results, [0] * len(results)
 
 
@@ -115,7 +115,7 @@ for _name in ("call", "run"):
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dlx::{_name}", _fake, lib=_LIBRARY)
     torch.library.register_vmap(f"dlx::{_name}", _vmap, lib=_LIBRARY)
-_LIBRARY.impl("call", lambda tensors, number, needs: record(_find(number, needs), tensors), "Autograd")
+_LIBRARY.impl("call", lambda tensors, number, needs: own.record(_find(number, needs), tensors), "Autograd")
 torch.library._register_effectful_op("dlx::run", torch._library.effects.EffectType.ORDERED)
 
 operators = torch.ops.dlx

@@ -2,8 +2,6 @@
 
 # ruff: noqa: D103
 
-import sys
-
 import pytest
 from support.transforms import FUNCTIONS, JAX, TORCH, agree, transform
 
