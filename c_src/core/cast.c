@@ -13,6 +13,7 @@
 #endif
 
 #include "copy.h"
+#include "platform/platform.h"
 
 #include <string.h>
 
@@ -180,16 +181,8 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
     LOOP(S, T, to_step, from_step)                                                              \
   }
 
-/* Vectors of 32 bytes, if the processor has them. */
 #define TARGET_usual
-#if defined(__x86_64__) && !defined(_WIN32)
-#define TARGET_wide __attribute__((target("avx2")))
-#define IS_WIDE (__builtin_cpu_supports("avx2") != 0)
-#define WITH_WIDE(...) __VA_ARGS__
-#else
-#define IS_WIDE 0
-#define WITH_WIDE(...)
-#endif
+#define TARGET_wide DLX_WIDE_VECTORS
 
 /* The order of find_kind. */
 // clang-format off
@@ -208,10 +201,10 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
 
 ALL(CASTS_APART, )
 ALL(CASTS, usual)
-WITH_WIDE(ALL(CASTS, wide))
+DLX_WITH_WIDE(ALL(CASTS, wide))
 
 enum { KINDS = 13 };
-static const caster casters[][KINDS][KINDS] = {{ALL(ROW, usual)}, WITH_WIDE({ALL(ROW, wide)})};
+static const caster casters[][KINDS][KINDS] = {{ALL(ROW, usual)}, DLX_WITH_WIDE({ALL(ROW, wide)})};
 // clang-format on
 
 /* Return the number of a dtype, or of the parts of a complex one; -1 = not supported. */
@@ -235,7 +228,7 @@ int dlx_can_cast(DLDataType from, DLDataType to) {
 /* `pair` has both kinds and, for complex numbers, half their sizes. */
 static void cast_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t pair) {
   static const dlx_axis single_axis = {1, 0, 0};
-  caster cast = casters[IS_WIDE][pair & 15][pair >> 4 & 15];
+  caster cast = casters[DLX_HAS_WIDE][pair & 15][pair >> 4 & 15];
   int64_t from_half = pair >> 8 & 15, to_half = pair >> 12 & 15, index[DLX_MAX_NDIM] = {0};
   const dlx_axis* inner = n > 0 ? &axes[n - 1] : &single_axis;
   do {
