@@ -22,14 +22,12 @@ from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
-from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, null_fix
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
-from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
@@ -185,16 +183,16 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
             part, swaps = _swap(tensor), False
         elif dtype is None or tensor.dtype == dtype:  # else the framework casts first
             part, swaps = _swap(FAST_PATH(part, to="dlx")), False
-    if dtype is None and not _is_rows(part) and not minus and not whys:
-        return part
     rows = _rows(part)
+    casts = dtype is not None and info_of(rows[0]).dtype != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part)
+    whys += [f"{info_of(rows[0]).dtype} indices become {dtype}"] * casts + [f"it begins with {minus}, not 0"] * bool(
+        minus
+    )
+    if not whys:
+        return part
     info = info_of(rows[0])
     made = dtype or info.dtype
-    casts = info.dtype != made
-    if not (casts or minus or _is_rows(part) or whys):
-        return part
-    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{info.dtype} indices become {made}"] * casts
-    whys += [f"it begins with {minus}, not 0"] * bool(minus)
     gather = _gather
     if info.device is not None and not host_readable(info.device):
         fits = not casts or made is None or made.bits == 64 or _bound_of(parts) < 1 << 31
@@ -248,14 +246,10 @@ def _gather_on_device(
 ) -> Tensor:
     """Do the same on a CUDA device; the arrays' framework casts them."""
     casts = None if dtype is None else dict.fromkeys(map(str, (info_of(row).dtype for row in rows)), dtype)
-    tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]
-    one = tensors[0]
-    if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
+    tensors = tuple(FAST_PATH(row, to=TENSOR.name, dtype=casts) for row in rows)
+    one: Tensor | None = FAST_PATH._stack(tensors, TENSOR.name) if ndim > tensors[0].ndim else tensors[0]
+    if one is None:
         raise LayoutError("its index arrays differ in length, dtype or device")
-    if ndim > one.ndim:
-        like = native.tensor_new(lib.DLX_ALIGNMENT, (len(rows), *one.shape), None, one.dtype, one.device, 0, None)
-        sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
-        one = StreamSync(registry.target("dlx")).copy(tensors, sources, like, False)[1]
     return _swap(one) if swaps else one
 
 
