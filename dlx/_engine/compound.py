@@ -22,12 +22,14 @@ from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
+from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, null_fix
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
+from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
@@ -246,10 +248,14 @@ def _gather_on_device(
 ) -> Tensor:
     """Do the same on a CUDA device; the arrays' framework casts them."""
     casts = None if dtype is None else dict.fromkeys(map(str, (info_of(row).dtype for row in rows)), dtype)
-    tensors = tuple(FAST_PATH(row, to=TENSOR.name, dtype=casts) for row in rows)
-    one: Tensor | None = FAST_PATH._stack(tensors, TENSOR.name) if ndim > tensors[0].ndim else tensors[0]
-    if one is None:
+    tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]
+    one = tensors[0]
+    if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
         raise LayoutError("its index arrays differ in length, dtype or device")
+    if ndim > one.ndim:
+        like = native.tensor_new(lib.DLX_ALIGNMENT, (len(rows), *one.shape), None, one.dtype, one.device, 0, None)
+        sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
+        one = StreamSync(registry.target("dlx")).copy(tensors, sources, like, False)[1]
     return _swap(one) if swaps else one
 
 
