@@ -76,6 +76,7 @@ class File:
         self.handle: BinaryIO = source.open("rb") if isinstance(source, Path) else io.BufferedReader(self.reopen())
         if isinstance(source, Path):
             self.size = os.fstat(self.handle.fileno()).st_size
+        self.archive: Any = None  # the list of a zip file's members, once it is read
         self.has_shards = False  # it is the first of several files in a folder, which are opened together
         if self.size == 0:
             self.handle.close()
@@ -239,9 +240,14 @@ def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]])
                 raise FileError("another program truncated it while dlx read it", fix=AGAIN)
             at += count
 
+    if len(pieces) <= 1:  # a thread takes longer to start than most files to read
+        for piece in pieces:
+            read(piece)
+        return
+
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(READERS, len(pieces)) or 1) as pool:
+    with ThreadPoolExecutor(min(READERS, len(pieces))) as pool:
         for _ in pool.map(read, pieces):
             pass
 
