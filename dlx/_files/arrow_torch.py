@@ -24,8 +24,6 @@ from dlx._support.text import amount, one_line
 from dlx.adapter.declarations import Blocker
 from dlx.errors import ConversionError, FileError
 
-__all__ = ["arrow_columns", "load_checkpoint"]
-
 MAX_RATIO = 1 << 15  # of a buffer's size to the file's: Zstandard compresses 128 KiB of one value to 4 bytes
 _DATA = re.compile(r"/data/\d+$")  # members with the data of tensors
 MAX_PICKLE = 64 << 20  # bytes of a checkpoint's pickle, and of each other member that is not a tensor's data

@@ -30,11 +30,10 @@ from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DlxError, FileError
 
-__all__ = ["read_dcp"]
-
 MAX_METADATA = 256 << 20  # bytes
 _OTHER = "Read it with torch.distributed.checkpoint.load."
 MAX_CORNERS = 1 << 24  # of the chunks of a tensor
+
 
 class _Record:
     """An object of a pickle; its class has the name of the object's class, and no code."""
@@ -75,7 +74,7 @@ def read_dcp(file: File, only: Names, skip: Names, *, private: bool, mapped: boo
     except Exception as error:  # a damaged or hostile pickle can cause any exception
         why = one_line(f"{type(error).__name__}: {error}", 100)
         raise FileError(f"its metadata does not describe a checkpoint: {why}", fix=AGAIN) from error
-    members = select_tree(members, only, skip)
+    members = dict(select_tree(members, only, skip))
     spans: dict[str, list[tuple[int, int]]] = {}
     for name, begin, end in (place for member in members.values() for place in member.places.values()):
         spans.setdefault(name, []).append((begin, end))

@@ -18,8 +18,6 @@ from dlx._files.signatures import identify_zip
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["find_data_start", "open_zip", "read_npz"]
-
 MAX_MEMBERS = 100_000  # files in a zip
 _METHODS = {
     zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 21, zipfile.ZIP_LZMA: 1 << 14,

@@ -72,7 +72,9 @@ def test_ordinary_tuples_are_read(tmp_path):
     tree = {"a": torch.ones(3), pair: pair, "many": ((1, 2),) * 1000, "deep": deep}
     torch.save({**tree, "all": tuple((i, i) for i in range(50_000))}, tmp_path / "x.pt")
     with dlx.open(tmp_path / "x.pt", to="torch") as file:
-        assert file["many"][999][1] == 2 and file["all"][-1][0] == 49_999 and file[pair][0] == 1 and file["a"].sum() == 3
+        assert (
+            file["many"][999][1] == 2 and file["all"][-1][0] == 49_999 and file[pair][0] == 1 and file["a"].sum() == 3
+        )
         assert len(file["deep"]) == 2
 
 
@@ -80,7 +82,13 @@ def test_ordinary_tuples_are_read(tmp_path):
 def test_every_object_of_pickle_passes(protocol):
     """The check follows all opcodes that Python writes, except for those that it refuses by name."""
     inner = [1, -1, 300, 70_000, 1 << 40, 1 << 3000, 0.5, True, False, None, b"x", b"y" * 300, "ü" * 300, "s"]
-    tree = {"a": inner, (1, (2, 3)): tuple(inner), "c": {1: {2: [inner, inner]}}, "f": frozenset([1, 2]), "s": {3, (4,)}}
+    tree = {
+        "a": inner,
+        (1, (2, 3)): tuple(inner),
+        "c": {1: {2: [inner, inner]}},
+        "f": frozenset([1, 2]),
+        "s": {3, (4,)},
+    }
     tree["objects"] = [complex(1, 2), range(3), bytearray(b"x" * 300), slice(1, 2), FileError]
     check_pickle(pickle.dumps(tree, protocol))
     with pytest.raises((ValueError, LookupError)):
