@@ -69,6 +69,7 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        own.refuse_batches(gradients)
         tensors = ctx.saved_tensors
         wanted = [is_one and own.is_inexact(of) for is_one, of in zip(ctx.needs_input_grad[2:], tensors, strict=True)]
         if not any(wanted) or all(each is None for each in gradients):
@@ -114,8 +115,9 @@ for _name in ("call", "run"):
     _run = lambda tensors, number, needs: _find(number, needs)(tensors)  # noqa: E731
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dlx::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"dlx::{_name}", _vmap, lib=_LIBRARY)
-_LIBRARY.impl("call", lambda tensors, number, needs: own.record(_find(number, needs), tensors), "Autograd")
+for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):  # derivatives of exported programs, and torch.func
+    _LIBRARY.impl("call", lambda tensors, number, needs: own.record(_find(number, needs), tensors), _key)
+torch.library.register_vmap("dlx::run", _vmap, lib=_LIBRARY)
 torch.library._register_effectful_op("dlx::run", torch._library.effects.EffectType.ORDERED)
 
 operators = torch.ops.dlx
