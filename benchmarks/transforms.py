@@ -22,7 +22,7 @@ def transforms(*, quick):
     """Measure bridges in transformed programs, print them, and say whether the goals are met."""
     if peer("jax") is None:
         return None
-    number, rounds = (5, 30) if quick else (5, 200)
+    number, rounds = 1, 200 if quick else 1000  # single calls: others seldom interrupt them
     found = [*_torch_calls_jax(number, rounds), *_jax_calls_torch(number, rounds)]
     return found if quick else [*found, _first_compile()]
 
