@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dlx._core import cuda, native
@@ -264,8 +265,7 @@ class StreamSync:
                 base = cuda.work_stream(place)
         self.ask(base, *streams, *([None] if asks_host or not allocates else []))
         if allocates:
-            activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
-            with contextlib.nullcontext() if activate is None or consumer is None else activate(consumer):
+            with self.use(consumer):
                 array = adapter.devices.new_array(like.shape, like.dtype, like.device, like.strides)
             if array is not None:
                 whole = adapter.export(array, stream=UNORDERED)  # pinned memory may be declared as host memory
@@ -276,6 +276,13 @@ class StreamSync:
         if allocates and not asks_host:
             self.ask(base, None)  # memory of dlx does not belong to a graph
         return None, native.tensor_on_device(like, True, place.id, base.handle, base.keep), base
+
+    def use(self, consumer: Stream | None) -> AbstractContextManager[Any]:
+        """Return a context in which the consumer's framework works on its stream, if the caller named that."""
+        streams = self._target.adapter.streams
+        if self._stream is None or streams is None or streams.activate is None:
+            return contextlib.nullcontext()
+        return contextlib.nullcontext() if consumer is None or consumer.is_unordered else streams.activate(consumer)
 
     def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:
         """Return the stream of the memory's device on which it is ready: copies there are ordered with all writes."""
