@@ -188,9 +188,10 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
     rows = _rows(part)
     casts = dtype is not None and info_of(rows[0]).dtype != dtype
     whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part)
-    whys += [f"{info_of(rows[0]).dtype} indices become {dtype}"] * casts + [f"it begins with {minus}, not 0"] * bool(
-        minus
-    )
+    if casts:  # the first of other parts may be a number
+        whys.append(f"{info_of(rows[0]).dtype} indices become {dtype}")
+    if minus:
+        whys.append(f"it begins with {minus}, not 0")
     if not whys:
         return part
     info = info_of(rows[0])
