@@ -60,12 +60,12 @@ def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str,
             raise FileError(reason, fix=AGAIN) from error
         raise reader_error("pyarrow", error) from error
     check_names(names)
-    columns = {name: table.column(i) for i, name in enumerate(names)}
     metadata = {
         key.decode(errors="replace"): text.decode(errors="replace")
         for key, text in (table.schema.metadata or {}).items()
     }
-    return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}, metadata
+    columns = (each.chunk(0) if each.num_chunks == 1 else each for each in table.columns)
+    return dict(zip(names, columns, strict=True)), metadata
 
 
 def _check_end(ipc: Any, mapped: Any, size: int) -> None:

@@ -47,32 +47,26 @@ def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> Mapping[An
     """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
     if only is None and skip is None:
         return tree
-    names: dict[str, None] = {}
+    names: dict[tuple[Any, ...], str] = {}  # of all members, by their paths
 
     def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
         for key, value in inside.items():
-            names[dotted_path((*path, key), str)] = None
+            names[*path, key] = dotted_path((*path, key), str)
             if path and len(names) > MAX_NAMES:
                 raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
                 list_names(value, (*path, key))
 
     list_names(tree, ())
-    wanted, dropped = match_names(names, only, "only"), match_names(names, skip, "skip") or set()
-
-    def pick(inside: Mapping[Any, Any], path: tuple[Any, ...], whole: bool) -> dict[Any, Any]:
-        kept: dict[Any, Any] = {}
-        for key, value in inside.items():
-            name = dotted_path((*path, key), str)
-            all_below = whole or name in (wanted or ())
-            if name in dropped:
-                continue
-            if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
-                below = pick(value, (*path, key), all_below)
-                if below or all_below:
-                    kept[key] = below
-            elif all_below:
-                kept[key] = value
-        return kept
-
-    return pick(tree, (), wanted is None)
+    known = dict.fromkeys(names.values())
+    wanted, dropped = match_names(known, only, "only"), match_names(known, skip, "skip") or set()
+    kept: dict[Any, Any] = {}
+    for path in names:
+        above = [names[path[: i + 1]] for i in range(len(path))]
+        if (wanted is None or not wanted.isdisjoint(above)) and dropped.isdisjoint(above):
+            at, inside = kept, tree
+            for key in path[:-1]:
+                at, inside = at.setdefault(key, {}), inside[key]
+            value = inside[path[-1]]
+            at[path[-1]] = {} if isinstance(value, Mapping) and len(path) <= MAX_DEPTH else value
+    return kept

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlx._core.native import Tensor
 from dlx._files.descr import entry_from_dtype
 from dlx._files.hdf5 import read_array
 from dlx._files.header import Contents, File, Stored, import_reader, reader_error
@@ -55,7 +54,7 @@ def _describe(name: str, array: Any) -> Stored:
     if not codecs <= _CODECS:
         word = one_line(min(codecs - _CODECS), 40)
         return entry._replace(dtype=None, refused=f"it needs the codec {word!r}, which dlx does not allow")
-    return entry._replace(notes=("in chunks",), load=functools.partial(_read_chunks, array))
+    return entry._replace(notes=("in chunks",), load=functools.partial(read_array, array, "zarr"))
 
 
 def _list_codecs(value: Any) -> Iterator[str]:
@@ -64,7 +63,3 @@ def _list_codecs(value: Any) -> Iterator[str]:
         yield from (str(value[key]) for key in ("name", "id") if key in value)
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         yield from _list_codecs(each)
-
-
-def _read_chunks(array: Any, entry: Stored, data: memoryview) -> Tensor:
-    return read_array(array, entry, "zarr")
