@@ -47,23 +47,22 @@ def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> Mapping[An
     """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
     if only is None and skip is None:
         return tree
-    names: dict[tuple[Any, ...], str] = {}  # of all members, by their paths
+    names: dict[tuple[Any, ...], tuple[str, ...]] = {}  # of members, after the names of those that they are in
 
-    def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
+    def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...], above: tuple[str, ...]) -> None:
         for key, value in inside.items():
-            names[*path, key] = dotted_path((*path, key), str)
+            names[*path, key] = here = *above, dotted_path((*path, key), str)
             if path and len(names) > MAX_NAMES:
                 raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
-                list_names(value, (*path, key))
+                list_names(value, (*path, key), here)
 
-    list_names(tree, ())
-    known = dict.fromkeys(names.values())
+    list_names(tree, (), ())
+    known = dict.fromkeys(here[-1] for here in names.values())
     wanted, dropped = match_names(known, only, "only"), match_names(known, skip, "skip") or set()
     kept: dict[Any, Any] = {}
-    for path in names:
-        above = [names[path[: i + 1]] for i in range(len(path))]
-        if (wanted is None or not wanted.isdisjoint(above)) and dropped.isdisjoint(above):
+    for path, here in names.items():
+        if (wanted is None or not wanted.isdisjoint(here)) and dropped.isdisjoint(here):
             at, inside = kept, tree
             for key in path[:-1]:
                 at, inside = at.setdefault(key, {}), inside[key]
