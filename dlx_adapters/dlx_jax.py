@@ -31,7 +31,7 @@ from typing import Any
 
 import dlx
 from dlx import adapter as api
-from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import ConversionError, DeviceError, DTypeError
 from dlx_adapters import dlx_jax_gradients
 
 HOST = api.Device("cpu")
@@ -262,13 +262,7 @@ _GRAPH = api.Blocker("its gradients would be lost", "", ConversionError, resolut
 # ---- sparse arrays -----------------------------------------------------------------------------------------------
 
 
-def _require_plain(obj: Any) -> None:
-    if obj.n_batch or obj.n_dense:
-        raise LayoutError("it has batches or dense dimensions", fix="Call .todense() first.")
-
-
 def _split_bcoo(obj: Any) -> dict[str, Any]:
-    _require_plain(obj)
     return {"data": obj.data, "coords": obj.indices, "shape": tuple(obj.shape)}
 
 
@@ -279,7 +273,6 @@ def _join_bcoo(parts: dict[str, Any]) -> Any:
 
 
 def _split_bcsr(obj: Any) -> dict[str, Any]:
-    _require_plain(obj)
     return {"data": obj.data, "indices": obj.indices, "indptr": obj.indptr, "shape": tuple(obj.shape)}
 
 
@@ -327,7 +320,7 @@ class JaxAdapter(api.Adapter):
         describe=api.tensor_info("__dlpack__"),
         ready=_is_ready,
     )
-    gradients = dlx_jax_gradients.support(DTYPES, _import_host)
+    gradients = dlx_jax_gradients.support(DTYPES)
     is_tracing = staticmethod(dlx_jax_gradients.is_tracing)
     known_issues = (
         api.KnownIssue(

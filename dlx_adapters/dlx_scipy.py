@@ -19,6 +19,7 @@ from dlx.errors import LayoutError
 
 _INDICES = ("int32", "int64")
 _ALL_INDICES = dict.fromkeys(("indices", "indptr"), _INDICES)
+_DTYPES = frozenset(api.COMMON_DTYPES) - {"float16", "bfloat16"} | {"complex64", "complex128"}
 
 
 def _split(obj: Any) -> dict[str, Any]:
@@ -58,7 +59,9 @@ def _compound(kind: str) -> api.Compound:
     """Return the declaration of scipy's arrays of one kind."""
     types = f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"
     split, indices = (_split_coo, {"coords": _INDICES}) if kind == "coo" else (_split, _ALL_INDICES)
-    return api.Compound(kind, types, split, functools.partial(_join, kind), indices=indices, dense=".toarray()")
+    return api.Compound(
+        kind, types, split, functools.partial(_join, kind), indices=indices, dense=".toarray()", dtypes=_DTYPES
+    )
 
 
 def _gcxs(kind: str, axis: int) -> api.Compound:
@@ -66,7 +69,8 @@ def _gcxs(kind: str, axis: int) -> api.Compound:
         return obj.ndim == 2 and tuple(obj.compressed_axes) == (axis,)
 
     join = functools.partial(_join_gcxs, axis)
-    return api.Compound(kind, ("sparse.GCXS",), _split, join, matches, _ALL_INDICES, ".todense()", ("unique",))
+    limits = ("rising",)
+    return api.Compound(kind, ("sparse.GCXS",), _split, join, matches, _ALL_INDICES, ".todense()", limits, _DTYPES)
 
 
 def _join_sparse_coo(parts: dict[str, Any]) -> Any:
@@ -108,7 +112,9 @@ class SparseAdapter(_OverNumpy):
 
     name = package = "sparse"
     containers = (
-        api.Compound("coo", ("sparse.COO",), _split_coo, _join_sparse_coo, None, {"coords": _INDICES}, ".todense()"),
+        api.Compound(
+            "coo", ("sparse.COO",), _split_coo, _join_sparse_coo, None, {"coords": _INDICES}, ".todense()", ("sorts",)
+        ),
         _gcxs("csr", 0),
         _gcxs("csc", 1),
     )

@@ -21,8 +21,6 @@ def _layout_of(obj: Any) -> Any:
 
 def _split_compressed(obj: Any) -> dict[str, Any]:
     """Return the parts of a csr, csc or bsr tensor."""
-    if obj.dim() != 2 or obj.dense_dim():
-        raise LayoutError("it has batches or dense dimensions", fix="Call .to_dense() first.")
     is_csc = obj.layout is sys.modules["torch"].sparse_csc
     indptr, indices = (obj.ccol_indices(), obj.row_indices()) if is_csc else (obj.crow_indices(), obj.col_indices())
     return {"data": obj.values(), "indices": indices, "indptr": indptr, "shape": tuple(obj.shape)}
@@ -34,17 +32,17 @@ def _join_compressed(kind: str, parts: dict[str, Any]) -> Any:
 
 
 def _split_coo(obj: Any) -> dict[str, Any]:
-    if obj.dense_dim():
-        raise LayoutError("it has dense dimensions", fix="Call .to_dense() first.")
     if obj.requires_grad and not obj.is_coalesced():  # only `values()`, which needs unique indices, keeps the graph
         raise LayoutError("it records gradients, and is not coalesced", fix="Call .coalesce() or .detach() first.")
     values = obj.values() if obj.requires_grad else obj._values()
-    return {"data": values, "coords": obj._indices(), "shape": tuple(obj.shape)}
+    shape, is_coalesced = tuple(obj.shape), obj.is_coalesced()
+    return {"data": values, "coords": obj._indices(), "shape": shape, "_is_coalesced": is_coalesced}
 
 
 def _join_coo(parts: dict[str, Any]) -> Any:
-    create = sys.modules["torch"].sparse_coo_tensor
-    return create(parts["coords"], parts["data"], parts["shape"], check_invariants=False)
+    create, is_coalesced = sys.modules["torch"].sparse_coo_tensor, parts.get("_is_coalesced")
+    arrays = parts["coords"], parts["data"], parts["shape"]
+    return create(*arrays, check_invariants=False, is_coalesced=is_coalesced)
 
 
 _INDICES = ("int32", "int64")

@@ -1,15 +1,19 @@
-/* Strided casts between numbers on the host. Every element is read as an integer of 32 or 64 bits
- * or as a double, which is exact, and rounded when it is written: once, but for integers above 2^53
- * and elements of 16 bits. */
+/* Strided casts between numbers on the host. Every element is read as an integer of 32 or 64 bits,
+ * a float or a double, which is exact, and rounded when it is written: once, but for integers above
+ * 2^53. Numbers have no branches, so that the compiler finds vectors. */
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3") /* vectors, which clang uses anyway */
+#pragma GCC optimize("O3", "no-trapping-math", \
+                     "no-thread-jumps") /* vectors, which clang uses anyway */
 #define UNROLL _Pragma("GCC unroll 4")
+#define APART __attribute__((optimize("no-tree-vectorize")))
 #else
 #define UNROLL
+#define APART
 #endif
 
 #include "copy.h"
+#include "platform/platform.h"
 
 #include <string.h>
 
@@ -19,44 +23,59 @@ typedef struct {
 } half, bfloat;
 typedef float single;
 
-/* Return the value of a float16 or bfloat16; `most` is the exponent of infinity. */
-static inline double widen(uint16_t word, int mantissa, int bias) {
-  int exponent = (word & 0x7fff) >> mantissa, most = 2 * bias + 1;
-  uint64_t fraction = word & ((1u << mantissa) - 1), bits;
-  if (exponent == most) {
-    bits = UINT64_C(0x7ff) << 52 | fraction << (52 - mantissa);
-  } else {
-    uint64_t scale = (uint64_t)(1023 - bias - mantissa + (exponent ? exponent : 1)) << 52;
-    double unit, whole = (double)(fraction | (exponent ? 1u << mantissa : 0));
-    memcpy(&unit, &scale, sizeof unit);
-    whole *= unit;
-    memcpy(&bits, &whole, sizeof bits);
-  }
-  bits |= (uint64_t)(word & 0x8000) << 48;
-  double value;
+static inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+  float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-/* Round to a float16 or bfloat16: to nearest, ties to even. */
-static inline uint16_t narrow(double value, int mantissa, int bias) {
-  uint64_t bits, infinity = (uint64_t)(2 * bias + 1) << mantissa;
+static inline float widen_half(uint32_t x) {
+  uint32_t exponent = x & 0x7c00, normal = ((x & 0x7fff) << 13) + (112u << 23);
+  uint32_t small = bits_of((float)(int32_t)(x & 0x3ff) * 0x1p-24f); /* without subnormal floats */
+  normal |= exponent == 0x7c00 ? 0x7f800000 : 0;
+  return float_of((exponent ? normal : small) | (x & 0x8000) << 16);
+}
+
+/* Round to nearest, ties to even; a sum rounds subnormal numbers. */
+static inline uint16_t narrow_half(float value) {
+  uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
+  bits &= INT32_MAX;
+  uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+  uint32_t small = bits_of(float_of(bits) + 0.5f) - bits_of(0.5f);
+  uint32_t found = bits < 113u << 23 ? small : normal > 0x7c00 ? 0x7c00 : normal;
+  return (uint16_t)(sign | (bits > 0x7f800000 ? 0x7e00 : found));
+}
+
+static inline uint16_t narrow_bfloat(float value) {
+  uint32_t bits = bits_of(value), found = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return (uint16_t)((bits & INT32_MAX) > 0x7f800000 ? (bits >> 16 & 0x8000) | 0x7fc0 : found);
+}
+
+/* Round a double at once. The last bit of `unit` is the smallest subnormal number. */
+static inline uint16_t narrow(double value, int mantissa, int bias, double unit) {
+  uint64_t bits, least, sum, rest = (uint64_t)(1023 - bias) << 52;
   memcpy(&bits, &value, sizeof bits);
-  uint16_t sign = (uint16_t)(bits >> 48 & 0x8000);
-  int exponent = (int)(bits >> 52 & 0x7ff) - 1023 + bias, shift = 52 - mantissa;
+  memcpy(&least, &unit, sizeof least);
+  uint64_t sign = bits >> 48 & 0x8000;
   bits &= INT64_MAX;
-  if (exponent > 0 && exponent < 2 * bias + 1) { /* overflow carries to infinity */
-    bits -= (uint64_t)(1023 - bias) << 52;
-    bits += (UINT64_C(1) << (shift - 1)) - 1 + (bits >> shift & 1);
-    return (uint16_t)(sign | bits >> shift);
-  }
-  if (value != value) return (uint16_t)(sign | infinity | 1u << (mantissa - 1));
-  if (exponent > 0) return (uint16_t)(sign | infinity);
-  shift += 1 - exponent; /* subnormal: the implicit bit is explicit */
-  if (shift > 54) return sign;
-  bits = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
-  bits += (UINT64_C(1) << (shift - 1)) - 1 + (bits >> shift & 1);
-  return (uint16_t)(sign | bits >> shift);
+  int shift = 52 - mantissa;
+  uint64_t half_bit = (UINT64_C(1) << (shift - 1)) - 1 + (bits >> shift & 1);
+  int64_t normal = (int64_t)((bits - rest + half_bit) >> shift);
+  int64_t infinity = (int64_t)(2 * bias + 1) << mantissa, first = (int64_t)(1024 - bias) << 52;
+  double positive;
+  memcpy(&positive, &bits, sizeof positive);
+  positive += unit;
+  memcpy(&sum, &positive, sizeof sum);
+  normal = normal > infinity ? infinity : normal;
+  int64_t found = (int64_t)bits < first ? (int64_t)(sum - least) : normal;
+  found = value == value ? found : infinity | 1 << (mantissa - 1);
+  return (uint16_t)(sign | (uint64_t)found);
 }
 
 #define READ(T, W, value)                    \
@@ -75,37 +94,59 @@ READ(uint8_t, int32_t, x)
 READ(uint16_t, int32_t, x)
 READ(uint32_t, int64_t, x)
 READ(uint64_t, uint64_t, x)
-READ(half, double, widen(x.bits, 10, 15))
-READ(bfloat, double, widen(x.bits, 7, 127))
-READ(single, double, (double)x)
+READ(half, float, widen_half(x.bits))
+READ(bfloat, float, float_of((uint32_t)x.bits << 16))
+READ(single, float, x)
 READ(double, double, x)
 
-/* From integers and a real number. Integers wrap around; the compiler has vectors for 32 bits. */
+/* From integers and real numbers. Integers wrap around; the compiler has vectors for 32 bits. */
 // clang-format off
-#define WRITE(T, from_integer, from_real)                          \
+#define WRITE(T, from_integer, from_real, from_float)              \
   static inline T T##_small(int32_t x) { return from_integer; }    \
   static inline T T##_int(int64_t x) { return from_integer; }      \
   static inline T T##_uint(uint64_t x) { return from_integer; }    \
-  static inline T T##_real(double x) { return from_real; }
+  static inline T T##_real(double x) { return from_real; }         \
+  static inline T T##_float(float x) { return from_float; }
 // clang-format on
 
 /* A real number out of range becomes the nearest integer, a NaN 0: in C both are undefined. */
-#define WRITE_INTEGER(T, low, high, above) \
-  WRITE(T, (T)x, x != x ? 0 : x <= (double)(low) ? (T)(low) : x >= above ? (T)(high) : (T)x)
+#define CLAMP(name, R, I)                              \
+  static inline I name(R x, double low, double high) { \
+    x = x == x ? x : 0;                                \
+    x = x > (R)low ? x : (R)low;                       \
+    return (I)(x < (R)high ? x : (R)high);             \
+  }
+CLAMP(clamp_float, float, int32_t)
+CLAMP(clamp, double, int32_t)
+CLAMP(clamp_wide, double, int64_t)
 
-WRITE(boolean, x != 0, x != 0)
-WRITE_INTEGER(int8_t, INT8_MIN, INT8_MAX, 0x1p7)
-WRITE_INTEGER(int16_t, INT16_MIN, INT16_MAX, 0x1p15)
-WRITE_INTEGER(int32_t, INT32_MIN, INT32_MAX, 0x1p31)
-WRITE_INTEGER(int64_t, INT64_MIN, INT64_MAX, 0x1p63)
-WRITE_INTEGER(uint8_t, 0, UINT8_MAX, 0x1p8)
-WRITE_INTEGER(uint16_t, 0, UINT16_MAX, 0x1p16)
-WRITE_INTEGER(uint32_t, 0, UINT32_MAX, 0x1p32)
-WRITE_INTEGER(uint64_t, 0, UINT64_MAX, 0x1p64)
-WRITE(half, (half){narrow((double)x, 10, 15)}, (half){narrow(x, 10, 15)})
-WRITE(bfloat, (bfloat){narrow((double)x, 7, 127)}, (bfloat){narrow(x, 7, 127)})
-WRITE(single, (single)x, (single)x)
-WRITE(double, (double)x, x)
+#define WRITE_SMALL(T, low, high) \
+  WRITE(T, (T)x, (T)clamp(x, low, high), (T)clamp_float(x, low, high))
+WRITE(boolean, x != 0, x != 0, x != 0)
+WRITE_SMALL(int8_t, INT8_MIN, INT8_MAX)
+WRITE_SMALL(int16_t, INT16_MIN, INT16_MAX)
+WRITE(int32_t, (int32_t)x, clamp(x, INT32_MIN, INT32_MAX),
+      x >= 0x1p31f ? INT32_MAX : clamp_float(x, INT32_MIN, 0x1.fffffep30))
+WRITE(int64_t, (int64_t)x,
+      x != x         ? 0
+      : x <= -0x1p63 ? INT64_MIN
+      : x >= 0x1p63  ? INT64_MAX
+                     : (int64_t)x,
+      int64_t_real(x))
+WRITE_SMALL(uint8_t, 0, UINT8_MAX)
+WRITE_SMALL(uint16_t, 0, UINT16_MAX)
+WRITE(uint32_t, (uint32_t)x, (uint32_t)clamp_wide(x, 0, UINT32_MAX), uint32_t_real(x))
+WRITE(uint64_t, (uint64_t)x,
+      !(x > 0)      ? 0
+      : x >= 0x1p64 ? UINT64_MAX
+                    : (uint64_t)x,
+      uint64_t_real(x))
+WRITE(half, (half){narrow_half((float)x)}, (half){narrow(x, 10, 15, 0x1p28)},
+      (half){narrow_half(x)})
+WRITE(bfloat, (bfloat){narrow((double)x, 7, 127, 0x1p-81)}, (bfloat){narrow(x, 7, 127, 0x1p-81)},
+      (bfloat){narrow_bfloat(x)})
+WRITE(single, (single)x, (single)x, x)
+WRITE(double, (double)x, x, (double)x)
 
 typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, int64_t to_step,
                        int64_t from_step);
@@ -114,6 +155,7 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
   for (int64_t i = 0; i < n; i++) {                            \
     T x = _Generic(read_##S(from),                             \
         double: T##_real,                                      \
+        float: T##_float,                                      \
         uint64_t: T##_uint,                                    \
         int64_t: T##_int,                                      \
         default: T##_small)(read_##S(from + i * (from_step))); \
@@ -121,34 +163,48 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
   }
 
 /* Constant steps let the compiler use vectors. It has none for int64_t to reals: unroll these. */
-#define CAST(S, T)                                                                                 \
-  static void S##_to_##T(char* restrict to, const char* restrict from, int64_t n, int64_t to_step, \
-                         int64_t from_step) {                                                      \
-    if (to_step != sizeof(T) || from_step != sizeof(S)) {                                          \
-      LOOP(S, T, to_step, from_step)                                                               \
-    } else if (sizeof(S) == 8 && sizeof(T) >= 4) {                                                 \
-      UNROLL LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                    \
-    } else {                                                                                       \
-      LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                           \
-    }                                                                                              \
+#define CAST(S, T, set)                                                                     \
+  TARGET_##set static void S##_to_##T##set(char* restrict to, const char* restrict from,    \
+                                           int64_t n, int64_t to_step, int64_t from_step) { \
+    if (to_step != sizeof(T) || from_step != sizeof(S)) {                                   \
+      S##_to_##T##_apart(to, from, n, to_step, from_step);                                  \
+    } else if (sizeof(S) == 8 && sizeof(T) >= 4) {                                          \
+      UNROLL LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                             \
+    } else {                                                                                \
+      LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                    \
+    }                                                                                       \
   }
+
+#define CAST_APART(S, T, set)                                                                   \
+  APART static void S##_to_##T##_apart(char* restrict to, const char* restrict from, int64_t n, \
+                                       int64_t to_step, int64_t from_step) {                    \
+    LOOP(S, T, to_step, from_step)                                                              \
+  }
+
+#define TARGET_usual
+#define TARGET_wide DLX_WIDE_VECTORS
 
 /* The order of find_kind. */
 // clang-format off
-#define EACH(X, S)                                                                        \
-  X(S, boolean) X(S, int8_t) X(S, int16_t) X(S, int32_t) X(S, int64_t) X(S, uint8_t)      \
-  X(S, uint16_t) X(S, uint32_t) X(S, uint64_t) X(S, half) X(S, bfloat) X(S, single) X(S, double)
-#define ALL(X)                                                                            \
-  X(boolean) X(int8_t) X(int16_t) X(int32_t) X(int64_t) X(uint8_t) X(uint16_t) X(uint32_t) \
-  X(uint64_t) X(half) X(bfloat) X(single) X(double)
-#define CASTS(S) EACH(CAST, S)
-#define NAME(S, T) S##_to_##T,
-#define ROW(S) {EACH(NAME, S)},
+#define EACH(X, S, set)                                                                         \
+  X(S, boolean, set) X(S, int8_t, set) X(S, int16_t, set) X(S, int32_t, set) X(S, int64_t, set) \
+  X(S, uint8_t, set) X(S, uint16_t, set) X(S, uint32_t, set) X(S, uint64_t, set)                \
+  X(S, half, set) X(S, bfloat, set) X(S, single, set) X(S, double, set)
+#define ALL(X, set)                                                                              \
+  X(boolean, set) X(int8_t, set) X(int16_t, set) X(int32_t, set) X(int64_t, set) X(uint8_t, set) \
+  X(uint16_t, set) X(uint32_t, set) X(uint64_t, set) X(half, set) X(bfloat, set) X(single, set)  \
+  X(double, set)
+#define CASTS(S, set) EACH(CAST, S, set)
+#define CASTS_APART(S, set) EACH(CAST_APART, S, set)
+#define NAME(S, T, set) S##_to_##T##set,
+#define ROW(S, set) {EACH(NAME, S, set)},
 
-ALL(CASTS)
+ALL(CASTS_APART, )
+ALL(CASTS, usual)
+DLX_WITH_WIDE(ALL(CASTS, wide))
 
 enum { KINDS = 13 };
-static const caster casters[KINDS][KINDS] = {ALL(ROW)};
+static const caster casters[][KINDS][KINDS] = {{ALL(ROW, usual)}, DLX_WITH_WIDE({ALL(ROW, wide)})};
 // clang-format on
 
 /* Return the number of a dtype, or of the parts of a complex one; -1 = not supported. */
@@ -172,7 +228,7 @@ int dlx_can_cast(DLDataType from, DLDataType to) {
 /* `pair` has both kinds and, for complex numbers, half their sizes. */
 static void cast_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t pair) {
   static const dlx_axis single_axis = {1, 0, 0};
-  caster cast = casters[pair & 15][pair >> 4 & 15];
+  caster cast = casters[DLX_HAS_WIDE][pair & 15][pair >> 4 & 15];
   int64_t from_half = pair >> 8 & 15, to_half = pair >> 12 & 15, index[DLX_MAX_NDIM] = {0};
   const dlx_axis* inner = n > 0 ? &axes[n - 1] : &single_axis;
   do {

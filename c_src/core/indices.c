@@ -1,4 +1,4 @@
-/* Checks and casts of the index arrays of sparse and ragged arrays: contiguous integers of 32 or 64
+/* Checks of the index arrays of sparse and ragged arrays: contiguous integers of 32 or 64
  * bits in host memory, at any address. */
 
 #include <string.h>
@@ -95,7 +95,7 @@ static int allocate_table(const void* indptr, int bits, int64_t rows, table* t) 
 }
 
 INLINE int64_t find_repeat(const void* indptr, int bits, const void* indices, int wide,
-                           int64_t rows, int64_t end, table* seen) {
+                           int64_t rows, int64_t end, int rising, table* seen) {
   for (int64_t row = 0; row < rows; row++) {
     int64_t from = read_at(indptr, bits, row), to = read_at(indptr, bits, row + 1), rises = 1;
     for (int64_t i = from + 1; i < to; i++)
@@ -103,74 +103,53 @@ INLINE int64_t find_repeat(const void* indptr, int bits, const void* indices, in
     if (rises &&
         (from == to || (read_at(indices, wide, from) >= 0 && read_at(indices, wide, to - 1) < end)))
       continue;
-    if (seen->places == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
+    if (!rising && seen->places == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
     for (int64_t i = from; i < to; i++) {
       int64_t index = read_at(indices, wide, i);
-      if (index < 0 || index >= end || is_repeated(seen, row, index)) return i;
+      if (index < 0 || index >= end) return i;
+      if (rising ? i > from && index <= read_at(indices, wide, i - 1)
+                 : is_repeated(seen, row, index))
+        return i;
     }
   }
   return -1;
 }
 
-int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end) {
+int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end, int rising) {
   table seen = {NULL, 0};
   int64_t rows = dlx_size(indptr) - 1, found;
   const void *p = first(indptr), *i = first(indices);
   int wide = indices->dtype.bits;
   if (indptr->dtype.bits == 64)
-    found = wide == 64 ? find_repeat(p, 64, i, 64, rows, end, &seen)
-                       : find_repeat(p, 64, i, 32, rows, end, &seen);
+    found = wide == 64 ? find_repeat(p, 64, i, 64, rows, end, rising, &seen)
+                       : find_repeat(p, 64, i, 32, rows, end, rising, &seen);
   else
-    found = wide == 64 ? find_repeat(p, 32, i, 64, rows, end, &seen)
-                       : find_repeat(p, 32, i, 32, rows, end, &seen);
+    found = wide == 64 ? find_repeat(p, 32, i, 64, rows, end, rising, &seen)
+                       : find_repeat(p, 32, i, 32, rows, end, rising, &seen);
   free(seen.places);
   return found;
 }
 
-/* ---- casts ----------------------------------------------------------------------------------- */
+int64_t dlx_find_disorder(const DLTensor* const* rows, int32_t ndim) {
+  int64_t count = dlx_size(rows[0]);
+  for (int64_t i = 1; i < count; i++) {
+    int64_t rise = 0;
+    for (int32_t k = 0; k < ndim && rise == 0; k++) {
+      int bits = rows[k]->dtype.bits;
+      rise = read_at(first(rows[k]), bits, i) - read_at(first(rows[k]), bits, i - 1);
+    }
+    if (rise <= 0) return i;
+  }
+  return -1;
+}
 
-#define CAST(from_type, to_type)                         \
-  {                                                      \
-    const char* f = first(from);                         \
-    to_type* t = (to_type*)first(to);                    \
-    for (int64_t i = 0; i < count; i++) {                \
-      from_type x;                                       \
-      memcpy(&x, f + i * (int64_t)sizeof x, sizeof x);   \
-      int64_t whole = (int64_t)x, value = whole - minus; \
-      t[i] = (to_type)value;                             \
-      lost |= value ^ (int64_t)t[i]; /* 0 if it fits */  \
-      lost |= is_unsigned & (whole < 0);                 \
-    }                                                    \
+void dlx_subtract(const DLTensor* from, int64_t minus, const DLTensor* to) {
+  int64_t count = dlx_size(from);
+  if (from->dtype.bits == 64) {
+    int64_t* t = (int64_t*)first(to);
+    for (int64_t i = 0; i < count; i++) t[i] = read_at(first(from), 64, i) - minus;
+  } else {
+    int32_t* t = (int32_t*)first(to);
+    for (int64_t i = 0; i < count; i++) t[i] = (int32_t)(read_at(first(from), 32, i) - minus);
   }
-#define CAST_FROM(from_type)   \
-  {                            \
-    if (to->dtype.bits == 64)  \
-      CAST(from_type, int64_t) \
-    else                       \
-      CAST(from_type, int32_t) \
-  }
-
-int dlx_cast_indices(const DLTensor* from, const DLTensor* to, int64_t minus) {
-  int64_t count = dlx_size(from), lost = 0, is_unsigned = from->dtype.code == kDLUInt;
-  switch (from->dtype.code << 8 | from->dtype.bits) {
-    case kDLInt << 8 | 8:
-      CAST_FROM(int8_t) break;
-    case kDLInt << 8 | 16:
-      CAST_FROM(int16_t) break;
-    case kDLInt << 8 | 32:
-      CAST_FROM(int32_t) break;
-    case kDLInt << 8 | 64:
-      CAST_FROM(int64_t) break;
-    case kDLUInt << 8 | 8:
-      CAST_FROM(uint8_t) break;
-    case kDLUInt << 8 | 16:
-      CAST_FROM(uint16_t) break;
-    case kDLUInt << 8 | 32:
-      CAST_FROM(uint32_t) break;
-    case kDLUInt << 8 | 64:
-      CAST_FROM(uint64_t) break;
-    default:
-      return DLX_E_DTYPE;
-  }
-  return lost ? DLX_E_MISMATCH : DLX_OK;
 }

@@ -244,17 +244,18 @@ int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, ui
 /* ---- indices.c: index arrays of sparse and ragged arrays --------------------------------------
  */
 
-/* Contiguous integers on the host, for the checks of 32 or 64 bits with a sign. Return the number
- * of the first index that is not in [0, end), of the first offset below the one before it, or of
- * the first index that is not in [0, end) or that its row has already (the offsets are checked
- * before); -1 = none, -2 = no memory. */
+/* Contiguous integers of 32 or 64 bits on the host. Return the number of the first index that is
+ * not in [0, end), of the first offset below the one before it, of the first index that is not in
+ * [0, end) or that its row has already (or, if `rising`, that does not exceed the one before it;
+ * the offsets are checked before), or of the first element whose coordinates do not exceed those
+ * before it; -1 = none, -2 = no memory. */
 int64_t dlx_find_outside(const DLTensor* indices, int64_t end);
 int64_t dlx_find_descent(const DLTensor* offsets);
-int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end);
+int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end, int rising);
+int64_t dlx_find_disorder(const DLTensor* const* rows, int32_t ndim);
 
-/* Subtract `minus` from integers of 8 to 64 bits, and write them as int32 or int64 of the same
- * count. Errors: DLX_E_DTYPE, DLX_E_MISMATCH = a value does not fit. */
-int dlx_cast_indices(const DLTensor* from, const DLTensor* to, int64_t minus);
+/* Subtract a number, to new memory of the same dtype and count. */
+void dlx_subtract(const DLTensor* from, int64_t minus, const DLTensor* to);
 
 /* ---- write.c: files in memory ---------------------------------------------------------------- */
 

@@ -133,4 +133,15 @@ void* dlx_find_symbol(void* library, const char* symbol);
 /* The same in a library that is already loaded: "c10" is libc10.so, libc10.dylib or c10.dll. */
 void* dlx_find_loaded_symbol(const char* library, const char* symbol);
 
+/* Functions with vectors of 32 bytes, for processors that have them: DLX_WITH_WIDE(...) contains
+ * them where they can be compiled, and DLX_HAS_WIDE says whether they can run. */
+#if defined(__x86_64__) && !defined(_WIN32)
+#define DLX_WIDE_VECTORS __attribute__((target("avx2")))
+#define DLX_HAS_WIDE (__builtin_cpu_supports("avx2") != 0)
+#define DLX_WITH_WIDE(...) __VA_ARGS__
+#else
+#define DLX_HAS_WIDE 0
+#define DLX_WITH_WIDE(...)
+#endif
+
 #endif

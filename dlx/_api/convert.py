@@ -10,20 +10,21 @@ from dlx._engine import fast_path as fast_path  # binds FAST_PATH
 from dlx._engine import traced as traced  # for torch.compile
 from dlx._engine.seam import FAST_PATH
 from dlx._registry import lookup
+from dlx._registry.registry import registry
 from dlx._support.late import Late
 from dlx._support.tracebacks import name_action
 from dlx.errors import ConversionError, DlxError
 
 if TYPE_CHECKING:
-    from dlx._engine import batch, failures, preview
+    from dlx._engine import batch, casting, failures, preview
     from dlx._engine import plan as plans
     from dlx._engine import request as requests
     from dlx._engine.plan import Plan
     from dlx._views import factory as views
     from dlx.typing import DeviceLike, Errors, Readonly, Target
 else:  # loaded by the first call that C leaves to Python
-    batch, failures, plans, preview, requests = map(
-        Late, [f"dlx._engine.{name}" for name in ("batch", "failures", "plan", "preview", "request")]
+    batch, casting, failures, plans, preview, requests = map(
+        Late, [f"dlx._engine.{name}" for name in ("batch", "casting", "failures", "plan", "preview", "request")]
     )
     views = Late("dlx._views.factory")
 output: Any = Late("dlx._api.output")
@@ -154,6 +155,12 @@ def convert(
             names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"
             raise TypeError(f"convert takes out= without {names}. Leave these or out= out.")
         return output.convert_into(obj, out, dtype, detach=detach, strict=strict)
+    options: tuple[Any, ...] = to, readonly, errors
+    casts_only = dtype is not None and like is device is copy is stream is None and detach is lazy is strict is False
+    if casts_only and wait is True and all(type(each) is str for each in options) and options[1:] == ("copy", "raise"):
+        cast = batch.cast_host(obj, lookup.kind(type(obj)).adapter, registry.target(to), casting.read_casts(dtype))
+        if cast is not None:
+            return FAST_PATH(cast, to)
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype, wait)
     found = lookup.kind(type(obj))
     if found.compounds:

@@ -71,7 +71,7 @@ def _convert(obj: Any, handler: CompoundHandler, to: Any) -> dict[str, Any]:
         else:
             arrays[name] = part
     found |= convert(arrays, to)
-    return found
+    return {name: part for name, part in found.items() if not name.startswith("_")}
 
 
 def _framework_of(handler: CompoundHandler) -> str:

@@ -15,6 +15,7 @@ from dlx._engine.compound import arrays_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of
+from dlx._protocols.arrow import Offsets
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import registry
@@ -112,7 +113,8 @@ def _extents(obj: Any) -> Iterator[Extent]:
     inside, handler = lookup.unwrap(obj)
     waiting = [inside] if handler is None else [obj]
     if isinstance(handler, CompoundHandler):
-        waiting = arrays_of(inside, handler)
+        parts = arrays_of(inside, handler)  # the offsets of an empty column are new for each call
+        waiting = [each for each in parts if not (isinstance(each, Offsets) and each.n_chunks == 0)]
     yield from filter(None, map(find_extent, waiting))
 
 

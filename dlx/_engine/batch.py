@@ -16,7 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
-from dlx._engine.casting import can_cast
+from dlx._engine.casting import Casts, can_cast
 from dlx._engine.compound import Compounds
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
@@ -38,6 +38,7 @@ from dlx._engine.sources import abstract_tensor, adapter_call, info_of, mark_imm
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
 from dlx._registry.generic import TENSOR
+from dlx._registry.target import Target
 from dlx._support.reflect import exception_text, foreign_error, type_name
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -140,6 +141,20 @@ def not_writable() -> ReadOnlyError:
     """Return the error for a read-only array in `writes`."""
     reason = "the function writes to it (writes=), and it is read-only"
     return ReadOnlyError(reason, fix="Pass a writable array.")
+
+
+def cast_host(obj: Any, source: Adapter | None, target: Target, casts: Casts | None) -> Tensor | None:
+    """Return a copy of a host array of the fast path, cast for a target; None if no cast or only Python applies."""
+    tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
+    if casts is None or type(tensor) is not Tensor or not tensor.is_host:
+        return None
+    new = casts.dtypes.get(tensor.dtype.name)
+    if new is None or target.varies or source is target.source or trace.observers:
+        return None
+    if not can_cast(tensor.dtype, new, tensor.device):
+        return None
+    cast: Tensor = native.tensor_copy(tensor, keeps_order(target), 0, new)
+    return None if target.check(cast) else cast
 
 
 class Batch:
@@ -263,21 +278,16 @@ class Batch:
 
     def _borrow_cast(self, i: int, brief: bool) -> Any:
         """Return the tensor of a host array as the fast path does, with the dtype of the result; None for Python."""
-        obj, target, casts = self.objs[i], self.request.target, self.request.casts
-        tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
-        if type(tensor) is not Tensor or not tensor.is_host or casts is None:
+        obj, casts = self.objs[i], self.request.casts
+        if casts is None or self.request.copy is False:
             return None
-        new = casts.dtypes.get(tensor.dtype.name)
-        if new is None:
-            return None if casts.at_root else FAST_PATH._borrow(obj, self.to, brief)
-        is_inside = target.varies or self.sources[i] is target.source
-        if is_inside or self.request.copy is False or trace.observers or not can_cast(tensor.dtype, new, tensor.device):
-            return None
-        cast = native.tensor_copy(tensor, keeps_order(target), 0, new)
-        if target.check(cast):
-            return None
-        self._cast.add(i)
-        return cast
+        cast = cast_host(obj, self.sources[i], self.request.target, casts)
+        if cast is not None:
+            self._cast.add(i)
+            return cast
+        tensor = None if casts.at_root else FAST_PATH._borrow(obj, TENSOR.name, True)
+        stays = type(tensor) is Tensor and tensor.is_host and tensor.dtype.name not in casts.dtypes
+        return FAST_PATH._borrow(obj, self.to, brief) if stays else None
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""

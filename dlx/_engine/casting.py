@@ -35,7 +35,7 @@ def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ..
     """Return the fix and the option of an error: the mapping that changes a dtype, unless it is refused."""
     change = {old.name: new.name}
     try:
-        _read(change)
+        _read_mapping(change)
     except DTypeError as error:
         return error.fix, ()
     return "", (("dtype", change),)
@@ -43,22 +43,22 @@ def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ..
 
 def read_casts(dtype: Any) -> Casts | None:
     """Return the option `dtype` of a call, checked."""
-    return _read_name(dtype) if type(dtype) is str else None if dtype is None else _read(dtype)
+    if isinstance(dtype, Mapping):
+        return _read_mapping(dtype)
+    return None if dtype is None else _read_name(dtype if type(dtype) is str else DType(dtype).name)
+
+
+def _read_mapping(dtype: Mapping[Any, Any]) -> Casts:
+    pairs = [(DType(old), DType(new)) for old, new in dtype.items()]
+    for old, new in pairs:
+        if old.code == lib.kDLComplex != new.code:
+            why = f"dtype= changes {old} to {new}, which would drop the imaginary parts"
+            raise DTypeError(why, fix="Convert x.real and x.imag instead.")
+    return Casts({old.name: new for old, new in pairs if old != new})
 
 
 @functools.lru_cache(maxsize=32)
 def _read_name(dtype: str) -> Casts:
-    return _read(dtype)
-
-
-def _read(dtype: Any) -> Casts:
-    if isinstance(dtype, Mapping):
-        pairs = [(DType(old), DType(new)) for old, new in dtype.items()]
-        for old, new in pairs:
-            if old.code == lib.kDLComplex != new.code:
-                why = f"dtype= changes {old} to {new}, which would drop the imaginary parts"
-                raise DTypeError(why, fix="Convert x.real and x.imag instead.")
-        return Casts({old.name: new for old, new in pairs if old != new})
     wanted = DType(dtype)
     if wanted.name not in _FLOATING:
         reason = f"dtype={wanted.name!r} is not a floating dtype, and only a mapping changes others"

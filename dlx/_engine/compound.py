@@ -17,13 +17,13 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.tensor import view
-from dlx._core.types import HOST, DType, contiguous, host_readable
+from dlx._core.types import HOST, DType, contiguous, host_readable, is_at
 from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
 from dlx._engine.streams import StreamSync
-from dlx._protocols.arrow import Column, Offsets
+from dlx._protocols.arrow import Column, Offsets, null_fix
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
@@ -33,7 +33,7 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
-from dlx.errors import DeviceError, DlxError, LayoutError, path_text
+from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
 _WIDTHS = ("int32", "int64")
 
@@ -45,39 +45,46 @@ def split(
 
     Without `joins`, the parts are the result.
     """
-    source, kind = handler.compound, handler.kind_of(obj)
-    wanted, inside = None, False
+    source, kind, target = handler.compound, handler.kind_of(obj), "" if request is None else request.target.name
+    is_own = request is not None and any(each is source for each in compounds_of(request.target.source))
+    wanted = find_joiner(request.target.adapter, kind) if request is not None and joins else None
     if request is not None and joins:
-        is_own = any(each is source for each in compounds_of(request.target.source))
-        inside = is_own and request.device is None and not (request.copy or request.detach)
-        if inside and request.casts is None:
+        if is_own and _stays(obj, handler, request):
             return {}
-        wanted = find_joiner(request.target.adapter, kind)
         if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
-            raise _unsupported(kind, source, request.target.name, nested).complete(source=name_of(obj))
+            raise _unsupported(kind, source, target, nested).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-    if request is not None and request.casts is not None:
-        found = info_of(_elements_of(parts)).dtype
-        if (found is None or request.casts.find(found) is None) and inside:
-            return {}
-    swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
-    dtype = None
-    if wanted is not None and request is not None:
-        if wanted is not source and kind in _MINOR and len(parts["shape"]) != 2:
-            why = f"{request.target.name} has {kind} arrays of two dimensions only, and it has {len(parts['shape'])}"
-            raise LayoutError(why, source=name_of(obj), fix="Convert it to the format coo first.")
-        _check(kind, parts, "swapped" in source.limits, "unique" in wanted.limits, request.target.name)
+    first, swaps, dtype = 0, False, None
+    if kind == "ragged":
+        first = _check_lists(parts["values"], parts["offsets"])
+    elif not is_own and "data" in parts:
+        _check_dimensions(kind, parts, source.dense)
+    limits: tuple[str, ...] = ()
     if request is not None:
+        if wanted is not None:
+            _check_dtype(parts, wanted, request)
+        if not is_own:  # in its framework, padding and repeated indices keep their meaning
+            swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
+            limits = _check(kind, parts, "swapped" in source.limits, () if wanted is None else wanted.limits, target)
         dtype = _choose_dtype(parts, wanted, request.target.dtypes())
-    first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
     indices = _indices_of(wanted)
     made: dict[str, Any] = {}
     for name, part in parts.items():
-        minus = first if name == "offsets" else 0
-        new = dtype if name in indices else None
-        made[name] = _prepare(part, new, parts, swaps=swaps and name == "coords", minus=minus)
+        minus, new = first if name == "offsets" else 0, dtype if name in indices else None
+        whys = [f"{target} sorts it, and adds elements with equal indices"] * (name == "coords" and "sorts" in limits)
+        made[name] = _prepare(part, new, parts, whys, swaps=swaps and name == "coords", minus=minus)
     return made
+
+
+def _stays(obj: Any, handler: CompoundHandler, request: Request) -> bool:
+    """Return whether no option of a call changes a compound array of the target framework."""
+    adapter, casts, device = request.target.adapter, request.casts, request.device
+    if request.copy or (request.detach and adapter.gradients is not None) or (device and adapter.placement is not None):
+        return False
+    info = None if casts is None and device is None else describe_compound(obj, handler)
+    is_there = device is None or (info is not None and info.device is not None and is_at(info.device, device))
+    return is_there and (casts is None or info is None or info.dtype is None or casts.find(info.dtype) is None)
 
 
 def name_of(obj: Any) -> str:
@@ -164,8 +171,8 @@ def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collect
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 
 
-def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], *, swaps: bool, minus: int) -> Any:
-    """Return a part, or its copy as a `Deferred` array if its rows must be stacked, or its values must change.
+def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[str], *, swaps: bool, minus: int) -> Any:
+    """Return a part, or its copy as a `Deferred` array for reasons, or if its rows are stacked or its values change.
 
     With `swaps`, a matrix is transposed; `minus` is subtracted.
     """
@@ -178,16 +185,16 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], *, swaps: bo
             part, swaps = _swap(tensor), False
         elif dtype is None or tensor.dtype == dtype:  # else the framework casts first
             part, swaps = _swap(FAST_PATH(part, to="dlx")), False
-    if dtype is None and not _is_rows(part) and not minus:
-        return part
     rows = _rows(part)
+    casts = dtype is not None and info_of(rows[0]).dtype != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part)
+    whys += [f"{info_of(rows[0]).dtype} indices become {dtype}"] * casts + [f"it begins with {minus}, not 0"] * bool(
+        minus
+    )
+    if not whys:
+        return part
     info = info_of(rows[0])
     made = dtype or info.dtype
-    casts = info.dtype != made
-    if not (casts or minus or _is_rows(part)):
-        return part
-    whys = [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{info.dtype} indices become {made}"] * casts
-    whys += [f"it begins with {minus}, not 0"] * bool(minus)
     gather = _gather
     if info.device is not None and not host_readable(info.device):
         fits = not casts or made is None or made.bits == 64 or _bound_of(parts) < 1 << 31
@@ -254,13 +261,20 @@ def _gather_on_device(
 
 def cast_indices(tensor: Tensor, dtype: DType, minus: int = 0) -> Tensor:
     """Return the integers of a compact host tensor, less `minus`, as int32 or int64 in new memory."""
-    made: Tensor = empty(tensor.shape, dtype)
-    status = lib.dlx_cast_indices(_struct(tensor), _struct(made), minus)
-    if status == lib.DLX_E_DTYPE:
-        raise LayoutError(f"its indices are {tensor.dtype}, not integers")
-    if status:
+    old = tensor.dtype
+    if old.code not in (lib.kDLInt, lib.kDLUInt):
+        raise LayoutError(f"its indices are {old}, not integers")
+    if old.name not in _WIDTHS:
+        tensor = native.tensor_copy(tensor, False, 0, DType("int64"))
+    if minus:
+        whole: Tensor = empty(tensor.shape, tensor.dtype)
+        lib.dlx_subtract(_struct(tensor), minus, _struct(whole))
+        tensor = whole
+    may_not_fit = old.name == "uint64" or dtype.bits < tensor.dtype.bits
+    if may_not_fit and lib.dlx_find_outside(_struct(tensor), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
-    return made
+    is_new = minus or old.name not in _WIDTHS
+    return tensor if is_new and tensor.dtype == dtype else native.tensor_copy(tensor, False, 0, dtype)
 
 
 def _struct(tensor: Tensor) -> Any:
@@ -282,22 +296,46 @@ def _swap(tensor: Tensor) -> Tensor:
 _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 
 
-def _check(kind: str, parts: dict[str, Any], swapped: bool, unique: bool, target: str) -> None:
-    """Check the indices of a sparse array in host memory: another framework may read or write outside of an array."""
+def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
+    """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
+    coords = parts.get("coords", ())
+    ndim = 2 if _is_rows(coords) or "coords" not in parts else len(info_of(coords).shape or ())
+    if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
+        raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
+
+
+def _check_dtype(parts: dict[str, Any], wanted: Compound, request: Request) -> None:
+    """Raise if a joiner does not support the dtype that the elements will have."""
+    old = info_of(_elements_of(parts)).dtype
+    new = old if old is None or request.casts is None else request.casts.find(old) or old
+    if old is not None and new is not None and wanted.dtypes and new.name not in wanted.dtypes:
+        why, option = f"{request.target.name} has no {wanted.kind} arrays of {new}", {old.name: "float32"}
+        raise DTypeError(why, option=(("dtype", option),) if "float" in new.name else ())
+
+
+def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, ...], target: str) -> tuple[str, ...]:
+    """Check the indices of a sparse array in host memory: another framework may read or write outside of an array.
+
+    Return the limits that the indices exceed, and the framework resolves.
+    """
     shape = parts.get("shape", ())
     if kind == "coo" and "coords" in parts:
-        coords = parts["coords"]
+        coords, elements = parts["coords"], info_of(parts["data"]).shape
         rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
         if len(rows) != len(shape):
             raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
-        elements = info_of(parts["data"]).shape
+        wide = []
         for axis, (row, extent) in enumerate(zip(rows, shape, strict=True)):
             length = info_of(row).shape
             if length != elements:
                 raise LayoutError(f"coords[{axis}] has the shape {length}, and its data the shape {elements}")
-            _check_range(row, extent, f"coords[{axis}]")
-    if kind not in _MINOR or len(shape) != 2:
-        return
+            wide.append(_check_range(row, extent, f"coords[{axis}]"))
+        return () if "sorts" not in limits or _is_ordered(wide) else ("sorts",)
+    if kind not in _MINOR:
+        return ()
+    if len(shape) != 2:
+        why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
+        raise LayoutError(why, fix="Convert it to the format coo first.")
     indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
     found = info_of(parts["data"]).shape or (0,)
     minor, count = _MINOR[kind], found[0]
@@ -305,26 +343,31 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, unique: bool, target
     expected = shape[1 - minor] // (block[1 - minor] or 1)
     if indptr.ndim != 1 or indptr.shape[0] != expected + 1:
         raise LayoutError(f"its indptr has the shape {indptr.shape}, expected ({expected + 1},)")
-    if indices.shape != (count,) or len(found) + 2 * (kind != "bsr") != 3:
+    if indices.shape != (count,):
         raise LayoutError(f"its indices have the shape {indices.shape}, and its data the shape {found}")
     extent = shape[minor] // (block[minor] or 1)
-    pointers, ends = _check_offsets(indptr, count, "indptr"), _wide(indices)
-    if not unique or pointers is None or ends is None or not count:
+    pointers = _check_offsets(indptr, count, "indptr")
+    rule = next((each for each in ("unique", "rising") if each in limits), "")
+    ends = _wide(indices) if rule and count else None
+    if pointers is None or ends is None:
         _check_range(indices, extent, "indices")
-        return
-    bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), extent)
+        return ()
+    bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), extent, rule == "rising")
     if bad == -2:
         raise MemoryError
     if bad >= 0:
         if not 0 <= _numbers(ends)[bad] < extent:
-            raise _outside(f"indices[{bad}]")
-        why = f"{target} assumes that no index is repeated within a row or column, and indices[{bad}] is"
-        raise LayoutError(why, fix="Call x.sum_duplicates() first.")
+            raise _padded(f"indices[{bad}] is outside of its shape")
+        why = f"no index is repeated within a row or column, and indices[{bad}] is"
+        if rule == "rising":
+            why = f"the indices of each row or column rise, and indices[{bad}] does not"
+        raise LayoutError(f"{target} assumes that {why}", fix="Call x.sum_duplicates() first.")
+    return ()
 
 
-def _outside(name: str) -> LayoutError:
+def _padded(why: str) -> LayoutError:
     fix = "Remove such elements in its own framework first, such as with sum_duplicates."
-    return LayoutError(f"{name} is outside of its shape (padding, or damage)", fix=fix)
+    return LayoutError(f"{why} (padding, or damage)", fix=fix)
 
 
 def _split_rows(tensor: Tensor, swapped: bool) -> list[Tensor]:
@@ -342,16 +385,27 @@ def _wide(part: Any) -> Tensor | None:
     return tensor if tensor.dtype.name in _WIDTHS else cast_indices(tensor, DType("int64"))
 
 
-def _check_range(part: Any, end: int, name: str) -> None:
+def _check_range(part: Any, end: int, name: str) -> Tensor | None:
     tensor = _wide(part)
     bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(_struct(tensor), end)
     if bad >= 0:
-        raise _outside(f"{name}[{bad}]")
+        raise _padded(f"{name}[{bad}] is outside of its shape")
+    return tensor
+
+
+def _is_ordered(rows: list[Tensor | None]) -> bool:
+    """Return whether coordinates rise; False if the host cannot read them."""
+    structs = [_struct(row) for row in rows if row is not None]
+    if not structs or len(structs) < len(rows):
+        return not rows
+    return bool(lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(structs)) < 0)
 
 
 def _check_lists(values: Any, offsets: Any) -> int:
     """Check the offsets of a ragged array, and return the first."""
     if isinstance(offsets, Offsets):  # checked in C
+        if offsets.null_row >= 0:
+            raise LayoutError(f"its row {offsets.null_row} is null", fix=null_fix(offsets.lists))
         tensor = None if offsets.n_chunks > 1 else offsets.share()
     else:
         inside, handler = lookup.unwrap(values)
@@ -372,6 +426,8 @@ def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
         return None
     rows, found = tensor.shape[0] - 1, _numbers(tensor)
     start = found[0] if rows >= 0 and name == "offsets" else 0
+    if rows >= 0 and name == "indptr" and found[0] == 0 <= found[rows] < count:
+        raise _padded(f"its indptr end at {found[rows]}, and it has {count} elements")
     if rows < 0 or found[0] != start or start < 0 or found[rows] - start != count:
         raise LayoutError(f"its {name} do not rise from 0 to {count}")
     bad = lib.dlx_find_descent(_struct(tensor))
@@ -424,7 +480,7 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         readonly=any(info.readonly for info in infos),
         address=0,
         owner=name,
-        notes=(f"{kind}: {', '.join(parts)}",),
+        notes=(f"{kind}: {', '.join(name for name in parts if not name.startswith('_'))}",),
     )
 
 

@@ -121,18 +121,23 @@ def _host_device(target: Target, wanted: Device) -> Device:
 
 def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to the device."""
-    kind = registry.kinds().find(type(like))
-    with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=type_name(type(like))):
+    kind, shown = registry.kinds().find(type(like)), type_name(type(like))
+    with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=shown):
         known = registry.owner(type(like)) if kind is None else kind.adapter
-        if known is None:
-            handlers = registry.declared_handlers(type(like)) if kind is None else (kind.handler, *kind.compounds)
-            known = next((each.adapter for each in handlers if isinstance(each, CompoundHandler)), None)
+        handlers = registry.declared_handlers(type(like)) if kind is None else (kind.handler, *kind.compounds)
+        for handler in handlers:
+            if isinstance(handler, CompoundHandler):
+                known, compound = known or handler.adapter, handler.compound
+                if compound.matches is None or compound.matches(like):
+                    parts = compound.split(like)
+                    like = parts.get("data", parts.get("values", like))  # it has the device
+                    break
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
         if error := find_source(module_of(type(like))):
             raise error
         raise AdapterNotFoundError(
-            f"like= is {type_name(type(like))}, whose framework is no target",
+            f"like= is {shown}, whose framework is no target",
             fix="Pass to= with the name of a target, such as to='numpy', or like= with an array of a target.",
         )
     info = array_info(like, known)

@@ -151,13 +151,13 @@ class Column:
 class Offsets(Column):
     """The offsets of a column of lists: an array of integers, which several chunks join in a copy."""
 
-    def __init__(self, lists: Column, tensor: Tensor | None, n_chunks: int) -> None:
-        self._lists, self._tensor = lists, tensor
+    def __init__(self, lists: Column, tensor: Tensor | None, n_chunks: int, null_row: int) -> None:
+        self.lists, self._tensor, self.null_row = lists, tensor, null_row  # -1: no row is null
         self.kind, self.number, self.type = lists.kind, -1, lists.type
         self.dtype, self.shape = (
             (DType("int64"), (lists.shape[0] + 1,)) if tensor is None else (tensor.dtype, tensor.shape)
         )
-        self.strides, self.device, self.n_nulls, self.n_chunks = (1,), lists.device, 0, max(n_chunks, 1)
+        self.strides, self.device, self.n_nulls, self.n_chunks = (1,), lists.device, 0, n_chunks
         self.is_packed, self.address = False, 0 if tensor is None else tensor.data_ptr
 
     def share(self) -> Tensor:
@@ -166,7 +166,7 @@ class Offsets(Column):
 
     def gather(self) -> Tensor:
         """Return the joined offsets, from 0."""
-        tensor = native.arrow_lists(self._lists._data, self._lists.number, True)[1]
+        tensor = native.arrow_lists(self.lists._data, self.lists.number, True)[1]
         assert tensor is not None
         return tensor
 
@@ -174,10 +174,8 @@ class Offsets(Column):
 def split_lists(obj: Any) -> dict[str, Column]:
     """Return the values and offsets of an object or column with lists of varying length."""
     lists = column(obj)
-    data, tensor, n_chunks, null_row = native.arrow_lists(lists._data, lists.number, False)
-    if null_row >= 0:
-        raise LayoutError(f"its row {null_row} is null", fix=null_fix(lists))
-    return {"values": Column(data, -1, lists.kind, lists.type.child()), "offsets": Offsets(lists, tensor, n_chunks)}
+    data, tensor, *counts = native.arrow_lists(lists._data, lists.number, False)
+    return {"values": Column(data, -1, lists.kind, lists.type.child()), "offsets": Offsets(lists, tensor, *counts)}
 
 
 class Table(dict[str, Column]):
@@ -380,6 +378,7 @@ _OWN_FIXES = {  # for packages without pyarrow's methods
     ("polars", _OTHER[0]): "Call .cast(pl.Int64) first, if its values fit.",
     ("pandas", _TEXT[0]): "Encode it as numbers first, as .astype('category').cat.codes does.",
     ("pandas", _VARYING): "Convert its .list.flatten() and its .list.len() separately.",
+    ("pandas", "+v"): "With x = pyarrow.array(it), convert x.flatten() and x.sizes separately.",
     ("pandas", "DLPack has no decimals"): "Call .astype('float64') first, if that is exact enough.",
     ("pandas", "DLPack has no structures"): "Convert its fields one by one: .struct.field(0).",
     ("pandas", _NULLS): "Call .astype('float64').fillna(value) first.",
@@ -393,6 +392,7 @@ _REFUSED = (  # beginning of the format, reason, fix
     ("+u", "DLPack has no unions", "{take} {one}.field(0), and its other fields."),
     ("+s", "DLPack has no structures", "{take} {one}.field(0), and its other fields."),
     ("+m", _VARYING, "{take} {one}.keys, {one}.items and {one}.offsets separately."),
+    ("+v", _VARYING, "{take} {one}.flatten() and {one}.sizes separately."),
     (
         "+",
         _VARYING,

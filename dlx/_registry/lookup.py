@@ -148,10 +148,13 @@ def kind_of(obj: Any, found: Kind | None = None) -> Kind:
     """Return the classification of an object by its type, and as a compound array if only the object shows that."""
     if found is None:
         found = kind(type(obj))
-    for handler in found.compounds:
-        with foreign_errors("its kind cannot be read:", source=type_name(type(obj))):
+    try:
+        for handler in found.compounds:
             if handler.compound.matches is not None and handler.compound.matches(obj):
                 return Kind(found.adapter, handler, "container")
+    except Exception:
+        with foreign_errors("its kind cannot be read:", source=type_name(type(obj))):  # slow, as a context of the loop
+            raise
     return found
 
 

@@ -131,8 +131,9 @@ def encode(
                 fail(error, tree.path_in(i, j))
                 children.append([None])
         if isinstance(keys, Keys) and kind.startswith(_COMPOUND):
-            children += [[_encode_value(part)] for part in keys.context.values()]
-            keys = [*keys, *keys.context]
+            others = {name: part for name, part in keys.context.items() if not name.startswith("_")}
+            children += [[_encode_value(part)] for part in others.values()]
+            keys = [*keys, *others]
         try:
             encoded = _encode_keys(keys or (), names) if kind.startswith(_KEYED) else None
         except ConversionError as error:

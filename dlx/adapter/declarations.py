@@ -484,7 +484,7 @@ class Compound(Frozen):
         Importable names of its types, including subclasses without another handler.
     split
         ``split(obj)`` returns the parts by name: arrays, lists of arrays of one shape and dtype (dlx stacks them), and
-        plain values.
+        plain values. Plain values whose names begin with an underscore are only for `join`.
     join
         ``join(parts)`` returns an object of this kind over arrays of the framework, without a copy. None: the framework
         is only a source.
@@ -496,8 +496,11 @@ class Compound(Frozen):
     dense
         A call that returns a dense array, for errors: ``".toarray()"``.
     limits
-        Restrictions of `join`: ``"unique"``: no index twice in a row; ``"flat"``: the parts are dense; ``"swapped"``:
-        its coords are ``(count, ndim)``, in `split` as well.
+        Restrictions of `join`: ``"unique"``: no index twice in a row; ``"rising"``: the indices of a row rise;
+        ``"sorts"``: it sorts coords that do not rise, in a copy; ``"flat"``: the parts are dense; ``"swapped"``: its
+        coords are ``(count, ndim)``, in `split` as well.
+    dtypes
+        Names of the dtypes that `join` supports for the elements; empty: those of the framework's arrays.
     """
 
     kind: str
@@ -508,6 +511,7 @@ class Compound(Frozen):
     indices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dense: str = ""
     limits: tuple[str, ...] = ()
+    dtypes: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False, repr=False)

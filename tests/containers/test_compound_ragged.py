@@ -146,6 +146,40 @@ def test_nulls_and_others_are_refused_with_the_place():
         dlx.convert(torch.nested.nested_tensor_from_jagged(torch.ones(5), torch.tensor([0, 2])), "pyarrow")
 
 
+def test_null_rows_are_described():
+    """As a flat column with nulls is; only a conversion refuses them."""
+    calls = (
+        lambda x: dlx.parts(x, "numpy"),
+        lambda x: dlx.stack(x, "numpy"),
+        lambda x: dlx.convert(x, "torch"),  # which has one level only
+    )
+    nested = pa.array([[[1], None]])
+    for source in (arrow([[1], None, [2]]), pa.chunked_array([[[1]], [None]]), nested):
+        info = dlx.describe(source)
+        assert info.dtype.name == "int64" and info.notes == ("ragged: values, offsets",)
+        assert dlx.shares_memory(source, source)
+        for call in calls[: 2 if source is nested else 3]:
+            with pytest.raises(LayoutError, match=r"its row \d is null. Call \.drop_null\(\)\."):
+                call(source)
+
+
+def test_empty_columns_share_nothing():
+    """They have no memory: dlx makes their offsets for each call."""
+    empty = pa.array([], pa.list_(pa.int64())), pa.chunked_array([], pa.list_(pa.int64()))
+    for one in empty:
+        assert not any(dlx.shares_memory(one, other) for other in empty)
+        assert dlx.convert(one, "torch", copy=False).size(0) == 0
+
+
+def test_list_views_name_an_advice_that_works():
+    """Their offsets alone do not say where a row ends."""
+    views = pa.array(ROWS, pa.list_view(pa.int64()))
+    with pytest.raises(DTypeError, match=r"Convert its \.flatten\(\) and \.sizes separately\."):
+        dlx.convert(views, "torch")
+    rows = dlx.convert(views.flatten(), "torch").split(dlx.convert(views.sizes, "torch").tolist())
+    assert [row.tolist() for row in rows] == ROWS
+
+
 def test_nested_lists():
     """Pyarrow and awkward take lists of lists; dlx.parts gives the arrays of every level."""
     rows = [[[1, 2], []], [], [[3]]]

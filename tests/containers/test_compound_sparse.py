@@ -174,6 +174,91 @@ def test_padding_of_jax_is_refused():
             dlx.convert(padded, to)
 
 
+def test_padding_stays_in_jax():
+    """A copy inside jax keeps the padding; the parts for another framework are checked, those for jax are not."""
+    sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
+    for padded in (sparse.BCOO.fromdense(jnp.eye(2), nse=4), sparse.BCSR.fromdense(jnp.eye(2), nse=4)):
+        made = dlx.convert(padded, "jax", copy=True)
+        assert made.nse == padded.nse == 4 and np.array_equal(dense(made), np.eye(2))
+        assert dlx.plan(padded, "jax", copy=True).outcome == "copied" and not dlx.shares_memory(made, padded)
+        assert len(dlx.parts(padded)["data"]) == 4
+        for to in ("numpy", "dlx", "torch"):
+            with pytest.raises(LayoutError, match=r"\(padding, or damage\). Remove .* sum_duplicates"):
+                dlx.parts(padded, to)
+            assert dlx.parts(padded.sum_duplicates(), to)["data"].shape == (2,)
+
+
+def many_dimensions():
+    """Return batched and hybrid arrays of torch and jax."""
+    sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
+    return [
+        torch.ones(2, 3).to_sparse(1),
+        torch.ones(2, 3, 4).to_sparse_csr(),
+        torch.ones(3, 4, 2).to_sparse_csr(dense_dim=1),
+        torch.ones(2, 4, 4).to_sparse_bsr((2, 2)),
+        sparse.BCOO.fromdense(jnp.ones((2, 3, 4)), n_batch=1),
+        sparse.BCOO.fromdense(jnp.ones((2, 3)), n_dense=1),
+        sparse.BCSR.fromdense(jnp.ones((2, 3, 4)), n_batch=1),
+    ]
+
+
+@pytest.mark.parametrize("options", ({"copy": True}, {"dtype": "float16"}, {"detach": True}, {"device": "cpu"}))
+def test_batches_and_dense_dimensions_stay_in_their_framework(options):
+    """Options work inside the framework; others refuse such arrays, which can be described."""
+    for source in many_dimensions():
+        made, plan = dlx.convert(source, like=source, **options), dlx.plan(source, like=source, **options)
+        assert plan.ok and np.array_equal(dense(made), dense(source))
+        assert dlx.shares_memory(made, source) is ("copy" not in options)  # a cast shares the indices
+        assert dlx.describe(source).shape == tuple(source.shape)
+        with pytest.raises(LayoutError, match=r"batches or dense dimensions. Call \.to_?dense\(\) first"):
+            dlx.convert(source, "scipy")
+        with pytest.raises(LayoutError, match="batches or dense dimensions"), dlx.share(source):
+            pass
+
+
+def test_coalesced_tensors_stay_coalesced():
+    """Torch refuses `.values()` of others."""
+    source = torch.eye(3).to_sparse()
+    for options in ({"copy": True}, {"dtype": "float64"}, {"detach": True}):
+        assert dlx.convert(source, "torch", **options).values().tolist() == [1, 1, 1]
+    twice = torch.sparse_coo_tensor(torch.tensor([[0, 0], [1, 1]]), torch.ones(2), (2, 2))
+    assert not dlx.convert(twice, "torch", copy=True).is_coalesced()
+    assert list(dlx.parts(source)) == ["data", "coords", "shape"]
+    with dlx.share(source) as handle:
+        assert list(dlx.attach(handle)) == ["data", "coords", "shape"]
+
+
+def test_what_sparse_assumes():
+    """COO sorts coordinates in a copy, as the plan says; GCXS reads unsorted rows wrongly, so dlx refuses them."""
+    pytest.importorskip("sparse")
+    twice = torch.sparse_coo_tensor(torch.tensor([[1, 0, 0], [1, 1, 1]]), torch.tensor([1.0, 2, 3]), (2, 3))
+    for source in (twice, sp.coo_array((np.ones(2, "f4"), ([1, 0], [0, 2])), shape=(2, 3))):
+        plan = dlx.plan(source, "sparse")
+        assert plan.outcome == "copied" and "coords: " in str(plan) and "sparse sorts it" in str(plan)
+        assert np.array_equal(dense(dlx.convert(source, "sparse")), dense(source))
+        with pytest.raises(CopyRequiredError):
+            dlx.convert(source, "sparse", copy=False)
+    assert dlx.convert(twice.coalesce(), "sparse", copy=False).nnz == 2
+    for indices in ([2, 0, 1], [0, 0, 1]):
+        odd = sp.csr_array((np.ones(3, "f4"), np.array(indices), np.array([0, 2, 3])), shape=(2, 3))
+        with pytest.raises(LayoutError, match=r"rise, and indices\[1\] does not. Call x\.sum_duplicates"):
+            dlx.convert(odd, "sparse")
+        odd.sum_duplicates()
+        made = dlx.convert(odd, "sparse")
+        assert [[made[i, j] for j in range(3)] for i in range(2)] == odd.toarray().tolist()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_dtypes_that_scipy_lacks(form):
+    """Refused before the conversion, with a dtype that works."""
+    source = in_torch(form).to(torch.float16)
+    with pytest.raises(DTypeError, match=rf"scipy has no {form} arrays of float16. Pass dtype="):
+        dlx.convert(source, "scipy")
+    assert not dlx.plan(source, "scipy") and not dlx.plan(matrix(form), "scipy", dtype="float16")
+    made = dlx.convert(source, "scipy", dtype={"float16": "float32"})
+    assert made.dtype == np.float32 and np.allclose(dense(made), matrix(form).toarray(), atol=1e-3)
+
+
 def test_room_for_more_is_not_passed_on():
     """Scipy's arrays may have more room than elements."""
     m = matrix("csr")
@@ -297,7 +382,15 @@ def test_like_names_the_framework_in_a_fresh_process(python):
     python(code)
 
 
-@pytest.mark.parametrize("target", ("torch", "jax", "scipy"))
+def test_like_takes_every_kind():
+    """The elements have the device of the example."""
+    examples = [*many_dimensions(), in_torch("coo"), in_jax("coo"), in_jax("csr"), matrix("bsr")]
+    for example in examples:
+        assert type(dlx.convert(np.ones(2, "f4"), like=example)) is type(dlx.parts(example)["data"])
+        assert dlx.convert(example, like=example) is example
+
+
+@pytest.mark.parametrize("target", ("torch", "jax"))
 @pytest.mark.parametrize("count", (0, 1, 9))
 def test_coordinates_without_elements(target, count):
     """Index arrays and data of different lengths are refused, and planned as such."""
