@@ -31,7 +31,7 @@ def match_names(names: Collection[str], which: Names, option: str) -> set[str] |
     if which is None or callable(which):
         return None if which is None else {name for name in names if which(name)}
     matched: set[str] = set()
-    for each in (which,) if isinstance(which, str) else which:
+    for each in which if isinstance(which, Iterable) and not isinstance(which, str) else (which,):
         if not isinstance(each, str):
             raise TypeError(f"{option} must be a name, a pattern, an iterable of them or a function, got {each!r}")
         found = {each} if each in names else set(fnmatch.filter(names, each))
