@@ -108,7 +108,7 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
                 try:
                     check_pickle(archive.read(each))
                 except (ValueError, LookupError, RuntimeError) as error:
-                    raise FileError("its list of tensors is damaged, or nests tuples too deeply", fix=AGAIN) from error
+                    raise FileError("its list of tensors is damaged, or unusual for torch.save", fix=AGAIN) from error
         records = {find_data_start(file, each): each.file_size for each in data}
     package = import_reader("torch", ".pt")
     saved_on: dict[int, str] = {}
