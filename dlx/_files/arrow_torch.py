@@ -159,13 +159,11 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
         if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 if this torch lacks the function
             reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
-        code = _find_code(package, file)
-        if code:
+        if code := _find_code(package, file):
             names = one_line(", ".join(code), 120)
             reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
             return FileError(reason, fix=TRUST.format(f"[{names}]"))
-        why = find_in(error, r"WeightsUnpickler error:\s*(.+)")
-        if why:
+        if why := find_in(error, r"WeightsUnpickler error:\s*(.+)"):
             fix = TRUST.format("[...]") if "allowlisted" in why else AGAIN
             return FileError(f"torch's weights_only does not allow it: {one_line(why, 200)}", fix=fix)
     return failure

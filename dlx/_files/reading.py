@@ -63,8 +63,7 @@ def open_file(source: Path | memoryview, name: str = "") -> Iterator[File]:
     try:
         folder = source if isinstance(source, Path) and source.is_dir() else None
         if folder is not None:
-            other = identify_folder(folder)
-            if other is not None:
+            if other := identify_folder(folder):
                 raise other
             source = find_index(folder)
         with File(source, name) as file:
@@ -102,8 +101,7 @@ def detect_kind(file: File) -> str:
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
     if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # a zip after other data
         return ".npz"
-    other = identify_file(start)
-    if other is not None:
+    if other := identify_file(start):
         raise other
     if suffix in _KINDS:  # the reader reports the error
         return _KINDS[suffix]
@@ -113,12 +111,7 @@ def detect_kind(file: File) -> str:
 
 def _has_user_block(file: File) -> bool:
     """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
-    at = 512
-    while at < file.size:
-        if file.read_at(len(HDF5), at) == HDF5:
-            return True
-        at *= 2
-    return False
+    return any(file.read_at(len(HDF5), 512 << i) == HDF5 for i in range(file.size.bit_length() - 9))
 
 
 def _is_torch(file: File) -> bool:

@@ -47,25 +47,25 @@ def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> Mapping[An
     """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
     if only is None and skip is None:
         return tree
-    names: dict[tuple[Any, ...], tuple[str, ...]] = {}  # of members, after the names of those that they are in
+    members: dict[tuple[Any, ...], tuple[tuple[str, ...], Any]] = {}  # names from the outermost dict on, and values
 
     def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...], above: tuple[str, ...]) -> None:
         for key, value in inside.items():
-            names[*path, key] = here = *above, dotted_path((*path, key), str)
-            if path and len(names) > MAX_NAMES:
+            here = *above, dotted_path((*path, key), str)
+            members[*path, key] = here, value
+            if path and len(members) > MAX_NAMES:
                 raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
                 list_names(value, (*path, key), here)
 
     list_names(tree, (), ())
-    known = dict.fromkeys(here[-1] for here in names.values())
+    known = dict.fromkeys(here[-1] for here, _ in members.values())
     wanted, dropped = match_names(known, only, "only"), match_names(known, skip, "skip") or set()
     kept: dict[Any, Any] = {}
-    for path, here in names.items():
+    for path, (here, value) in members.items():
         if (wanted is None or not wanted.isdisjoint(here)) and dropped.isdisjoint(here):
-            at, inside = kept, tree
+            at = kept
             for key in path[:-1]:
-                at, inside = at.setdefault(key, {}), inside[key]
-            value = inside[path[-1]]
+                at = at.setdefault(key, {})
             at[path[-1]] = {} if isinstance(value, Mapping) and len(path) <= MAX_DEPTH else value
     return kept
