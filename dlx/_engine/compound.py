@@ -58,7 +58,7 @@ def split(
     first, swaps, dtype = 0, False, None
     if kind == "ragged":
         first = _check_lists(parts["values"], parts["offsets"])
-    elif not is_own and "data" in parts:
+    elif not is_own and kind in ("coo", *_MINOR):
         _check_dimensions(kind, parts, source.dense)
     limits: tuple[str, ...] = ()
     if request is not None:
@@ -186,11 +186,10 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
         elif dtype is None or tensor.dtype == dtype:  # else the framework casts first
             part, swaps = _swap(FAST_PATH(part, to="dlx")), False
     rows = _rows(part)
-    casts = dtype is not None and info_of(rows[0]).dtype != dtype
-    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part)
-    whys += [f"{info_of(rows[0]).dtype} indices become {dtype}"] * casts + [f"it begins with {minus}, not 0"] * bool(
-        minus
-    )
+    old = None if dtype is None else info_of(rows[0]).dtype
+    casts = old != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{old} indices become {dtype}"] * casts
+    whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if not whys:
         return part
     info = info_of(rows[0])
@@ -298,8 +297,8 @@ _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 
 def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
     """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
-    coords = parts.get("coords", ())
-    ndim = 2 if _is_rows(coords) or "coords" not in parts else len(info_of(coords).shape or ())
+    coords = parts.get("coords")
+    ndim = 2 if coords is None or _is_rows(coords) else len(info_of(coords).shape or ())
     if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
@@ -319,7 +318,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     Return the limits that the indices exceed, and the framework resolves.
     """
     shape = parts.get("shape", ())
-    if kind == "coo" and "coords" in parts:
+    if kind == "coo":
         coords, elements = parts["coords"], info_of(parts["data"]).shape
         rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
         if len(rows) != len(shape):
