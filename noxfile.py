@@ -435,7 +435,7 @@ def free_threaded(session: nox.Session) -> None:
 
 @nox.session
 def tsan(session: nox.Session) -> None:
-    """Run the thread stress for 10 s under ThreadSanitizer, with a CPython built for it by clang."""
+    """Run the thread stress for 10 s, and a ring, under ThreadSanitizer, with a CPython built for it by clang."""
     without_gil, python = free_threaded_python(session, "nogil"), free_threaded_python(session, "tsan")
     make(session, "env", **FREE_THREADED, PYTHON=without_gil, EXTRA="test-free-threaded")
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -451,6 +451,7 @@ def tsan(session: nox.Session) -> None:
     env = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "TSAN_OPTIONS": "history_size=4"}
     words = ["--seconds", "10", "--frameworks", "numpy,tvm_ffi", *arguments_of(session)]
     session.run(*around, python, *STRESS, *words, env=env)
+    session.run(*around, python, "tests/support", "stress.ring_threads", env=env)
 
 
 # Measurements and pages that are computed

@@ -71,18 +71,16 @@ class _Devices(api.Devices):
         if device.name == "cuda_host":  # cupy has no type for it, and reads it by the address
             pinned = cupy.cuda.alloc_pinned_memory(nbytes)
             memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pinned.ptr, nbytes, pinned, device.id), 0)
-            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
-        with self.to_native(device):
-            memory = cupy.cuda.alloc(nbytes)
-            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
+        else:
+            with self.to_native(device):
+                memory = cupy.cuda.alloc(nbytes)
+        return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     def available(self) -> Iterable[Any]:
-        runtime = sys.modules["cupy"].cuda.runtime
-        try:
-            count = runtime.getDeviceCount()
-        except runtime.CUDARuntimeError:
-            count = 0
-        return (sys.modules["cupy"].cuda.Device(number) for number in range(count))
+        cuda = sys.modules["cupy"].cuda
+        with contextlib.suppress(cuda.runtime.CUDARuntimeError):
+            return [cuda.Device(number) for number in range(cuda.runtime.getDeviceCount())]
+        return ()
 
     def default(self) -> api.Device:
         kind = api.Device(self.kind).type
@@ -116,7 +114,9 @@ def _on_stream(stream: api.Stream) -> Iterator[None]:
     native = stream.keep
     # Streams of other frameworks get a wrapper that does not destroy them.
     if not (isinstance(native, sys.modules["cupy"].cuda.Stream) and native.ptr in (stream.handle, 0)):
-        native = _create_stream_class()(stream.handle, stream.device.id)
+        base = sys.modules["cupy"].cuda.ExternalStream
+        native = base.__new__(base)
+        super(base, native).__init__(stream.handle, stream.device.id)  # its own __init__ says that it is deprecated
     # cupy requires the stream's device to be current; restore the thread's current device.
     with DEVICES.to_native(stream.device):
         native.__enter__()
@@ -125,18 +125,6 @@ def _on_stream(stream: api.Stream) -> Iterator[None]:
     finally:
         with DEVICES.to_native(stream.device):
             native.__exit__(None, None, None)
-
-
-@functools.cache
-def _create_stream_class() -> Any:
-    """Return a subclass of ExternalStream without its DeprecationWarning; its replacement destroys streams."""
-    base = sys.modules["cupy"].cuda.ExternalStream
-
-    class Borrowed(base):  # type: ignore[valid-type, misc]
-        def __init__(self, handle: int, device_id: int) -> None:
-            super(base, self).__init__(handle, device_id)
-
-    return Borrowed
 
 
 def _split(obj: Any) -> dict[str, Any]:

@@ -320,7 +320,7 @@ class JaxAdapter(api.Adapter):
         describe=api.tensor_info("__dlpack__"),
         ready=_is_ready,
     )
-    gradients = dlx_jax_gradients.support(DTYPES, _import_host)
+    gradients = dlx_jax_gradients.support(DTYPES)
     is_tracing = staticmethod(dlx_jax_gradients.is_tracing)
     known_issues = (
         api.KnownIssue(

@@ -142,12 +142,9 @@ def _unwrap(size: Any) -> Any:
     return size.value if isinstance(size, _Size) else int(size)
 
 
-def _import_tensor(tensor: Any, import_tensor: Callable[[Tensor], Any], host: bool) -> Any:
+def _import(array: Any) -> Any:
     """Return a jax array for a tensor, shared if possible."""
-    if not isinstance(tensor, Tensor):
-        return tensor
-    array = import_tensor(tensor) if host else None
-    return dlx.convert(tensor, to="jax") if array is None else array
+    return dlx.convert(array, to="jax") if isinstance(array, Tensor) else array
 
 
 def _export_results(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
@@ -199,23 +196,20 @@ def _own(dtypes: DTypes, results: Sequence[Any], others: Sequence[Any]) -> list[
 class _Compiled:
     """A `CompiledFunction` over a function of `jax.jit`."""
 
-    def __init__(self, dtypes: DTypes, import_tensor: Callable[[Tensor], Any], function: Any) -> None:
-        self._dtypes, self._import_tensor = dtypes, import_tensor
+    def __init__(self, dtypes: DTypes, function: Any) -> None:
         tree = sys.modules["jax"].tree_util
-        self._function, self.flatten, self.unflatten = function, tree.tree_flatten, tree.tree_unflatten
+        self._dtypes, self._function = dtypes, function
+        self.flatten, self.unflatten = tree.tree_flatten, tree.tree_unflatten
 
     def vjp(self, structure: Any, leaves: Sequence[Any], chosen: Sequence[int]) -> Any:
-        jax, function, dtypes, import_tensor = sys.modules["jax"], self._function, self._dtypes, self._import_tensor
+        jax, function, dtypes = sys.modules["jax"], self._function, self._dtypes
         host = jax.default_backend() == "cpu" and len(jax.local_devices(backend="cpu")) == 1
 
         def forward(*arrays: Any) -> Any:
             structures: list[Any] = []
 
             def over(*some: Any) -> list[Any]:
-                every = [*arrays]
-                for i, each in zip(chosen, some, strict=True):
-                    every[i] = each
-                rest = iter(every)
+                rest = iter(primitives.fill(arrays, chosen, some))
                 complete = [next(rest) if leaf is None else leaf for leaf in leaves]
                 args, options = jax.tree_util.tree_unflatten(structure, complete)
                 found, shape = jax.tree_util.tree_flatten(function(*args, **options))
@@ -235,7 +229,7 @@ class _Compiled:
         backward_jit = jax.jit(lambda pull, known, gradients: pull(known=known, gradients=gradients))
 
         def run(arrays: Sequence[Any]) -> Any:
-            arrays = [_import_tensor(each, import_tensor, host) for each in arrays]
+            arrays = [*map(_import, arrays)]
             results, pull = forward_jit(*arrays)
             trace = pull.func
             wanted = {slot for slot in trace.slots if slot is not None}
@@ -243,27 +237,24 @@ class _Compiled:
 
             def pullback(gradients: Sequence[Any]) -> list[Any]:
                 imported = [
-                    _import_tensor(each, import_tensor, host) if each is not None and is_one else None
+                    _import(each) if each is not None and is_one else None
                     for each, is_one in zip(gradients, trace.which, strict=True)
                 ]
                 found, own = backward_jit(pull, known, imported)
-                every: list[Any] = [None] * len(arrays)
-                for i, each in zip(chosen, _export_results(found, own.func(), host), strict=True):
-                    every[i] = each
-                return every
+                return primitives.fill([None] * len(arrays), chosen, _export_results(found, own.func(), host))
 
             return _export_results(results, trace.own, host), trace.structure, pullback
 
         return run
 
 
-def _compile(dtypes: DTypes, import_tensor: Callable[[Tensor], Any], function: Any) -> _Compiled | None:
+def _compile(dtypes: DTypes, function: Any) -> _Compiled | None:
     jitted = type(sys.modules["jax"].jit(lambda: None))
-    return _Compiled(dtypes, import_tensor, function) if type(function) is jitted else None
+    return _Compiled(dtypes, function) if type(function) is jitted else None
 
 
-def support(dtypes: DTypes, import_tensor: Callable[[Tensor], Any]) -> GradSupport:
-    """Return jax's `GradSupport`; ``import_tensor(tensor)`` returns an array over a host tensor, or None."""
+def support(dtypes: DTypes) -> GradSupport:
+    """Return jax's `GradSupport`, given the dtypes of its adapter."""
     return GradSupport(
         primitives.is_tracer,
         primitives.is_inexact,
@@ -274,6 +265,6 @@ def support(dtypes: DTypes, import_tensor: Callable[[Tensor], Any]) -> GradSuppo
         vmap=lambda function, axes: sys.modules["jax"].vmap(_flat(function), tuple(axes)),
         jit=lambda function: sys.modules["jax"].jit(_flat(function)),
         call=functools.partial(primitives.call_once, dtypes),
-        compile=functools.partial(_compile, dtypes, import_tensor),
+        compile=functools.partial(_compile, dtypes),
         by_type=True,
     )

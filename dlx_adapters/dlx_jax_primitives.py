@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -22,7 +22,10 @@ __all__ = ["call_once", "record"]
 
 @dataclass(eq=False)
 class _Step:
-    """The parameter of the primitive: an operation, and how it is transposed if it is linear in some operands."""
+    """The parameter of the primitive: an operation, and how it is transposed if it is linear in some operands.
+
+    An operation with side effects has no derivatives.
+    """
 
     operation: Operation
     dtypes: DTypes
@@ -32,25 +35,21 @@ class _Step:
     linear: range = range(0)  # the operands in which it is linear
     adjoint: Callable[..., list[Any]] | None = None  # (operands, states, cotangents) -> cotangents of `linear`
     run: Callable[[Sequence[Any]], list[Any]] | None = None  # from concrete linear operands, without another run
+    effects: Any = frozenset()
 
     def find_avals(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """Return shape and dtype of each result."""
+        """Return shape and dtype of each result; refuse dtypes that jax would change."""
         if self.avals is None:
-            self.avals = _infer_avals(self.dtypes, self.operation, operands)
+            jax, avals = sys.modules["jax"], []
+            for shape, dtype in self.operation.results_like(operands):
+                native = self.dtypes.to_native(dtype)
+                if jax.dtypes.canonicalize_dtype(native) != native:
+                    reason = f"a result is {dtype}, which jax would narrow to 32 bits because x64 is off"
+                    fix = 'Return a smaller dtype, or call jax.config.update("jax_enable_x64", True) first.'
+                    raise DTypeError(reason, target="jax", fix=fix)
+                avals.append(jax.core.ShapedArray(shape, native))
+            self.avals = avals
         return self.avals
-
-
-def _infer_avals(dtypes: DTypes, operation: Operation, operands: Sequence[Any]) -> list[Any]:
-    """Return shape and dtype of each result of an operation; refuse dtypes that jax would change."""
-    jax, avals = sys.modules["jax"], []
-    for shape, dtype in operation.results_like(operands):
-        native = dtypes.to_native(dtype)
-        if jax.dtypes.canonicalize_dtype(native) != native:
-            reason = f"a result is {dtype}, which jax would narrow to 32 bits because x64 is off"
-            fix = 'Return a smaller dtype, or call jax.config.update("jax_enable_x64", True) first.'
-            raise DTypeError(reason, target="jax", fix=fix)
-        avals.append(jax.core.ShapedArray(shape, native))
-    return avals
 
 
 def _let_jax_forget() -> None:
@@ -92,6 +91,14 @@ def as_arrays(objs: Sequence[Any]) -> list[Any]:
     return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
 
 
+def fill(parts: Sequence[Any], places: Iterable[int], arrays: Sequence[Any]) -> list[Any]:
+    """Return a copy of a list with arrays at some indices."""
+    found = [*parts]
+    for i, array in zip(places, arrays, strict=True):
+        found[i] = array
+    return found
+
+
 def record(dtypes: DTypes, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
     """Call an operation so that jax can transform it."""
     replayable, states = operation.replayable()
@@ -109,7 +116,7 @@ def _primitive() -> Any:
     primitive = Primitive("dlx_call")
     primitive.multiple_results = True
     primitive.def_impl(_run)
-    primitive.def_abstract_eval(lambda *avals, step: step.find_avals(avals))
+    primitive.def_effectful_abstract_eval(lambda *avals, step: (step.find_avals(avals), step.effects))
     ad.primitive_jvps[primitive] = _jvp
     ad.primitive_transposes[primitive] = _transpose
     batching.primitive_batchers[primitive] = _batch
@@ -138,7 +145,7 @@ def _lower(context: Any, *operands: Any, step: _Step) -> Any:
         return step.operation([*map(_as_writable, arrays)], "numpy")
 
     pair = context.avals_in, context.avals_out
-    return mlir.emit_python_callback(context, call, None, operands, *pair, has_side_effect=False)[0]
+    return mlir.emit_python_callback(context, call, None, operands, *pair, has_side_effect=bool(step.effects))[0]
 
 
 def _as_writable(array: Any) -> Any:
@@ -152,7 +159,7 @@ def _as_writable(array: Any) -> Any:
 def _drop_states(used: Sequence[bool], equation: Any) -> Any:
     """Leave the random states out of a program that does not run the operation again, and the unused call itself."""
     step, count = equation.params["step"], len(used)
-    if not any(used):
+    if not any(used) and not step.effects:
         return [False] * len(equation.invars), None
     if step.states and not any(used[count - step.states :]):
         kept = slice(count - step.states)
@@ -171,10 +178,7 @@ def _batch(args: Sequence[Any], axes: Sequence[int | None], *, step: _Step) -> A
     rows = [jax.numpy.moveaxis(args[i], axes[i], 0) for i in mapped]
 
     def call(parts: Sequence[Any]) -> Any:
-        every = [*args]
-        for i, part in zip(mapped, parts, strict=True):
-            every[i] = part
-        return primitive.bind(*every, step=step)
+        return primitive.bind(*fill(args, mapped, parts), step=step)
 
     if not rows[0].shape[0] or any(map(is_tracer, args)):
         results = jax.lax.map(call, rows)
@@ -186,24 +190,31 @@ def _batch(args: Sequence[Any], axes: Sequence[int | None], *, step: _Step) -> A
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: _Step) -> Any:
     from jax.interpreters import ad
 
+    if step.effects:
+        reason = "jax records it for differentiation, and its gradients would be lost"
+        fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
+        raise ConversionError(reason, source="jax", fix=fix)
     is_zero = [type(each) is ad.Zero for each in tangents]
     wanted = [not zero and is_inexact(each) for each, zero in zip(primals, is_zero, strict=True)]
     moved = [each for each, is_one in zip(tangents, wanted, strict=True) if is_one]
-    pullback = None
+    run = None
     if any(map(is_tracer, moved)) and not any(map(is_tracer, primals)):  # one run for the results and the gradients
         with sys.modules["jax"].core.eval_context():  # otherwise the tangents' trace records what this computes
             results, pullback = step.operation.vjp(as_arrays(primals), wanted)
             results = commit_like(results, primals)
+        count, held = len(results), [each for each in primals if _is_committed(each)]
+
+        def run(there: list[int], given: Sequence[Any]) -> list[Any]:
+            found = pullback(fill([None] * count, there, given))
+            return commit_like([each for each, is_one in zip(found, wanted, strict=True) if is_one], held)
+
     else:
         results = _primitive().bind(*primals, step=step)
-    state = results[len(results) - step.states :]
-    held = [each for each in primals if _is_committed(each)] if pullback is not None else []
-    pair = _Linear(
-        step, list(primals), [sys.modules["jax"].typeof(each) for each in results], wanted, state, pullback, held
-    )
+    state, avals = results[len(results) - step.states :], [sys.modules["jax"].typeof(each) for each in results]
+    pair = _Linear(step, primals, avals, wanted, state, run)
     found = iter(pair.push(moved) if moved else ())
-    zero, typeof = cast("Any", ad.Zero), sys.modules["jax"].typeof
-    return results, [next(found) if moved and is_inexact(r) else zero(typeof(r).to_tangent_aval()) for r in results]
+    zero = cast("Any", ad.Zero)
+    return results, [next(found) if moved and is_inexact(each) else zero(each.to_tangent_aval()) for each in avals]
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, step: _Step) -> list[Any]:
@@ -211,12 +222,9 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, step: _Step) -> list[A
 
     if step.adjoint is None:
         raise ConversionError("it is not linear in its arguments", fix="Use jax.vjp instead of jax.linear_transpose.")
-    every: list[Any] = [None] * len(operands)
     given = [None if type(each) is ad.Zero else each for each in cotangents]
     rest = operands[: step.linear.start], operands[step.linear.stop :]
-    for i, each in zip(step.linear, step.adjoint(*rest, given), strict=True):
-        every[i] = each
-    return every
+    return fill([None] * len(operands), step.linear, step.adjoint(*rest, given))
 
 
 @dataclass(eq=False)
@@ -228,8 +236,7 @@ class _Linear:
     avals: Sequence[Any]  # of the results
     wanted: Sequence[bool]  # the operands with tangents
     state: Sequence[Any]
-    pullback: Callable[[Sequence[Any]], list[Any]] | None
-    held: Sequence[Any]  # committed operands of the pullback
+    run: Callable[[list[int], Sequence[Any]], list[Any]] | None  # returns the gradients without another run
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
         """Return the tangents of the differentiable results."""
@@ -248,8 +255,8 @@ class _Linear:
         wanted, there = self.wanted, [i for i, each in enumerate(gradients) if each is not None]
         operation, extra = self.step.operation.derivative(conjugate(gradients), wanted, self.state)
         avals = [sys.modules["jax"].typeof(each) for each, is_one in zip(self.operands, wanted, strict=True) if is_one]
-        free = replace(self, operands=(), state=(), pullback=None)
-        run = None if self.pullback is None else functools.partial(replace(self, operands=(), state=())._run, there)
+        free = replace(self, operands=(), state=(), run=None)
+        run = None if self.run is None else functools.partial(self.run, there)
 
         def adjoint(operands: Sequence[Any], state: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             zeros = sys.modules["jax"].numpy.zeros
@@ -260,15 +267,6 @@ class _Linear:
             return conjugate([found[places.index(i)] for i in there])
 
         return conjugate(self._bind(operation, extra, avals, len(there), adjoint, run))
-
-    def _run(self, there: list[int], given: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the wanted operands, from concrete gradients."""
-        every: list[Any] = [None] * len(self.avals)
-        for i, each in zip(there, given, strict=True):
-            every[i] = each
-        assert self.pullback is not None
-        found = self.pullback(every)
-        return commit_like([each for each, is_one in zip(found, self.wanted, strict=True) if is_one], self.held)
 
     def _bind(
         self, operation: Operation, extra: Sequence[Any], avals: Sequence[Any], linear: int, adjoint: Any, run: Any
@@ -287,31 +285,13 @@ class _Linear:
 
 def call_once(dtypes: DTypes, operation: Operation, arrays: Sequence[Any], detach: bool) -> Any:
     """Call an operation, without derivatives, once per run of a traced program."""
-    from jax.experimental import io_callback
-
-    jax = sys.modules["jax"]
-    guarded = [jax.lax.stop_gradient(each) if detach else _guard().bind(each) for each in arrays]
-    if not any(map(is_tracer, guarded)):
-        return commit_like(operation(as_arrays(guarded)), guarded)
-    like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in _infer_avals(dtypes, operation, arrays)]
-    return io_callback(lambda *now: operation(now, "numpy"), like, *guarded)
+    given = [sys.modules["jax"].lax.stop_gradient(each) if detach else each for each in arrays]
+    return _primitive().bind(*given, step=_Step(operation, dtypes, effects=_effects()))
 
 
 @functools.cache
-def _guard() -> Any:
-    """Return a primitive that returns its argument and refuses to be differentiated."""
-    from jax.extend.core import Primitive
-    from jax.interpreters import ad, batching, mlir
+def _effects() -> Any:
+    """Return the effects of jax's own callbacks with side effects."""
+    from jax.experimental import io_callback
 
-    def refuse(*operands: Any, **params: Any) -> Any:
-        reason = "jax records it for differentiation, and its gradients would be lost"
-        fix = "Use dlx.using(..., detach=True) to drop them, or dlx.using(..., grad=True) to keep them."
-        raise ConversionError(reason, source="jax", fix=fix)
-
-    guard = Primitive("dlx_guard")
-    guard.def_impl(lambda array: array)
-    guard.def_abstract_eval(lambda aval: aval)
-    ad.primitive_jvps[guard] = refuse
-    batching.defvectorized(guard)
-    mlir.register_lowering(guard, lambda context, array: [array])
-    return guard
+    return sys.modules["jax"].make_jaxpr(lambda: io_callback(lambda: None, None))().effects

@@ -6,7 +6,6 @@ import functools
 import gc
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -49,23 +48,19 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _jvp(function: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Return the results, and the tangents of the differentiable results, by differentiating the gradients twice."""
+    """Return the results, and the tangents of the differentiable results."""
     torch = sys.modules["torch"]
-    results, pullback = _vjp(function, tensors)
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        seeds = [torch.zeros_like(each).requires_grad_() if operators.is_inexact(each) else None for each in results]
-        some, moved = [each for each in seeds if each is not None], []
-        for gradient, tangent in zip(pullback(seeds), tangents, strict=True):
-            if gradient.requires_grad:
-                moved.append((gradient, tangent))
-        is_outer = any(each.requires_grad for each in (*tensors, *tangents))
-        if not moved:
-            return results, [torch.zeros_like(each) for each in some]
-        gradients, given = zip(*moved, strict=True)
-        found = torch.autograd.grad(
-            gradients, some, given, create_graph=is_outer, allow_unused=True, materialize_grads=True
-        )
-    return results, list(found)
+    results: list[Any] = []
+
+    def differentiable(*operands: Any) -> tuple[Any, ...]:
+        results[:] = function(*operands)
+        return tuple(filter(operators.is_inexact, results))
+
+    is_outer = any(each.requires_grad for each in (*tensors, *tangents))
+    with torch.inference_mode(mode=False):
+        normal = [tuple(each.clone() if each.is_inference() else each for each in some) for some in (tensors, tangents)]
+        _, moved = torch.autograd.functional.jvp(differentiable, *normal, create_graph=is_outer)
+    return results, list(moved)
 
 
 @functools.cache
@@ -166,18 +161,16 @@ def _keeper(tensor: Any) -> str:
     return ""
 
 
-_GRADIENTS = GradSupport(
-    _is_tracked,
-    operators.is_inexact,
-    _vjp,
-    _record,
-    jvp=_jvp,
-    call=operators.call_once,
-    random_state=operators.random_state,
-    at_random_state=operators.at_random_state,
-)
-
-
 def support(dtypes: DTypes) -> GradSupport:
     """Return torch's `GradSupport`, given the dtypes of its adapter."""
-    return replace(_GRADIENTS, eval_shape=functools.partial(_eval_shape, dtypes))
+    return GradSupport(
+        _is_tracked,
+        operators.is_inexact,
+        _vjp,
+        _record,
+        functools.partial(_eval_shape, dtypes),
+        jvp=_jvp,
+        call=operators.call_once,
+        random_state=operators.random_state,
+        at_random_state=operators.at_random_state,
+    )

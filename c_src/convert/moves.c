@@ -5,11 +5,17 @@
 #include "streams.h"
 #include "core/copy.h"
 
-/* Take an array of any framework in place, for a copy during the call. Owns: the caller owns the
- * result. Errors: NULL = fallback; *source as py_pair.source, to release on success. */
-static DLManagedTensorVersioned* take_in_place(const py_call* call, PyObject* obj, py_pair* pair) {
+/* An array of any framework, taken in place for a copy during the call. */
+typedef struct {
+  DLManagedTensorVersioned* made; /* NULL = none */
+  py_pair pair;
+} place;
+
+/* Owns: the caller calls drop_place(out). Errors: NULL = fallback. */
+static DLManagedTensorVersioned* take_in_place(const py_call* call, PyObject* obj, place* out) {
   py_offer offer = {.made = NULL};
   unsigned options = DLX_COPIES | DLX_MOVES;
+  py_pair* pair = &out->pair;
   if (!py_pair_learn(call->function, Py_TYPE(obj), py_name_dlx, pair)) return NULL;
   if (pair->what == PY_CONVERTS && py_target_holds(pair->target, options))
     pair->source->take(pair->source, pair->target, obj, options, &offer);
@@ -17,7 +23,13 @@ static DLManagedTensorVersioned* take_in_place(const py_call* call, PyObject* ob
     py_take_tensor(pair->source, pair->target, obj, options, &offer);
   if (offer.made == NULL) py_pair_release(pair);
   if (offer.response) py_drop(offer.response);
-  return offer.made;
+  return out->made = offer.made;
+}
+
+static void drop_place(place* taken) {
+  if (taken->made == NULL) return;
+  dlx_managed_release(taken->made);
+  py_pair_release(&taken->pair);
 }
 
 /* Whether a target accepts a dense copy of a tensor on the device of `copy`; describe the copy. */
@@ -72,23 +84,19 @@ static PyObject* allocate(const py_target* t, const DLTensor* like, PyObject* de
 static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersioned* from) {
   PyObject* where = PyObject_CallOneArg(t->where, call->device ? call->device : Py_None);
   PyObject *keep = NULL, *array = NULL;
-  DLManagedTensorVersioned* to = NULL;
+  place to = {.made = NULL};
   uint64_t stream = 0;
   int64_t strides[DLX_MAX_NDIM];
   DLTensor copy = {.data = NULL};
-  py_pair pair;
   int status = DLX_E_DEVICE;
   if (where && where != Py_None && py_read_device(where, &copy.device) == 0 &&
       accepts_copy(t, &from->dl_tensor, strides, &copy) &&
       py_stream_ask(&t->streams, copy.device.device_id, &stream, &keep) &&
       dlx_cuda_can_order(copy.device.device_id, stream, -1, 0) == DLX_OK)
     array = allocate(t, &copy, where);
-  if (array) to = take_in_place(call, array, &pair);
-  if (to) {
-    PY_WITHOUT_GIL(status = dlx_cuda_transfer(&from->dl_tensor, &to->dl_tensor, 0, stream, 1));
-    dlx_managed_release(to);
-    py_pair_release(&pair);
-  }
+  if (array && take_in_place(call, array, &to))
+    PY_WITHOUT_GIL(status = dlx_cuda_transfer(&from->dl_tensor, &to.made->dl_tensor, 0, stream, 1));
+  drop_place(&to);
   Py_XDECREF(keep);
   Py_XDECREF(where);
   if (status != DLX_OK) Py_CLEAR(array);
@@ -97,7 +105,8 @@ static PyObject* send(const py_call* call, py_target* t, DLManagedTensorVersione
 }
 
 PyObject* py_move(const py_call* call, PyObject* obj) {
-  py_pair pair, in_place;
+  py_pair pair;
+  place from = {.made = NULL};
   PyObject* result = NULL;
   if (PyErr_Occurred() || !dlx_cuda_loaded() || call->responses ||
       call->options & ~(unsigned)(DLX_MOVES | DLX_COPIES) || /* Python checks the other options */
@@ -106,7 +115,7 @@ PyObject* py_move(const py_call* call, PyObject* obj) {
   py_target* t = pair.target;
   int stays = pair.what == PY_STAYS && call->device && Py_IS_TYPE(obj, t->kind.type);
   int goes = (pair.what == PY_CONVERTS || stays) && py_target_holds(t, 0) && t->place == NULL;
-  DLManagedTensorVersioned* made = goes ? take_in_place(call, obj, &in_place) : NULL;
+  DLManagedTensorVersioned* made = goes ? take_in_place(call, obj, &from) : NULL;
   if (made) {
     DLDevice device = made->dl_tensor.device;
     DLTensor on_host = {.device = {kDLCPU, 0}};
@@ -117,12 +126,11 @@ PyObject* py_move(const py_call* call, PyObject* obj) {
     } else if (device.device_type == kDLCUDA && call->device == NULL && !takes_device &&
                dlx_layout(&made->dl_tensor) == 0 &&
                accepts_copy(t, &made->dl_tensor, strides, &on_host)) {
-      DLManagedTensorVersioned* copy = fetch(in_place.source, made, obj);
+      DLManagedTensorVersioned* copy = fetch(from.pair.source, made, obj);
       if (copy) result = t->hand_over(call, t, copy, obj);
     }
-    dlx_managed_release(made);
-    py_pair_release(&in_place);
   }
+  drop_place(&from);
   py_pair_release(&pair);
   return result;
 }
@@ -134,11 +142,7 @@ typedef struct {
   PyObject *objs, *out; /* a tuple; the array to copy to, or NULL; borrowed */
   const DLTensor* to;   /* of `out` */
   int axis;
-  Py_ssize_t n; /* of rows that are taken */
-  struct {
-    DLManagedTensorVersioned* made;
-    py_pair pair;
-  }* rows;
+  place* rows;
   py_stream_pairs streams;
 } arrays;
 
@@ -170,14 +174,11 @@ static PyObject* stack_own(const py_call* call, const py_pair* pair, const array
   int are_own = t->stack != NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a->objs) && are_own; i++) {
     PyObject* obj = PyTuple_GET_ITEM(a->objs, i);
-    py_pair in_place;
-    DLManagedTensorVersioned* made = NULL;
+    place taken = {.made = NULL};
     if (!Py_IS_TYPE(obj, t->kind.type)) return NULL;
-    if (!py_borrow(pair->source, t, obj, i ? &first : NULL,
-                   &row)) { /* the framework has no table */
-      made = take_in_place(call, obj, &in_place);
-      if (made == NULL) return NULL;
-      row = made->dl_tensor;
+    if (!py_borrow(pair->source, t, obj, i ? &first : NULL, &row)) { /* it has no table */
+      if (!take_in_place(call, obj, &taken)) return NULL;
+      row = taken.made->dl_tensor;
     }
     if (i == 0) {
       first = row;
@@ -189,10 +190,7 @@ static PyObject* stack_own(const py_call* call, const py_pair* pair, const array
       first.strides = strides;
     }
     are_own = fits(a, &first, &row) && (!a->to || a->to->device.device_id == row.device.device_id);
-    if (made) {
-      dlx_managed_release(made);
-      py_pair_release(&in_place);
-    }
+    drop_place(&taken);
   }
   PyObject *axis = are_own ? PyLong_FromLong(a->axis) : NULL, *result = NULL;
   PyObject* args[] = {a->objs, a->out ? a->out : Py_None, axis};
@@ -205,34 +203,31 @@ static PyObject* stack_own(const py_call* call, const py_pair* pair, const array
 
 /* Take all arrays, and make the stream of the copies wait for them. Errors: 0 = fallback. */
 static int take_arrays(const py_call* call, py_target* t, arrays* a) {
-  for (; a->n < PyTuple_GET_SIZE(a->objs); a->n++) {
-    PyObject* obj = PyTuple_GET_ITEM(a->objs, a->n);
-    py_pair* pair = &a->rows[a->n].pair;
-    DLManagedTensorVersioned* made = take_in_place(call, obj, pair);
-    if (made == NULL) return 0;
-    a->rows[a->n].made = made;
-    if (!fits(a, &a->rows[0].made->dl_tensor, &made->dl_tensor) ||
-        !py_streams_order(&a->streams, pair->source, t, made, obj))
-      return a->n++, 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a->objs); i++) {
+    PyObject* obj = PyTuple_GET_ITEM(a->objs, i);
+    place* row = &a->rows[i];
+    if (!take_in_place(call, obj, row)) return 0;
+    if (!fits(a, &a->rows[0].made->dl_tensor, &row->made->dl_tensor) ||
+        !py_streams_order(&a->streams, row->pair.source, t, row->made, obj))
+      return 0;
   }
   return 1;
 }
 
 /* Copy the rows by the driver. Errors: a status. */
 static int copy_rows(const py_call* call, const arrays* a, PyObject* array) {
-  py_pair pair;
+  place to;
   int status = DLX_E_MEMORY;
-  DLManagedTensorVersioned* to = take_in_place(call, array, &pair);
-  if (to == NULL) return status;
-  const DLTensor** from = PyMem_Calloc((size_t)a->n, sizeof *from);
+  if (!take_in_place(call, array, &to)) return status;
+  Py_ssize_t n = PyTuple_GET_SIZE(a->objs);
+  const DLTensor** from = PyMem_Calloc((size_t)n, sizeof *from);
   if (from) {
-    for (Py_ssize_t i = 0; i < a->n; i++) from[i] = &a->rows[i].made->dl_tensor;
+    for (Py_ssize_t i = 0; i < n; i++) from[i] = &a->rows[i].made->dl_tensor;
     uint64_t stream = a->streams.at[0].to;
-    PY_WITHOUT_GIL(status = dlx_cuda_stack(from, a->n, &to->dl_tensor, 0, a->axis, stream));
+    PY_WITHOUT_GIL(status = dlx_cuda_stack(from, n, &to.made->dl_tensor, 0, a->axis, stream));
   }
   PyMem_Free(from);
-  dlx_managed_release(to);
-  py_pair_release(&pair);
+  drop_place(&to);
   return status;
 }
 
@@ -279,7 +274,7 @@ static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
     strides[at] = step;
     step *= shape[at];
   }
-  shape[a->axis] = a->n;
+  shape[a->axis] = PyTuple_GET_SIZE(a->objs);
   strides[a->axis] = step;
   whole.ndim++;
   whole.shape = shape;
@@ -297,17 +292,16 @@ static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
 }
 
 PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis) {
-  py_pair pair, in_place;
+  py_pair pair;
+  place to = {.made = NULL};
   arrays a = {.objs = objs, .out = out, .axis = axis, .streams = {.copies = 1}};
-  DLManagedTensorVersioned* to = NULL;
   if (!dlx_cuda_loaded() || PyTuple_GET_SIZE(objs) == 0 ||
       !py_pair_learn(call->function, Py_TYPE(PyTuple_GET_ITEM(objs, 0)), call->to, &pair))
     return NULL;
   py_target* t = pair.target;
   PyObject* result = NULL;
-  if (out) to = take_in_place(call, out, &in_place);
-  if (to) a.to = &to->dl_tensor;
-  int is_place = to && !(to->flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
+  if (out && take_in_place(call, out, &to)) a.to = &to.made->dl_tensor;
+  int is_place = a.to && !(to.made->flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
                  !(dlx_layout(a.to) & ~(uint32_t)DLX_LAYOUT_PERMUTED) &&
                  Py_IS_TYPE(out, t->kind.type);
   if ((is_place || !out) && t->place == NULL && t->hand_over && py_target_holds(t, 0)) {
@@ -318,15 +312,9 @@ PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis)
   }
   if (result == NULL && PyErr_Occurred()) py_error_forget();
   py_pending pending = py_pending_save();
-  for (Py_ssize_t i = 0; i < a.n; i++) {
-    dlx_managed_release(a.rows[i].made);
-    py_pair_release(&a.rows[i].pair);
-  }
+  for (Py_ssize_t i = 0; a.rows && i < PyTuple_GET_SIZE(objs); i++) drop_place(&a.rows[i]);
   py_streams_clear(&a.streams);
-  if (to) {
-    dlx_managed_release(to);
-    py_pair_release(&in_place);
-  }
+  drop_place(&to);
   py_pending_restore(pending);
   PyMem_Free(a.rows);
   py_pair_release(&pair);

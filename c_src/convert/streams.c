@@ -58,12 +58,12 @@ int py_stream_ask(const py_stream_source* s, int32_t device, uint64_t* stream, P
   return 1;
 }
 
-/* `from`: 0 = any. */
+/* Find the first pair of a source (NULL = any), and of a stream of the producer (0 = any). */
 static py_stream_pair* get_stream_pair(py_stream_pairs* all, const py_source* s, int32_t device,
                                        uint64_t from) {
   for (int i = 0; i < all->n; i++) {
     py_stream_pair* x = &all->at[i];
-    if (x->source == s && x->device == device && (from == 0 || x->from == from)) return x;
+    if ((!s || x->source == s) && x->device == device && (from == 0 || x->from == from)) return x;
   }
   return NULL;
 }
@@ -134,9 +134,7 @@ static int wait_for_tensor(py_stream_pairs* all, const py_stream_pair* x, dlx_re
     }
   }
   int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_ready_wait(ready, x->device, x->to);
-  Py_END_ALLOW_THREADS
+  PY_WITHOUT_GIL(status = dlx_ready_wait(ready, x->device, x->to));
   if (status == DLX_OK && all->n_waited < DLX_MAX_STREAM_PAIRS) {
     all->waited[all->n_waited].ready = ready;
     all->waited[all->n_waited].device = x->device;
@@ -147,37 +145,19 @@ static int wait_for_tensor(py_stream_pairs* all, const py_stream_pair* x, dlx_re
   return status;
 }
 
-/* Find another source of the call with the same ordered streams, or NULL. */
-static const py_stream_pair* find_same_order(const py_stream_pairs* all, const py_stream_pair* x) {
-  for (int i = 0; i < all->n; i++) {
-    const py_stream_pair* other = &all->at[i];
-    if (other->is_ordered && other->device == x->device && other->from == x->from &&
-        other->to == x->to)
-      return other;
-  }
-  return NULL;
-}
-
 /* Make the consumer's stream wait for the producer's, or record an event on the producer's. GIL:
  * needed, released during the call of the driver. Errors: a status. */
 static int order_pair(py_stream_pairs* all, py_stream_pair* x) {
   int status = DLX_OK;
   if (x->is_ordered || x->from == x->to) return DLX_OK;
-  const py_stream_pair* other = find_same_order(all, x);
-  if (other) {
+  /* Another source may have the same streams: all pairs of a call and a device have one `to`. */
+  const py_stream_pair* other = get_stream_pair(all, NULL, x->device, x->from);
+  if (other->is_ordered) {
     if (other->ready) x->ready = dlx_ready_hold(other->ready);
   } else if (x->to == 0) {
-    dlx_ready* ready = NULL;
-    PyObject* keep = Py_NewRef(x->from_keep);
-    Py_BEGIN_ALLOW_THREADS
-      status = dlx_ready_new(x->device, x->from, keep, py_release_object, &ready);
-    Py_END_ALLOW_THREADS
-    if (status != DLX_OK) Py_DECREF(keep);
-    x->ready = ready;
+    status = py_cuda_new_ready(x->device, x->from, x->from_keep, &x->ready);
   } else {
-    Py_BEGIN_ALLOW_THREADS
-      status = dlx_cuda_order(x->device, x->from, x->device, x->to);
-    Py_END_ALLOW_THREADS
+    PY_WITHOUT_GIL(status = dlx_cuda_order(x->device, x->from, x->device, x->to));
   }
   x->is_ordered = status == DLX_OK;
   return status;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 cu_table cu;
+/* For creating the table and handles of a device, which may take long; releases do not take it. */
 static dlx_mutex cuda_once_lock = DLX_MUTEX_INIT;
 dlx_mutex cuda_lock = DLX_MUTEX_INIT;
 dlx_mutex cuda_event_lock = DLX_MUTEX_INIT;
@@ -18,7 +19,7 @@ static atomic_int initialised; /* release, acquire: its readers use `cu` */
 static atomic_int forked;      /* relaxed: set before the child has another thread */
 /* Exit handlers run: the driver may disappear at any time. Relaxed: that can follow any check. */
 static atomic_int ending;
-static _Atomic(cu_context) primaries[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
+cuda_device cuda_devices[DLX_MAX_DEVICES];
 
 /* ---- errors: a message for each thread ------------------------------------------------------- */
 
@@ -73,12 +74,12 @@ int cuda_is_child(void) {
 /* The thread that holds cuda_once_lock, or 0. Relaxed: each thread looks for its own writes. */
 static atomic_uintptr_t once_owner;
 
-void cuda_once_begin(void) {
+static void begin_once(void) {
   dlx_lock(&cuda_once_lock);
   atomic_store_explicit(&once_owner, dlx_thread_number(), memory_order_relaxed);
 }
 
-void cuda_once_end(void) {
+static void end_once(void) {
   atomic_store_explicit(&once_owner, 0, memory_order_relaxed);
   dlx_unlock(&cuda_once_lock);
 }
@@ -112,15 +113,15 @@ static void at_exit(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-enum { NEEDED, WANTED, SHARING };
+enum { WANTED, NEEDED };
 
 static const struct {
   const char* name;
   size_t offset;
-  int kind;
+  int is_needed;
 } entries[] = {
-#define ENTRY(kind, name, version, parameters) \
-  {"cu" #name #version, offsetof(cu_table, name), kind},
+#define ENTRY(is_needed, name, version, parameters) \
+  {"cu" #name #version, offsetof(cu_table, name), is_needed},
     CU_CALLS(ENTRY)};
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
@@ -139,7 +140,7 @@ static int fill_table(void) {
   memset(&found, 0, sizeof found);
   for (int i = 0; i < ENTRIES; i++) {
     void* symbol = dlx_find_symbol(library, entries[i].name);
-    if (symbol == NULL && entries[i].kind == NEEDED) {
+    if (symbol == NULL && entries[i].is_needed) {
       snprintf(why, sizeof why, "the installed driver is too old, it lacks %s", entries[i].name);
       dlx_close_library(library);
       return report_no_driver(why);
@@ -147,16 +148,6 @@ static int fill_table(void) {
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
   cu = found;
-  return DLX_OK;
-}
-
-int cuda_can_share(void) {
-  for (int i = 0; i < ENTRIES; i++) {
-    void* function;
-    memcpy(&function, (char*)&cu + entries[i].offset, sizeof function);
-    if (entries[i].kind == SHARING && function == NULL)
-      return cuda_fail(entries[i].name, CU_NOT_FOUND);
-  }
   return DLX_OK;
 }
 
@@ -188,10 +179,10 @@ int dlx_cuda_load(void) {
     return report_no_driver("the process is ending");
   if (atomic_load_explicit(&initialised, memory_order_acquire)) return DLX_OK;
   dlx_run_once(&once, watch_forks);
-  cuda_once_begin();
+  begin_once();
   int status = DLX_OK;
   if (!atomic_load_explicit(&initialised, memory_order_relaxed)) status = initialise();
-  cuda_once_end();
+  end_once();
   return status;
 }
 
@@ -225,7 +216,7 @@ int cuda_get_primary(int32_t device_id, cu_context* context) {
   int device = 0, status = dlx_cuda_load();
   if (status != DLX_OK) return status;
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
-    *context = atomic_load_explicit(&primaries[device_id], memory_order_acquire);
+    *context = atomic_load_explicit(&cuda_devices[device_id].primary, memory_order_acquire);
     if (*context) return DLX_OK;
   }
   status = find_device(device_id, &device);
@@ -235,13 +226,13 @@ int cuda_get_primary(int32_t device_id, cu_context* context) {
   cuda_unrelax(before);
   /* Two threads may both retain it, which is harmless: it is never released. */
   if (status == DLX_OK)
-    atomic_store_explicit(&primaries[device_id], *context, memory_order_release);
+    atomic_store_explicit(&cuda_devices[device_id].primary, *context, memory_order_release);
   return status;
 }
 
 int dlx_cuda_entered(int32_t device_id) {
   return dlx_cuda_loaded() && device_id >= 0 && device_id < DLX_MAX_DEVICES &&
-         atomic_load_explicit(&primaries[device_id], memory_order_relaxed) != NULL;
+         atomic_load_explicit(&cuda_devices[device_id].primary, memory_order_relaxed) != NULL;
 }
 
 int dlx_cuda_push(int32_t device_id) {
@@ -280,6 +271,21 @@ void cuda_leave(int before) {
   dlx_cuda_pop();
 }
 
+int cuda_make_once(_Atomic(uint64_t)* place, int32_t device_id,
+                   int (*create)(int32_t device_id, uint64_t* made), uint64_t* out) {
+  *out = atomic_load_explicit(place, memory_order_acquire);
+  if (*out) return DLX_OK;
+  int before, status = cuda_enter(device_id, &before);
+  if (status != DLX_OK) return status;
+  begin_once();
+  *out = atomic_load_explicit(place, memory_order_relaxed); /* under the lock */
+  if (*out == 0 && (status = create(device_id, out)) == DLX_OK)
+    atomic_store_explicit(place, *out, memory_order_release);
+  end_once();
+  cuda_leave(before);
+  return status;
+}
+
 int dlx_cuda_where(const void* address, DLDevice* device) {
   int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
   if (status != DLX_OK) return status;
@@ -297,11 +303,14 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   return DLX_OK;
 }
 
-void cuda_forget_driver(void) {
-  cuda_once_begin();
-  for (int i = 0; i < DLX_MAX_DEVICES; i++)
-    atomic_store_explicit(&primaries[i], (cu_context)NULL, memory_order_relaxed);
+void dlx_cuda_forget(void) {
+  begin_once();
+  for (int32_t i = 0; i < DLX_MAX_DEVICES; i++) {
+    cuda_device* device = &cuda_devices[i];
+    while (device->n_spare > 0) dlx_cuda_drop_event(i, device->spare[--device->n_spare]);
+  }
+  memset(cuda_devices, 0, sizeof cuda_devices);
   memset(&cu, 0, sizeof cu);
   atomic_store_explicit(&initialised, 0, memory_order_relaxed);
-  cuda_once_end();
+  end_once();
 }

@@ -43,12 +43,13 @@ typedef struct {
   int type, id;
 } cu_location;
 
+/* Of a pool; those of an allocation begin alike, and dlx leaves the rest 0. */
 typedef struct {
   int allocation, handles;
   cu_location where;
   void* security;
   unsigned char reserved[64];
-} cu_pool_properties;
+} cu_properties;
 
 typedef struct {
   cu_location where;
@@ -83,24 +84,15 @@ enum { CU_EVENT_BETWEEN_PROCESSES = 4, CU_IPC_PEERS = 1, CU_DESCRIPTOR = 1, CU_M
 typedef unsigned long long cu_allocation;
 
 typedef struct {
-  char bytes[64];
+  unsigned char bytes[64];
 } cu_ipc;
 
 typedef struct {
-  char bytes[16];
+  unsigned char bytes[16];
 } cu_uuid;
 
-typedef struct {
-  int kind, handles;
-  cu_location location;
-  void* windows;
-  unsigned char compression, direct;
-  unsigned short usage;
-  unsigned char reserved[4];
-} cu_allocation_properties;
-
 /* All driver functions that dlx calls. A driver without a NEEDED one is rejected (the oldest is
- * CUDA 11.2); WANTED (capture ids) is optional; sharing between processes needs all of SHARING. A
+ * CUDA 11.2). A call of a missing WANTED one fails: capture ids, and sharing between processes. A
  * symbol is "cu", a name and a version. */
 #define CU_CALLS(CALL)                                                                           \
   CALL(NEEDED, Init, , (unsigned flags))                                                         \
@@ -133,8 +125,7 @@ typedef struct {
         size_t nbytes, cu_stream stream))                                                        \
   CALL(NEEDED, Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                        \
   CALL(NEEDED, ThreadExchangeStreamCaptureMode, , (int* mode))                                   \
-  CALL(NEEDED, MemPoolCreate, , (cu_pool * pool, const cu_pool_properties* properties))          \
-  CALL(NEEDED, MemPoolDestroy, , (cu_pool pool))                                                 \
+  CALL(NEEDED, MemPoolCreate, , (cu_pool * pool, const cu_properties* properties))               \
   CALL(NEEDED, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                \
   CALL(NEEDED, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))       \
   CALL(NEEDED, MemAllocFromPoolAsync, ,                                                          \
@@ -143,32 +134,32 @@ typedef struct {
   CALL(WANTED, StreamGetCaptureInfo, _v2,                                                        \
        (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,            \
         void* n_dependencies))                                                                   \
-  CALL(SHARING, DeviceGetUuid, _v2, (cu_uuid * uuid, int device))                                \
-  CALL(SHARING, IpcGetMemHandle, , (cu_ipc * handle, cu_address address))                        \
-  CALL(SHARING, IpcOpenMemHandle, _v2, (cu_address * address, cu_ipc handle, unsigned flags))    \
-  CALL(SHARING, IpcCloseMemHandle, , (cu_address address))                                       \
-  CALL(SHARING, IpcGetEventHandle, , (cu_ipc * handle, cu_event event))                          \
-  CALL(SHARING, IpcOpenEventHandle, , (cu_event * event, cu_ipc handle))                         \
-  CALL(SHARING, MemCreate, ,                                                                     \
-       (cu_allocation * made, size_t size, const cu_allocation_properties* properties,           \
+  CALL(WANTED, DeviceGetUuid, _v2, (cu_uuid * uuid, int device))                                 \
+  CALL(WANTED, IpcGetMemHandle, , (cu_ipc * handle, cu_address address))                         \
+  CALL(WANTED, IpcOpenMemHandle, _v2, (cu_address * address, cu_ipc handle, unsigned flags))     \
+  CALL(WANTED, IpcCloseMemHandle, , (cu_address address))                                        \
+  CALL(WANTED, IpcGetEventHandle, , (cu_ipc * handle, cu_event event))                           \
+  CALL(WANTED, IpcOpenEventHandle, , (cu_event * event, cu_ipc handle))                          \
+  CALL(WANTED, MemCreate, ,                                                                      \
+       (cu_allocation * made, size_t size, const cu_properties* properties,                      \
         unsigned long long flags))                                                               \
-  CALL(SHARING, MemRelease, , (cu_allocation allocation))                                        \
-  CALL(SHARING, MemRetainAllocationHandle, , (cu_allocation * found, void* address))             \
-  CALL(SHARING, MemGetAllocationGranularity, ,                                                   \
-       (size_t* bytes, const cu_allocation_properties* properties, int option))                  \
-  CALL(SHARING, MemAddressReserve, ,                                                             \
+  CALL(WANTED, MemRelease, , (cu_allocation allocation))                                         \
+  CALL(WANTED, MemRetainAllocationHandle, , (cu_allocation * found, void* address))              \
+  CALL(WANTED, MemGetAllocationGranularity, ,                                                    \
+       (size_t* bytes, const cu_properties* properties, int option))                             \
+  CALL(WANTED, MemAddressReserve, ,                                                              \
        (cu_address * address, size_t size, size_t alignment, cu_address wish,                    \
         unsigned long long flags))                                                               \
-  CALL(SHARING, MemAddressFree, , (cu_address address, size_t size))                             \
-  CALL(SHARING, MemMap, ,                                                                        \
+  CALL(WANTED, MemAddressFree, , (cu_address address, size_t size))                              \
+  CALL(WANTED, MemMap, ,                                                                         \
        (cu_address address, size_t size, size_t offset, cu_allocation allocation,                \
         unsigned long long flags))                                                               \
-  CALL(SHARING, MemUnmap, , (cu_address address, size_t size))                                   \
-  CALL(SHARING, MemSetAccess, ,                                                                  \
+  CALL(WANTED, MemUnmap, , (cu_address address, size_t size))                                    \
+  CALL(WANTED, MemSetAccess, ,                                                                   \
        (cu_address address, size_t size, const cu_pool_access* access, size_t count))            \
-  CALL(SHARING, MemExportToShareableHandle, ,                                                    \
+  CALL(WANTED, MemExportToShareableHandle, ,                                                     \
        (void* handle, cu_allocation allocation, int kind, unsigned long long flags))             \
-  CALL(SHARING, MemImportFromShareableHandle, , (cu_allocation * made, void* handle, int kind))
+  CALL(WANTED, MemImportFromShareableHandle, , (cu_allocation * made, void* handle, int kind))
 
 #define CU_MEMBER(kind, name, version, parameters) int(*name) parameters;
 typedef struct {
@@ -180,9 +171,6 @@ extern cu_table cu;
 /* Return 1 in a child of a process that had initialised the driver. */
 int cuda_is_child(void);
 
-/* Check that the driver can share memory between processes. */
-int cuda_can_share(void);
-
 /* Describe a failed call for dlx_cuda_message. */
 int cuda_fail(const char* operation, int code);
 
@@ -190,7 +178,23 @@ static inline int cuda_check(const char* operation, int code) {
   return code == CU_OK ? DLX_OK : cuda_fail(operation, code);
 }
 
-#define CUDA(name, ...) cuda_check("cu" #name, cu.name(__VA_ARGS__))
+#define CUDA(name, ...) cuda_check("cu" #name, cu.name ? cu.name(__VA_ARGS__) : CU_NOT_FOUND)
+
+enum { CUDA_SPARE = 32 };
+
+/* A device. Handles are created at first use: release, acquire. */
+typedef struct {
+  _Atomic(cu_context) primary; /* never released */
+  _Atomic(uint64_t) stream, pool;
+  cu_event spare[CUDA_SPARE]; /* guarded by cuda_event_lock */
+  int n_spare;
+} cuda_device;
+
+extern cuda_device cuda_devices[DLX_MAX_DEVICES];
+
+/* Return a handle, or create it while the device is current. Errors: as dlx_cuda_load. */
+int cuda_make_once(_Atomic(uint64_t)* place, int32_t device_id,
+                   int (*create)(int32_t device_id, uint64_t* made), uint64_t* out);
 
 /* Get a device's primary context, which is never released. Errors: as dlx_cuda_load. */
 int cuda_get_primary(int32_t device_id, cu_context* context);
@@ -199,10 +203,6 @@ int cuda_get_attribute(int32_t device_id, int attribute, int* value);
 
 /* Check that the host may wait for a stream of the current device. Errors: also DLX_E_CAPTURE. */
 int cuda_can_wait(uint64_t stream);
-
-/* Parts of dlx_cuda_forget. */
-void cuda_forget_driver(void);
-void cuda_forget_streams(void);
 
 /* Relax the capture mode of this thread; restore the previous mode. While a thread captures in the
  * strictest mode, other threads may not even query an event without this. */
@@ -218,12 +218,9 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* The lock for creating the table, dlx's streams and pools, which may take long; releases do not
- * take it. In cuda/order.c, cuda_lock guards the queues and cuda_event_lock, the inner lock, guards
- * the events. All are held during a fork, so that a child sees complete data; none is held while an
+/* In cuda/order.c, cuda_lock guards the queues and cuda_event_lock, the inner lock, guards the
+ * events. All are held during a fork, so that a child sees complete data; none is held while an
  * owner is released. */
-void cuda_once_begin(void);
-void cuda_once_end(void);
 extern dlx_mutex cuda_lock, cuda_event_lock;
 
 #endif

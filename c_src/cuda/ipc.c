@@ -3,23 +3,10 @@
 #include "driver.h"
 #include "core/allocate.h"
 
-#include <string.h>
-
-/* Like cuda_enter, for a driver that can share memory. */
-static int enter(int32_t device_id, int* before) {
-  int status = dlx_cuda_load();
-  if (status == DLX_OK) status = cuda_can_share();
-  return status == DLX_OK ? cuda_enter(device_id, before) : status;
-}
-
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) { /* makes no context on the device */
   int device = 0, status = dlx_cuda_load();
-  cu_uuid found;
-  if (status == DLX_OK) status = cuda_can_share();
   if (status == DLX_OK) status = CUDA(DeviceGet, &device, device_id);
-  if (status == DLX_OK) status = CUDA(DeviceGetUuid, &found, device);
-  if (status == DLX_OK) memcpy(uuid, found.bytes, sizeof found.bytes);
-  return status;
+  return status == DLX_OK ? CUDA(DeviceGetUuid, (cu_uuid*)uuid, device) : status;
 }
 
 /* ---- an allocation --------------------------------------------------------------------------- */
@@ -63,9 +50,9 @@ static int map(memory* self, cu_allocation allocation) {
 }
 
 static int create(memory* self) {
-  cu_allocation_properties properties = {.kind = CU_ALLOCATION_PINNED,
-                                         .handles = CU_DESCRIPTOR,
-                                         .location = {CU_LOCATION_DEVICE, self->device}};
+  cu_properties properties = {.allocation = CU_ALLOCATION_PINNED,
+                              .handles = CU_DESCRIPTOR,
+                              .where = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
   int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
@@ -91,9 +78,7 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
     int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
     return status == DLX_OK ? map(self, made) : status;
   }
-  cu_ipc exported;
-  memcpy(exported.bytes, handle, sizeof exported.bytes);
-  int status = CUDA(IpcOpenMemHandle, &self->address, exported, CU_IPC_PEERS);
+  int status = CUDA(IpcOpenMemHandle, &self->address, *(const cu_ipc*)handle, CU_IPC_PEERS);
   if (status != DLX_OK) return status;
   /* Do not trust the exporter's size: ask the driver. */
   status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
@@ -101,35 +86,22 @@ static int open_memory(memory* self, const unsigned char* handle, int fd) {
   return status;
 }
 
-/* Open memory, or allocate it if the kind is DLX_IPC_NONE. Owns, Errors: as dlx_ipc_open. */
-static int new_memory(memory like, const unsigned char* handle, int fd, void** owner,
-                      uintptr_t* address) {
+int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
+                 void** owner, uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
-  *self = like;
-  int before, status = enter(like.device, &before);
+  *self = (memory){.device = device_id, .kind = kind, .size = (size_t)*size};
+  int before, status = cuda_enter(device_id, &before);
   if (status == DLX_OK) {
-    status = like.kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
+    status = kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
     cuda_leave(before);
   }
   *address = (uintptr_t)self->address;
+  *size = (int64_t)self->size;
   if (status == DLX_OK)
     *owner = self;
   else
     free(self);
-  return status;
-}
-
-int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
-  memory like = {.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
-  return new_memory(like, NULL, -1, owner, address);
-}
-
-int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
-                 void** owner, uintptr_t* address) {
-  memory like = {.device = device_id, .kind = kind, .size = (size_t)*size};
-  int status = new_memory(like, handle, fd, owner, address);
-  if (status == DLX_OK) *size = (int64_t)((memory*)*owner)->size;
   return status;
 }
 
@@ -152,7 +124,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   size_t length = 0;
   char legacy[8] = {0}; /* a bool, of the driver's size */
   int by_handle = 0;
-  int before, status = enter(device_id, &before);
+  int before, status = cuda_enter(device_id, &before);
   if (status != DLX_OK) return status;
   status = CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at);
@@ -172,13 +144,11 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
 }
 
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {
-  cu_ipc made;
   cu_allocation found = 0;
-  int before, status = enter(device_id, &before);
+  int before, status = cuda_enter(device_id, &before);
   if (status != DLX_OK) return status;
   if (kind == DLX_IPC_HANDLE) {
-    status = CUDA(IpcGetMemHandle, &made, (cu_address)base);
-    if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
+    status = CUDA(IpcGetMemHandle, (cu_ipc*)handle, (cu_address)base);
   } else {
     status = CUDA(MemRetainAllocationHandle, &found, (void*)base);
     if (status == DLX_OK) {
@@ -190,44 +160,30 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
   return status;
 }
 
-int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
-  *taken = dlx_take_descriptor(pid, fd);
-  return *taken < 0 ? DLX_E_DRIVER : DLX_OK;
+int dlx_ipc_take(int32_t pid, int32_t fd) {
+  return dlx_take_descriptor(pid, fd);
 }
 
-int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
+int dlx_ipc_record(int32_t device_id, unsigned char* handle, void** event) {
   cu_event made = NULL;
-  cu_ipc exported;
-  int before, status = enter(device_id, &before);
+  uint64_t stream;
+  int before, status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK) status = cuda_enter(device_id, &before);
   if (status != DLX_OK) return status;
   status = CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING);
-  if (status == DLX_OK) {
-    status = CUDA(EventRecord, made, cuda_stream(stream));
-    if (status == DLX_OK) status = CUDA(IpcGetEventHandle, &exported, made);
-    if (status != DLX_OK) cu.EventDestroy(made);
-  }
-  if (status == DLX_OK) {
-    memcpy(handle, exported.bytes, sizeof exported.bytes);
-    *event = made;
-  }
+  if (status == DLX_OK) status = CUDA(EventRecord, made, cuda_stream(stream));
+  if (status == DLX_OK) status = CUDA(IpcGetEventHandle, (cu_ipc*)handle, made);
+  if (status != DLX_OK && made) cu.EventDestroy(made);
+  *event = made;
   cuda_leave(before);
   return status;
 }
 
-void dlx_ipc_event_drop(int32_t device_id, void* event) {
-  int mode;
-  if (!dlx_cuda_loaded() || cuda_enter(device_id, &mode) != DLX_OK) return;
-  cu.EventDestroy(event);
-  cuda_leave(mode);
-}
-
-int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
+int dlx_ipc_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
-  cu_ipc exported;
-  memcpy(exported.bytes, handle, sizeof exported.bytes);
-  int before, status = enter(device_id, &before);
+  int before, status = cuda_enter(device_id, &before);
   if (status != DLX_OK) return status;
-  status = CUDA(IpcOpenEventHandle, &event, exported);
+  status = CUDA(IpcOpenEventHandle, &event, *(const cu_ipc*)handle);
   if (status == DLX_OK) {
     status = dlx_cuda_wait_event(device_id, event); /* keeps the event's current state */
     cu.EventDestroy(event);

@@ -13,8 +13,6 @@
 /* Bytes that an unused pool keeps. Copying more takes so long that allocation adds little. */
 enum { POOL_BYTES = 256 << 20 };
 
-static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
-
 /* Let all devices that can access a pool's memory use it. Copies also work without. */
 static void allow_peers(cu_pool pool, int32_t device_id, int device) {
   cu_pool_access access[DLX_MAX_DEVICES];
@@ -31,34 +29,21 @@ static void allow_peers(cu_pool pool, int32_t device_id, int device) {
   if (n > 0) cu.MemPoolSetAccess(pool, access, n);
 }
 
-/* The caller holds cuda_once_lock. */
-static int create_pool(int32_t device_id, cu_pool* pool) {
+static int create_pool(int32_t device_id, uint64_t* made) {
+  cu_pool pool = NULL;
   int device = 0, status = CUDA(DeviceGet, &device, device_id);
   if (status != DLX_OK) return status;
-  cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
-                                   .where = {CU_LOCATION_DEVICE, device}};
-  status = CUDA(MemPoolCreate, pool, &properties);
+  cu_properties properties = {.allocation = CU_ALLOCATION_PINNED,
+                              .where = {CU_LOCATION_DEVICE, device}};
+  status = CUDA(MemPoolCreate, &pool, &properties);
   if (status != DLX_OK) return status;
   uint64_t bytes = POOL_BYTES;
   int no = 0; /* an allocation must not wait for the stream of another thread */
-  cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &bytes);
-  cu.MemPoolSetAttribute(*pool, CU_POOL_REUSE_BY_WAITING, &no);
-  allow_peers(*pool, device_id, device);
+  cu.MemPoolSetAttribute(pool, CU_POOL_RELEASE_THRESHOLD, &bytes);
+  cu.MemPoolSetAttribute(pool, CU_POOL_REUSE_BY_WAITING, &no);
+  allow_peers(pool, device_id, device);
+  *made = (uint64_t)(uintptr_t)pool;
   return DLX_OK;
-}
-
-static int find_pool(int32_t device_id, cu_pool* pool) {
-  int status = DLX_OK;
-  *pool = atomic_load_explicit(&pools[device_id], memory_order_acquire);
-  if (*pool) return DLX_OK;
-  cuda_once_begin();
-  *pool = atomic_load_explicit(&pools[device_id], memory_order_relaxed); /* under the lock */
-  if (*pool == NULL) {
-    status = create_pool(device_id, pool);
-    if (status == DLX_OK) atomic_store_explicit(&pools[device_id], *pool, memory_order_release);
-  }
-  cuda_once_end();
-  return status;
 }
 
 /* ---- allocation ------------------------------------------------------------------------------ */
@@ -79,28 +64,26 @@ static void release_block(void* owner) {
   free(self);
 }
 
-static int allocate(block* self, size_t nbytes, uint64_t stream) {
-  cu_pool pool;
-  int before, code = CU_OK, status = cuda_enter(self->device, &before);
-  if (status != DLX_OK) return status;
-  status = find_pool(self->device, &pool);
-  if (status == DLX_OK)
-    code = cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream));
-  cuda_leave(before);
-  if (code == CU_OK) return status;
-  char operation[80];
-  snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
-           self->device);
-  return cuda_fail(operation, code);
-}
-
 /* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
 static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
+  char operation[80];
+  uint64_t pool;
+  int before;
   block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (block){.device = device_id};
   int status = dlx_cuda_work_stream(device_id, &self->stream);
-  if (status == DLX_OK) status = allocate(self, nbytes, stream ? stream : self->stream);
+  if (status == DLX_OK) status = cuda_enter(device_id, &before);
+  if (status == DLX_OK) {
+    status = cuda_make_once(&cuda_devices[device_id].pool, device_id, create_pool, &pool);
+    snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
+             device_id);
+    if (status == DLX_OK)
+      status = cuda_check(operation,
+                          cu.MemAllocFromPoolAsync(&self->address, nbytes, (cu_pool)(uintptr_t)pool,
+                                                   cuda_stream(stream ? stream : self->stream)));
+    cuda_leave(before);
+  }
   if (status == DLX_OK)
     *out = self;
   else
@@ -367,13 +350,4 @@ int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, u
   }
   cuda_leave(before);
   return status;
-}
-
-void dlx_cuda_forget(void) {
-  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
-    cu_pool pool = atomic_exchange_explicit(&pools[i], NULL, memory_order_acquire);
-    if (pool) cu.MemPoolDestroy(pool);
-  }
-  cuda_forget_streams();
-  cuda_forget_driver();
 }

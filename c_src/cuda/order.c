@@ -6,14 +6,10 @@
 
 /* ---- events, pooled by device ---------------------------------------------------------------- */
 
-enum { SPARE = 32 };
-static cu_event spare[DLX_MAX_DEVICES][SPARE];
-static int n_spare[DLX_MAX_DEVICES];
-
-static int take_event(int32_t device, cu_event* event) {
-  *event = NULL;
+static int take_event(int32_t device_id, cu_event* event) {
+  cuda_device* device = &cuda_devices[device_id];
   dlx_lock(&cuda_event_lock);
-  if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
+  *event = device->n_spare > 0 ? device->spare[--device->n_spare] : NULL;
   dlx_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
   int before = cuda_relax(), status = CUDA(EventCreate, event, CU_EVENT_DISABLE_TIMING);
@@ -21,82 +17,69 @@ static int take_event(int32_t device, cu_event* event) {
   return status;
 }
 
-static void destroy_event(int32_t device, cu_event event) {
+void dlx_cuda_drop_event(int32_t device_id, void* event) {
   int mode;
-  if (cuda_enter(device, &mode) != DLX_OK) return;
+  if (!dlx_cuda_loaded() || cuda_enter(device_id, &mode) != DLX_OK) return;
   cu.EventDestroy(event);
   cuda_leave(mode);
 }
 
-static void return_event(int32_t device, cu_event event) {
-  if (event == NULL || !dlx_cuda_loaded()) return;
-  dlx_lock(&cuda_event_lock);
-  int room = n_spare[device] < SPARE;
-  if (room) spare[device][n_spare[device]++] = event;
-  dlx_unlock(&cuda_event_lock);
-  if (!room) destroy_event(device, event);
-}
-
-static void reject_event(int32_t device, cu_event event) {
+/* Keep an event (or NULL) for later. If it failed, destroy it and all that are kept: the device may
+ * have been reset. */
+static void return_event(int32_t device_id, cu_event event, int has_failed) {
+  cuda_device* device = &cuda_devices[device_id];
   while (event != NULL && dlx_cuda_loaded()) {
-    destroy_event(device, event);
+    cu_event next = NULL;
     dlx_lock(&cuda_event_lock);
-    event = n_spare[device] > 0 ? spare[device][--n_spare[device]] : NULL;
+    int keeps = !has_failed && device->n_spare < CUDA_SPARE;
+    if (keeps) device->spare[device->n_spare++] = event;
+    if (has_failed && device->n_spare > 0) next = device->spare[--device->n_spare];
     dlx_unlock(&cuda_event_lock);
+    if (!keeps) dlx_cuda_drop_event(device_id, event);
+    event = next;
   }
 }
 
 /* ---- graph capture --------------------------------------------------------------------------- */
 
-/* Errors: the driver's code. */
-static int ask_capturing(uint64_t stream, int* yes) {
+#define UNKNOWN_CAPTURE UINT64_MAX
+
+/* Find the capture of a stream: 0 = none. Errors: the driver's code. */
+static int find_capture(uint64_t stream, uint64_t* id) {
   int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
-  *yes = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE;
-  return *yes ? CU_OK : code;
+  *id = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE ? UNKNOWN_CAPTURE : 0;
+  if (*id == 0) return code;
+  if (state == CU_CAPTURE_ACTIVE && cu.StreamGetCaptureInfo &&
+      (cu.StreamGetCaptureInfo(cuda_stream(stream), &state, id, NULL, NULL, NULL) != CU_OK ||
+       state != CU_CAPTURE_ACTIVE))
+    *id = UNKNOWN_CAPTURE;
+  return CU_OK;
 }
 
-static int is_capturing(uint64_t stream, int* yes) {
-  int code = ask_capturing(stream, yes);
-  return cuda_check("cuStreamIsCapturing", code);
+static int get_capture(uint64_t stream, uint64_t* id) {
+  return cuda_check("cuStreamIsCapturing", find_capture(stream, id));
 }
 
 int cuda_can_wait(uint64_t stream) {
-  int captures, status = is_capturing(stream, &captures);
-  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
-}
-
-/* 0 = unknown. */
-static uint64_t get_capture(uint64_t stream) {
-  int state = CU_CAPTURE_NONE;
-  uint64_t id = 0;
-  if (cu.StreamGetCaptureInfo == NULL ||
-      cu.StreamGetCaptureInfo(cuda_stream(stream), &state, &id, NULL, NULL, NULL) != CU_OK ||
-      state != CU_CAPTURE_ACTIVE)
-    return 0;
-  return id;
+  uint64_t capture;
+  int status = get_capture(stream, &capture);
+  return status == DLX_OK && capture ? DLX_E_CAPTURE : status;
 }
 
 static int64_t release_finished(void);
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
-/* The stream's device must be current. */
-static int wait_for(cu_event event, uint64_t stream) {
-  return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
-}
-
 /* Like dlx_cuda_can_order, for different streams; `from_device` is current. */
 static int can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  int here = 0, there = 0, hop = from_device != to_device;
-  int status = is_capturing(from, &here);
-  uint64_t capture = here ? get_capture(from) : 0;
+  uint64_t here = 0, there = 0;
+  int hop = from_device != to_device, status = get_capture(from, &here);
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status != DLX_OK) return status;
-  status = is_capturing(to, &there);
-  /* Within one capture, a dependency is an edge of the graph. */
-  if (status == DLX_OK && (here || there) && (!here || capture == 0 || get_capture(to) != capture))
-    status = DLX_E_CAPTURE;
+  status = get_capture(to, &there);
   if (hop) dlx_cuda_pop();
+  /* Within one capture, a dependency is an edge of the graph. */
+  if (status == DLX_OK && (here != there || here == UNKNOWN_CAPTURE)) status = DLX_E_CAPTURE;
   if (status == DLX_OK && !here) release_finished(); /* owners may add nodes to a graph */
   return status;
 }
@@ -121,10 +104,10 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
   if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
-    status = wait_for(event, to);
+    status = CUDA(StreamWaitEvent, cuda_stream(to), event, 0);
     if (hop) dlx_cuda_pop();
   }
-  (status == DLX_E_DRIVER ? reject_event : return_event)(from_device, event);
+  return_event(from_device, event, status == DLX_E_DRIVER);
   dlx_cuda_pop();
   return status;
 }
@@ -138,35 +121,24 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
   return status;
 }
 
-static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES]; /* release, acquire: an initialized object */
-
-static uint64_t get_own_stream(int32_t device_id) {
-  return device_id >= 0 && device_id < DLX_MAX_DEVICES
-             ? atomic_load_explicit(&own_streams[device_id], memory_order_acquire)
-             : 0;
+static int create_stream(int32_t device_id, uint64_t* made) {
+  cu_stream stream = NULL;
+  int status = CUDA(StreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+  *made = (uint64_t)(uintptr_t)stream;
+  return status;
 }
 
 uint64_t dlx_cuda_known_stream(int32_t device_id) {
-  return dlx_cuda_loaded() ? get_own_stream(device_id) : 0;
+  return dlx_cuda_loaded() && device_id >= 0 && device_id < DLX_MAX_DEVICES
+             ? atomic_load_explicit(&cuda_devices[device_id].stream, memory_order_acquire)
+             : 0;
 }
 
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
-  *stream = dlx_cuda_known_stream(device_id);
-  if (*stream) return DLX_OK;
-  int before, status = cuda_enter(device_id, &before);
+  cu_context context; /* checks the number */
+  int status = cuda_get_primary(device_id, &context);
   if (status != DLX_OK) return status;
-  cuda_once_begin();
-  *stream =
-      atomic_load_explicit(&own_streams[device_id], memory_order_relaxed); /* under the lock */
-  if (*stream == 0) {
-    cu_stream made = NULL;
-    status = CUDA(StreamCreate, &made, CU_STREAM_NON_BLOCKING);
-    *stream = (uint64_t)(uintptr_t)made;
-    atomic_store_explicit(&own_streams[device_id], *stream, memory_order_release);
-  }
-  cuda_once_end();
-  cuda_leave(before);
-  return status;
+  return cuda_make_once(&cuda_devices[device_id].stream, device_id, create_stream, stream);
 }
 
 int dlx_cuda_wait_event(int32_t device_id, void* event) {
@@ -174,13 +146,13 @@ int dlx_cuda_wait_event(int32_t device_id, void* event) {
   int status = dlx_cuda_work_stream(device_id, &stream);
   if (status == DLX_OK) status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = wait_for(event, stream);
+  status = CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
   dlx_cuda_pop();
   return status;
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
-  return stream != 0 && get_own_stream(device_id) == stream;
+  return stream != 0 && dlx_cuda_known_stream(device_id) == stream;
 }
 
 /* ---- readiness events ------------------------------------------------------------------------ */
@@ -194,44 +166,37 @@ struct dlx_ready {
   dlx_release release_keep;
 };
 
-static int new_ready(int32_t device_id, uint64_t stream, dlx_ready** out) {
-  *out = dlx_allocate(sizeof **out);
-  if (*out == NULL) return DLX_E_MEMORY;
-  **out = (dlx_ready){.holders = 1, .device = device_id, .stream = stream};
-  return DLX_OK;
+/* Record the event, unless the stream captures: then the stream itself is the event. */
+static int record(dlx_ready* ready) {
+  uint64_t capture;
+  int status = dlx_cuda_push(ready->device);
+  if (status != DLX_OK) return status;
+  status = get_capture(ready->stream, &capture);
+  if (status == DLX_OK && !capture) {
+    release_finished();
+    status = take_event(ready->device, &ready->event);
+    if (status == DLX_OK) status = CUDA(EventRecord, ready->event, cuda_stream(ready->stream));
+    if (status != DLX_OK) return_event(ready->device, ready->event, 1);
+  }
+  dlx_cuda_pop();
+  return status;
 }
 
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
                   dlx_ready** out) {
-  int captures;
-  dlx_ready* ready;
-  int status = new_ready(device_id, stream, &ready);
-  if (status != DLX_OK) return status;
-  status = dlx_cuda_push(device_id);
-  if (status == DLX_OK) {
-    status = is_capturing(stream, &captures);
-    if (status == DLX_OK && !captures) {
-      release_finished();
-      status = take_event(device_id, &ready->event);
-      if (status == DLX_OK) status = CUDA(EventRecord, ready->event, cuda_stream(stream));
-    }
-    dlx_cuda_pop();
-  }
-  if (status != DLX_OK) {
-    reject_event(device_id, ready->event);
+  dlx_ready* ready = dlx_allocate(sizeof *ready);
+  if (ready == NULL) return DLX_E_MEMORY;
+  *ready = (dlx_ready){.holders = 1,
+                       .device = device_id,
+                       .stream = stream,
+                       .keep = keep,
+                       .release_keep = release_keep};
+  int status = stream ? record(ready) : dlx_cuda_work_stream(device_id, &ready->stream);
+  if (status == DLX_OK)
+    *out = ready;
+  else
     free(ready);
-    return status;
-  }
-  ready->keep = keep;
-  ready->release_keep = release_keep;
-  *out = ready;
-  return DLX_OK;
-}
-
-int dlx_ready_later(int32_t device_id, dlx_ready** out) {
-  uint64_t stream;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  return status == DLX_OK ? new_ready(device_id, stream, out) : status;
+  return status;
 }
 
 int32_t dlx_ready_own_device(const dlx_ready* ready) {
@@ -245,7 +210,7 @@ dlx_ready* dlx_ready_hold(dlx_ready* ready) {
 
 void dlx_ready_drop(dlx_ready* ready) {
   if (atomic_fetch_sub_explicit(&ready->holders, 1, memory_order_acq_rel) != 1) return;
-  return_event(ready->device, ready->event);
+  return_event(ready->device, ready->event, 0);
   if (ready->keep && !cuda_is_child()) ready->release_keep(ready->keep);
   free(ready);
 }
@@ -267,15 +232,14 @@ static int is_finished(const dlx_ready* ready) {
 
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (ready->device == device_id && ready->stream == stream && is_alive(ready)) return DLX_OK;
-  if (ready->event == NULL && dlx_ready_own_device(ready) < 0)
-    return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  int captures, status = dlx_cuda_push(device_id);
+  uint64_t capture;
+  int status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = is_capturing(stream, &captures);
-  if (status == DLX_OK && captures)
+  status = get_capture(stream, &capture);
+  if (status == DLX_OK && capture && (ready->event || dlx_ready_own_device(ready) >= 0))
     status = is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
   else if (status == DLX_OK)
-    status = ready->event ? wait_for(ready->event, stream)
+    status = ready->event ? CUDA(StreamWaitEvent, cuda_stream(stream), ready->event, 0)
                           : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   dlx_cuda_pop();
   return status;
@@ -337,7 +301,7 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
 /* The caller must not hold a lock: a release may run anything, such as a cudaFree, which a capture
  * on any thread forbids without the relaxed mode. */
 static void finish(use* self) {
-  return_event(self->device, self->event);
+  return_event(self->device, self->event, 0);
   int is_loaded = dlx_cuda_loaded(), mode = is_loaded ? cuda_relax() : -1;
   if (self->release) self->release(self->owner);
   if (self->keep) self->release_keep(self->keep);
@@ -345,11 +309,13 @@ static void finish(use* self) {
   free(self);
 }
 
-/* Make a device current. Errors: the driver's code. */
-static int push_device(int32_t device_id) {
+/* Like cuda_enter. Errors: the driver's code. */
+static int enter(int32_t device_id, int* before) {
   cu_context context = NULL;
-  return cuda_get_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
-                                                         : CU_INVALID_CONTEXT;
+  int code = CU_INVALID_CONTEXT;
+  if (cuda_get_primary(device_id, &context) == DLX_OK) code = cu.CtxPushCurrent(context);
+  if (code == CU_OK) *before = cuda_relax();
+  return code;
 }
 
 /* Return 1 if a code means that nothing uses the memory any more: the work is finished, or its
@@ -364,28 +330,25 @@ static int is_final(int code) {
  * recorded if the stream works, and always on a substitute, whose query ignores other streams. */
 static int is_done(use* self) {
   if (self->event == NULL) {
-    int captures, code = ask_capturing(self->stream, &captures);
+    uint64_t capture;
+    int code = find_capture(self->stream, &capture);
     if (code != CU_OK) return is_final(code);
-    if (captures) return 0;
+    if (capture) return 0;
     if (!self->is_substitute) {
-      int before = cuda_relax();
       code = cu.StreamQuery(cuda_stream(self->stream));
-      cuda_unrelax(before);
       if (code != CU_NOT_READY) return is_final(code);
     }
     if (take_event(self->device, &self->event) != DLX_OK) return 0;
     code = cu.EventRecord(self->event, cuda_stream(self->stream));
     if (code != CU_OK) {
-      reject_event(self->device, self->event);
+      return_event(self->device, self->event, 1);
       self->event = NULL;
       /* The event's handle may be invalid; the next query detects a destroyed stream. */
       return code != CU_INVALID_HANDLE && is_final(code);
     }
     if (!self->is_substitute) return 0;
   }
-  int before = cuda_relax(), code = cu.EventQuery(self->event);
-  cuda_unrelax(before);
-  return is_final(code);
+  return is_final(cu.EventQuery(self->event));
 }
 
 /* The caller holds cuda_lock. */
@@ -410,11 +373,11 @@ void dlx_use_release(void* object) {
     free(self);
     return;
   }
-  int code = dlx_cuda_loaded() ? push_device(self->device) : CU_DEINITIALIZED;
+  int mode, code = dlx_cuda_loaded() ? enter(self->device, &mode) : CU_DEINITIALIZED;
   int done = code != CU_OK && is_final(code);
   if (code == CU_OK) {
     done = is_done(self);
-    dlx_cuda_pop();
+    cuda_leave(mode);
   }
   if (done) {
     finish(self);
@@ -430,7 +393,7 @@ void dlx_use_release(void* object) {
  * holds cuda_lock. */
 static use** take_finished(use** queue, use** done) {
   use* self = *queue;
-  int code = push_device(self->device);
+  int mode, code = enter(self->device, &mode);
   if (!is_final(code)) return &self->next_queue;
   while (self && (code != CU_OK || is_done(self))) {
     use* next = self->next;
@@ -444,7 +407,7 @@ static use** take_finished(use** queue, use** done) {
     self = next;
     atomic_fetch_sub_explicit(&n_waiting, 1, memory_order_relaxed);
   }
-  if (code == CU_OK) dlx_cuda_pop();
+  if (code == CU_OK) cuda_leave(mode);
   return self ? &self->next_queue : queue;
 }
 
@@ -465,18 +428,4 @@ static int64_t release_finished(void) {
 
 int64_t dlx_cuda_release_pending(void) {
   return release_finished();
-}
-
-void cuda_forget_streams(void) {
-  dlx_lock(&cuda_lock);
-  dlx_lock(&cuda_event_lock);
-  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
-    if (n_spare[i] > 0 && dlx_cuda_push(i) == DLX_OK) {
-      while (n_spare[i] > 0) cu.EventDestroy(spare[i][--n_spare[i]]);
-      dlx_cuda_pop();
-    }
-    atomic_store_explicit(&own_streams[i], 0, memory_order_relaxed);
-  }
-  dlx_unlock(&cuda_event_lock);
-  dlx_unlock(&cuda_lock);
 }

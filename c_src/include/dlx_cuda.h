@@ -65,17 +65,19 @@ uint64_t dlx_cuda_known_stream(int32_t device_id);
 /* Make dlx's own stream wait for another library's recorded event (a cudaEvent_t). */
 int dlx_cuda_wait_event(int32_t device_id, void* event);
 
+/* Destroy an event. Does nothing in a forked child or at exit. */
+void dlx_cuda_drop_event(int32_t device_id, void* event);
+
 /* A readiness event: the point on a stream at which memory is ready. Reference-counted. */
 typedef struct dlx_ready dlx_ready;
 
 /* Create an event for a stream's current work; if the stream captures, the stream itself is the
  * event. `keep` keeps a temporary stream alive; if it is NULL, the handle is used in this call only
- * (or trusted, during a capture). dlx_ready_later creates an event for all work on dlx's own stream
- * at the time of the wait; those of a device are alike. dlx_ready_own_device returns the device of
- * such an event, -1 for others. Owns: `out` releases `keep`. Errors: also DLX_E_MEMORY. */
+ * (or trusted, during a capture). Stream 0 means all work on dlx's own stream at the time of the
+ * wait; such events of a device are alike. dlx_ready_own_device returns the device of such an
+ * event, -1 for others. Owns: `out` releases `keep`. Errors: also DLX_E_MEMORY. */
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
                   dlx_ready** out);
-int dlx_ready_later(int32_t device_id, dlx_ready** out);
 int32_t dlx_ready_own_device(const dlx_ready* ready);
 
 /* Add and release a holder. */
@@ -147,24 +149,22 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
 /* Export such an allocation to `handle` or `fd`. Owns: the caller owns the descriptor. */
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd);
 
-/* Open memory that another process exported, or allocate uninitialised memory that others can open.
- * `size` is the exporter's size, and is set to the driver's; with a descriptor, the driver maps
- * exactly this size or fails. Owns: the caller releases `owner` with dlx_ipc_release, which does
- * nothing in a forked child or at exit, and does not close the descriptor. Errors: DLX_E_MEMORY. */
+/* Open memory that another process exported, or allocate uninitialised memory that others can open
+ * (DLX_IPC_NONE). `size` is the exporter's size, and is set to the driver's; with a descriptor, the
+ * driver maps exactly this size or fails. Owns: the caller releases `owner` with dlx_ipc_release,
+ * which does nothing in a forked child or at exit, and does not close the descriptor. Errors:
+ * DLX_E_MEMORY. */
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address);
-int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address);
 void dlx_ipc_release(void* owner);
 
-/* Duplicate a descriptor of another process. Owns: the caller owns it. Errors: DLX_E_DRIVER with
- * errno. */
-int dlx_ipc_take(int32_t pid, int32_t fd, int* taken);
+/* Duplicate a descriptor of another process. Owns: the caller owns it. Errors: -1 with errno. */
+int dlx_ipc_take(int32_t pid, int32_t fd);
 
-/* Record an event for other processes on a stream; make dlx's own stream wait for another process's
+/* Record an event for other processes on dlx's own stream; make that wait for another process's
  * event. Owns: the caller drops `event` after the others have waited for it. */
-int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event);
-void dlx_ipc_event_drop(int32_t device_id, void* event);
-int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle);
+int dlx_ipc_record(int32_t device_id, unsigned char* handle, void** event);
+int dlx_ipc_wait(int32_t device_id, const unsigned char* handle);
 
 #ifdef __cplusplus
 }

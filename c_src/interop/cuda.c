@@ -117,35 +117,31 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   return from ? py_managed_copy(from, 1, stream) : NULL;
 }
 
-/* Share a tensor's memory with dlx's stream, whose kernels may outlive the tensor. Owns: the caller
- * owns *used, which keeps *before alive for pointers that were borrowed earlier. Errors: -1 with an
- * exception; 1 = the tensor is already on the stream. */
-static int share_behind(TensorObject* tensor, int32_t device_id, uint64_t stream,
-                        DLManagedTensorVersioned** before, DLManagedTensorVersioned** used) {
-  DLManagedTensorVersioned* share = NULL;
-  int is_moved, status = DLX_OK;
+int py_cuda_to_own_stream(TensorObject* tensor) {
+  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share, *used;
+  dlx_ready *ready, *later;
+  uint64_t stream;
+  int is_moved, is_ready;
+  if (before == NULL) return -1;
   PY_LOCKED(tensor)
   is_moved = tensor->is_on_own_stream;
-  *before = tensor->managed;
-  if (!is_moved && *before) status = dlx_managed_share(*before, NULL, (*before)->flags, &share);
+  is_ready = tensor->ready == NULL;
   PY_UNLOCKED()
-  if (is_moved) return 1;
-  if (share == NULL)
-    return status == DLX_OK ? py_tensor_managed((PyObject*)tensor), -1 : py_check(status);
-  *used = py_cuda_release_behind(share, device_id, stream, NULL);
-  return *used ? 0 : -1;
-}
-
-/* Replace the memory in a tensor; readers wait for `later`. Owns: takes `used` and `later`. Errors:
- * 0 = another thread was first; nothing has changed. */
-static int swap_memory(TensorObject* tensor, DLManagedTensorVersioned* before,
-                       DLManagedTensorVersioned* used, dlx_ready* later) {
-  dlx_ready* ready = later;
-  int is_first;
+  if (is_moved || (is_ready && !py_cuda_can_order())) return 0;
+  int32_t device_id = before->dl_tensor.device.device_id;
+  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0 ||
+      py_check(dlx_managed_share(before, NULL, before->flags, &share)) < 0)
+    return -1;
+  used = py_cuda_release_behind(share, device_id, stream, NULL); /* keeps `before` alive */
+  if (used == NULL) return -1;
+  if (py_check(dlx_ready_new(device_id, 0, NULL, NULL, &later)) < 0) {
+    dlx_managed_release(used);
+    return -1;
+  }
   PY_LOCKED(tensor)
-  is_first = !tensor->is_on_own_stream && tensor->managed == before;
-  if (is_first) {
-    ready = tensor->ready;
+  is_moved = tensor->is_on_own_stream; /* by another thread */
+  ready = is_moved ? later : tensor->ready;
+  if (!is_moved) {
     atomic_store_explicit((_Atomic(DLManagedTensorVersioned*)*)&tensor->managed, used,
                           memory_order_release); /* see py_tensor_inside */
     tensor->ready = later;
@@ -154,45 +150,22 @@ static int swap_memory(TensorObject* tensor, DLManagedTensorVersioned* before,
   }
   PY_UNLOCKED()
   if (ready) dlx_ready_drop(ready);
-  dlx_managed_release(is_first ? before : used);
-  return is_first;
+  dlx_managed_release(is_moved ? used : before);
+  return 0;
 }
 
-int py_cuda_to_own_stream(TensorObject* tensor) {
-  for (;;) {
-    DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *used = NULL;
-    dlx_ready* later;
-    uint64_t stream;
-    int is_moved, is_ready;
-    PY_LOCKED(tensor)
-    is_moved = tensor->is_on_own_stream;
-    is_ready = tensor->ready == NULL;
-    PY_UNLOCKED()
-    if (is_moved) return 0;
-    if (is_ready && !py_cuda_can_order()) return 0;
-    if (before == NULL) return -1;
-    int32_t device_id = before->dl_tensor.device.device_id;
-    if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
-      return -1;
-    int found = share_behind(tensor, device_id, stream, &before, &used);
-    if (found) return found < 0 ? -1 : 0;
-    if (py_check(dlx_ready_later(device_id, &later)) < 0) {
-      dlx_managed_release(used);
-      return -1;
-    }
-    if (swap_memory(tensor, before, used, later)) return 0;
-  }
+int py_cuda_new_ready(int32_t device_id, uint64_t stream, PyObject* keep, dlx_ready** out) {
+  int status;
+  Py_XINCREF(keep);
+  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, keep, py_release_object, out));
+  if (status != DLX_OK) Py_XDECREF(keep);
+  return status;
 }
 
 int py_cuda_set_ready(TensorObject* tensor, int32_t device_id, uint64_t stream, PyObject* keep) {
-  int status;
-  dlx_ready* ready = NULL;
+  dlx_ready* ready;
   if (!py_cuda_can_order()) return 0; /* no driver, no stream */
-  Py_XINCREF(keep);
-  PY_WITHOUT_GIL(status = stream ? dlx_ready_new(device_id, stream, keep, py_release_object, &ready)
-                                 : dlx_ready_later(device_id, &ready));
-  if (status != DLX_OK) Py_XDECREF(keep);
-  if (py_check(status) < 0) return -1;
+  if (py_check(py_cuda_new_ready(device_id, stream, keep, &ready)) < 0) return -1;
   if (tensor->ready) dlx_ready_drop(tensor->ready);
   tensor->ready = ready;
   return 0;
@@ -215,39 +188,17 @@ PyObject* py_cuda_new(const DLTensor* like, uint64_t flags, int keep_order, int3
 
 /* ---- builtins -------------------------------------------------------------------------------- */
 
-static TensorObject* share_memory(PyObject* tensor) {
-  DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
-  if (base == NULL) return NULL;
-  int status = dlx_managed_share(base, NULL, base->flags, &made);
-  return (TensorObject*)py_tensor_result(status, made);
-}
-
 PY_DOC(ready_new,
        "Return the address of a dlx_ready for the work that is on a stream now. `keep` (or None) "
        "keeps the stream alive; the caller owes dlx_ready_drop.");
 static PyObject* ready_new(PyObject* module, PyObject* args) {
   PyObject* keep;
-  int device_id, status;
+  int device_id;
   unsigned long long stream;
-  dlx_ready* ready = NULL;
+  dlx_ready* ready;
   if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
-  PyObject* keeper = keep == Py_None ? NULL : Py_NewRef(keep);
-  PY_WITHOUT_GIL(status = dlx_ready_new(device_id, stream, keeper, py_release_object, &ready));
-  if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
-  Py_XDECREF(keeper);
-  return py_raise(status, NULL);
-}
-
-PY_DOC(tensor_when,
-       "Return a dlx.Tensor of the same memory that is ready with the dlx_ready at an address "
-       "(0 = now).");
-static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("tensor_when", nargs, 2, 2)) return NULL;
-  dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
-  if (ready == NULL && PyErr_Occurred()) return NULL;
-  TensorObject* view = share_memory(args[0]);
-  if (view && ready) view->ready = dlx_ready_hold(ready);
-  return (PyObject*)view;
+  int status = py_cuda_new_ready(device_id, stream, keep == Py_None ? NULL : keep, &ready);
+  return status == DLX_OK ? PyLong_FromVoidPtr(ready) : py_raise(status, NULL);
 }
 
 PY_DOC(tensor_readiness,
@@ -257,24 +208,28 @@ static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
   return PyLong_FromVoidPtr(py_tensor_ready((TensorObject*)tensor));
 }
 
-PY_DOC(
-    tensor_behind,
-    "Return a dlx.Tensor of the same memory for a consumer whose stream (-1 = no stream) already "
-    "waits for it. The memory's release waits for the stream; `keep` (or None) keeps that alive.");
+PY_DOC(tensor_behind,
+       "Return a dlx.Tensor of the same memory, ready with the dlx_ready at an address (0 = now). "
+       "Its release waits for a consumer's stream (0, -1 = none), which `keep` (or None) keeps "
+       "alive; if the memory is ready now, a stream other than 0 already waits for it.");
 static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   PyObject *tensor, *keep;
   int device_id;
   long long stream;
-  if (!PyArg_ParseTuple(args, "OiLO:tensor_behind", &tensor, &device_id, &stream, &keep))
+  unsigned long long address = 0;
+  DLManagedTensorVersioned *base, *made;
+  if (!PyArg_ParseTuple(args, "OiLO|K:tensor_behind", &tensor, &device_id, &stream, &keep,
+                        &address) ||
+      (base = py_tensor_managed(tensor)) == NULL)
     return NULL;
-  TensorObject* view = share_memory(tensor);
-  if (view == NULL) return NULL;
-  view->is_ordered = 1;
-  if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
-    PyObject* keeper = keep == Py_None ? NULL : Py_NewRef(keep);
-    view->managed = py_cuda_release_behind(view->managed, device_id, (uint64_t)stream, keeper);
-    if (view->managed == NULL) Py_CLEAR(view);
-  }
+  int status = dlx_managed_share(base, NULL, base->flags, &made);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  if (stream > 0 && dlx_size(&made->dl_tensor) > 0)
+    made = py_cuda_release_behind(made, device_id, (uint64_t)stream,
+                                  keep == Py_None ? NULL : Py_NewRef(keep));
+  TensorObject* view = made ? (TensorObject*)py_tensor_wrap(made) : NULL;
+  if (view && address) view->ready = dlx_ready_hold((dlx_ready*)(uintptr_t)address);
+  if (view) view->is_ordered = stream && address == 0;
   return (PyObject*)view;
 }
 
@@ -298,6 +253,9 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
 }
 
 PyMethodDef py_cuda_functions[] = {
-    PY_VARARGS(ready_new),     PY_FASTCALL(tensor_when),     PY_ONE(tensor_readiness),
-    PY_VARARGS(tensor_behind), PY_VARARGS(tensor_on_device), PY_END,
+    PY_VARARGS(ready_new),
+    PY_ONE(tensor_readiness),
+    PY_VARARGS(tensor_behind),
+    PY_VARARGS(tensor_on_device),
+    PY_END,
 };

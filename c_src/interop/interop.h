@@ -64,6 +64,9 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
  * of the tensor wait for the stream. No event is recorded before a reader waits. */
 int py_cuda_to_own_stream(TensorObject* tensor);
 
+/* Call dlx_ready_new without the GIL. Owns: the result holds `keep`. Errors: a status. */
+int py_cuda_new_ready(int32_t device_id, uint64_t stream, PyObject* keep, dlx_ready** out);
+
 /* Make readers of a tensor wait for the work on a stream (0 = all work on dlx's own stream, without
  * an event). `keep` (or NULL) keeps the stream alive. */
 int py_cuda_set_ready(TensorObject* tensor, int32_t device_id, uint64_t stream, PyObject* keep);

@@ -27,8 +27,6 @@ from dlx._support.text import one_line
 from dlx._views.base import is_view
 from dlx.errors import DlxError, FileError
 
-__all__ = ["collect_items", "save", "text_metadata", "write_items"]
-
 
 @public
 def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None = None, metadata: Any = None) -> None:

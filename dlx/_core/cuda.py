@@ -152,10 +152,14 @@ def identity(point: Ready) -> int:
     return -1 - own if own >= 0 else int(ffi.cast("uintptr_t", point))
 
 
-def when(tensor: Tensor, point: Ready | None) -> Tensor:
-    """Return a new tensor over the same memory with another readiness event, or without one."""
+def when(tensor: Tensor, point: Ready | None, behind: Stream | None = None) -> Tensor:
+    """Return a new tensor over the same memory with another readiness event, or without one.
+
+    The memory's release waits for the stream `behind`. Without an event, that already waits for the memory.
+    """
     address = 0 if point is None else int(ffi.cast("uintptr_t", point))
-    return native.tensor_when(tensor, address)  # `point` stays alive until the call returns
+    device_id, handle, keep = (0, 0, None) if behind is None else (behind.device.id, behind.handle, behind.keep)
+    return native.tensor_behind(tensor, device_id, handle, keep, address)  # `point` stays alive until the call returns
 
 
 def transfer(tensor: Tensor, target: Tensor, stream: Stream | None, wait: bool = True) -> None:

@@ -13,7 +13,7 @@ from dlx._core import cuda, native
 from dlx._core.cuda import is_cuda
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, parse_stream, with_keeper
+from dlx._core.stream import LEGACY, PER_THREAD, UNORDERED, Stream, is_unordered, parse_stream, with_keeper
 from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
@@ -23,8 +23,6 @@ from dlx.errors import DeviceError, DlxError
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the present work of a stream, after a recorded event, or None: now."""
-
-LEGACY = lib.DLX_STREAM_LEGACY
 
 
 def takes_stream(source: Adapter) -> bool:
@@ -37,25 +35,18 @@ class StreamSync:
 
     def __init__(self, target: Target, stream: Any = None, device: Device | None = None, *, wait: bool = True) -> None:
         self._target, self._stream, self._device, self._waits = target, stream, device, wait
-        self._streams: dict[tuple[int, Device], Stream | None] = {}
-        self._consumers: dict[Device, Stream | None] = {}
+        self._streams: dict[tuple[Any, Device], Stream | None] = {}  # by adapter; None = the caller's
         self._points: dict[Stream, cuda.Ready] = {}
-        self._ordered: set[tuple[Stream | int, Stream | None]] = set()
-        self._held: list[cuda.Ready] = []
+        self._ordered: dict[tuple[Stream | int, Stream | None], Readiness] = {}  # keeps its address from reuse
 
     def consumer(self, device: Device) -> Stream | None:
         """Return the consumer's stream; None if it becomes known only at the import."""
-        try:
-            return self._consumers[device]
-        except KeyError:
-            owner = physical(device)
-            found = (
-                self._current(self._target.adapter, owner)
-                if self._stream is None
-                else parse_stream(self._stream, owner)
-            )
-            self._consumers[device] = found
-            return found
+        if self._stream is None:
+            return self.producer(self._target.adapter, device)
+        key = None, physical(device)
+        if key not in self._streams:
+            self._streams[key] = parse_stream(self._stream, key[1])
+        return self._streams[key]
 
     def _reader(self, device: Device) -> Stream | None:
         """Return the consumer's stream if the consumer reads the memory itself, and not a copy of dlx."""
@@ -63,12 +54,9 @@ class StreamSync:
             return self.consumer(device)
         return None
 
-    def producer(self, source: Adapter, device: Device) -> Stream | None:
-        """Return the framework's current stream; None if unknown, or if each array has one."""
-        return self._current(source, physical(device))
-
-    def _current(self, adapter: Adapter, device: Device) -> Stream | None:
-        """Return a framework's current stream on a device, looked up once per call."""
+    def producer(self, adapter: Adapter, device: Device) -> Stream | None:
+        """Return a framework's current stream, looked up once per call; None if unknown, or if each array has one."""
+        device = physical(device)
         key = id(adapter), device
         if key not in self._streams:
             current = adapter.streams.current if adapter.streams is not None else None
@@ -104,10 +92,10 @@ class StreamSync:
 
     def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
         """Export an array on its device; dlx orders the producer's current stream, if there is one."""
-        own, waiting = self.choose_streams(source, device)
+        asked, wire = self.choose_stream(source, device)
         with source.devices.activate(device):
-            tensor = source.export(obj, stream=UNORDERED if own is not None else waiting.wire)
-        return tensor, self._readiness(source, obj, tensor, own or waiting)
+            tensor = source.export(obj, stream=wire)
+        return tensor, self._readiness(source, obj, tensor, asked)
 
     def readiness_of_export(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
         """Return when a tensor is ready that was exported without a stream; `device` is from its description."""
@@ -122,8 +110,7 @@ class StreamSync:
         """Return when the tensor of a description is ready, without a call of the producer."""
         asked = None
         if takes_stream(source) and not host_readable(tensor.device):
-            own, asked = self.choose_streams(source, tensor.device)
-            asked = own or asked
+            asked = self.choose_stream(source, tensor.device)[0]
         return self._readiness(source, obj, tensor, asked)
 
     def _readiness(self, source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Readiness:
@@ -138,20 +125,18 @@ class StreamSync:
             return asked
         return cuda.readiness_of(tensor) or _ready(source, obj, tensor, asked)
 
-    def choose_streams(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
-        """Return the producer's stream or None, and the stream that the producer must make wait otherwise."""
+    def choose_stream(self, source: Adapter, device: Device) -> tuple[Stream, int]:
+        """Return the stream on which an export is ready, and its argument: the stream, or -1 for the producer's own."""
         consumer = self._reader(device)
-        if is_cuda(device):
-            if consumer is not None and consumer.is_unordered:
-                return None, consumer
+        if is_cuda(device) and (consumer is None or not consumer.is_unordered):
             own = self.producer(source, device)
-            if own is None:
-                self.ask(consumer, None)  # the producer records an event
-            if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many producers refuse 2
+            if own is not None:
+                return own, UNORDERED
+            self.ask(consumer, None)  # the producer records an event
+            if consumer is None or consumer.handle == PER_THREAD:  # many producers refuse 2
                 consumer = cuda.work_stream(physical(device))
-            return own, consumer or Stream(device, UNORDERED)
         assert consumer is not None  # `reach` checks it
-        return None, consumer
+        return consumer, consumer.wire
 
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
         """Make a consumer wait that reads the memory without a copy, on a device or on the host."""
@@ -174,19 +159,16 @@ class StreamSync:
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
         """Return the ordered tensor for the consumer; its memory lives until the consumer's stream is done."""
         self.order(tensor, readiness, None)
-        device = physical(tensor.device)
-        consumer = self.consumer(device)
-        same = consumer == readiness and consumer == self.producer(source, device)
-        if consumer is not None and not consumer.is_unordered and not same:
-            tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
-        elif consumer is not None and self._target.adapter is not TENSOR:
-            tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
-        if consumer is not None and (consumer.is_unordered or self._target.adapter is not TENSOR):
+        consumer, waits_later = self.consumer(tensor.device), self._target.adapter is TENSOR
+        if waits_later and consumer is not None and consumer.is_unordered:
             return tensor
-        point = self._point(readiness) if isinstance(readiness, Stream) else readiness
-        if point is None:
-            return tensor
-        return cuda.when(tensor, point)
+        point = None
+        if waits_later or consumer is None:
+            point = self._point(readiness) if isinstance(readiness, Stream) else readiness
+        if consumer is None:
+            return tensor if point is None else cuda.when(tensor, point)
+        same = consumer == readiness == self.producer(source, tensor.device)
+        return cuda.when(tensor, point, Stream(consumer.device, UNORDERED) if same else consumer)
 
     def ask(self, *streams: Stream | None) -> None:
         """Raise a StreamError if work on all these streams, and on the host (None), would break a graph capture.
@@ -240,9 +222,8 @@ class StreamSync:
         for readiness in dict.fromkeys(readiness for _, readiness in sources):
             self.wait(self._stream_of(rows[0], readiness) or readiness, base)  # the stream may have written since
         if not waits:  # keep them alive until the copy is done
-            kept = (base.device.id, base.handle, base.keep)
             pairs = zip(rows, sources, strict=True)
-            rows = [row if source is None else native.tensor_behind(row, *kept) for row, (source, _) in pairs]
+            rows = [row if source is None else cuda.when(row, None, base) for row, (source, _) in pairs]
         try:
             cuda.stack(rows, whole, axis, base)
             for other in streams:
@@ -259,15 +240,13 @@ class StreamSync:
         """Copy memory to new CUDA or pinned memory like a tensor; one of both is on the host. Return as `copy`."""
         base = self._fetch_on(tensor, readiness) if is_cuda(tensor.device) else None
         array, whole, stream = self._allocate(like, is_last, base, (), asks_host=True)
-        waits = self._waits or stream is None
-        if not waits and stream is not None:  # keep them alive until the copy is done
-            tensor = native.tensor_behind(tensor, stream.device.id, stream.handle, stream.keep)
-            if not is_cuda(whole.device):
-                whole = native.tensor_behind(whole, stream.device.id, stream.handle, stream.keep)
-        cuda.transfer(tensor, whole, stream, waits)
-        return array, whole if array is not None else cuda.when(
-            whole, None if waits or stream is None else cuda.ready(stream)
-        )
+        if not self._waits and stream is not None:  # keep them alive until the copy is done
+            tensor = cuda.when(tensor, None, stream)
+            whole = whole if is_cuda(whole.device) else cuda.when(whole, None, stream)
+        cuda.transfer(tensor, whole, stream, self._waits)
+        if array is not None:
+            return array, whole
+        return None, cuda.when(whole, None if self._waits or stream is None else cuda.ready(stream))
 
     def _allocate(
         self, like: Tensor, is_last: bool, base: Stream | None, streams: Iterable[Stream], asks_host: bool
@@ -305,9 +284,7 @@ class StreamSync:
         return found if known else None
 
     def _must_wait(self, source: Adapter | None, tensor: Tensor, readiness: Readiness) -> bool:
-        """Return whether the host must wait for a copy: of host memory, or if an unknown stream may write next."""
-        if not is_cuda(tensor.device):
-            return self._waits
+        """Return whether the host must wait for a copy, because an unknown stream may write next."""
         if source is None or source.arrays.immutable or is_unordered(self._stream):
             return False
         if isinstance(readiness, Stream):
@@ -327,9 +304,7 @@ class StreamSync:
             cuda.order(readiness, waiting)
         else:
             cuda.wait(readiness, waiting)
-        if not isinstance(readiness, Stream):  # keep its address from reuse
-            self._held.append(readiness)
-        self._ordered.add((key, waiting))
+        self._ordered[key, waiting] = readiness
 
     def _point(self, readiness: Stream) -> cuda.Ready:
         if readiness not in self._points:

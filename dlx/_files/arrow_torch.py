@@ -16,6 +16,7 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST
 from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
 from dlx._files.npz import find_data_start, open_zip
+from dlx._files.pickles import check_pickle
 from dlx._registry.generic import Deferred
 from dlx._support.locks import lock_of
 from dlx._support.reflect import find_in
@@ -23,9 +24,8 @@ from dlx._support.text import amount, one_line
 from dlx.adapter.declarations import Blocker
 from dlx.errors import ConversionError, FileError
 
-__all__ = ["arrow_columns", "load_checkpoint"]
-
 MAX_RATIO = 1 << 15  # of a buffer's size to the file's: Zstandard compresses 128 KiB of one value to 4 bytes
+_DATA = re.compile(r"/data/\d+$")  # members with the data of tensors
 MAX_PICKLE = 64 << 20  # bytes of a checkpoint's pickle, and of each other member that is not a tensor's data
 TRUST = "If you trust the file, open it inside `with torch.serialization.safe_globals({})`."
 
@@ -93,19 +93,23 @@ _GLOBALS = _Globals()
 def load_checkpoint(file: File) -> tuple[Any, list[str]]:
     """Load a torch checkpoint of tensors and plain data, memory-mapped; return it and the devices it was saved from."""
     with open_zip(file) as archive:  # torch reads all members into memory, except for the tensors' data
-        data: list[Any] = []
-        others: list[Any] = []
-        for each in archive.infolist():
-            (data if re.search(r"/data/\d+$", each.filename) else others).append(each)
+        members = archive.infolist()
+        data = [each for each in members if _DATA.search(each.filename)]
+        largest = max((each.file_size for each in members if not _DATA.search(each.filename)), default=0)
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
             fix = "Read its tensors: dlx.convert(torch.jit.load(path).state_dict(), to=...)."
             raise FileError("it is a TorchScript archive, which contains a program; dlx runs no code in files", fix=fix)
         if any(each.compress_type for each in data):
             raise FileError("its tensors are compressed and cannot be mapped", fix="Save it again with torch.save.")
+        if largest > MAX_PICKLE:
+            raise FileError(f"its list of tensors claims {largest:,} bytes; dlx reads at most {MAX_PICKLE:,}")
+        for each in archive.namelist():
+            if each.lower().endswith("data.pkl"):  # torch ignores case
+                try:
+                    check_pickle(archive.read(each))
+                except (ValueError, LookupError, RuntimeError) as error:
+                    raise FileError("its list of tensors is damaged, or nests tuples too deeply", fix=AGAIN) from error
         records = {find_data_start(file, each): each.file_size for each in data}
-    largest = max((each.file_size for each in others), default=0)
-    if largest > MAX_PICKLE:
-        raise FileError(f"its list of tensors claims {largest:,} bytes; dlx reads at most {MAX_PICKLE:,}")
     package = import_reader("torch", ".pt")
     saved_on: dict[int, str] = {}
     sizes: dict[int, int] = {}  # address of a storage -> its bytes, according to the pickle

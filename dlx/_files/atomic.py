@@ -18,8 +18,6 @@ from dlx.errors import FileError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["replace_file"]
-
 MAX_NAME = 240  # bytes; file systems allow 255
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
@@ -20,6 +20,7 @@ from dlx._core.types import HOST, DType, row_major
 from dlx._engine.seam import FAST_PATH
 from dlx._files.arrow_torch import load_checkpoint
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, File, Memory, Named, copy_to_memory, is_sibling
+from dlx._files.pickles import check_pickle
 from dlx._files.reading import naming_part
 from dlx._files.selection import Names, select_tree
 from dlx._protocols.pointer import empty
@@ -29,17 +30,9 @@ from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DlxError, FileError
 
-__all__ = ["read_dcp"]
-
 MAX_METADATA = 256 << 20  # bytes
 _OTHER = "Read it with torch.distributed.checkpoint.load."
 MAX_CORNERS = 1 << 24  # of the chunks of a tensor
-_OPCODES = frozenset(
-    "PROTO FRAME STOP MARK GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD NONE NEWTRUE NEWFALSE BININT BININT1 "  # noqa: SIM905
-    "BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
-    "EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE".split()
-)
-"""The opcodes in pickles of checkpoints. Others allocate any claimed size, or hash nested tuples for years."""
 
 
 class _Record:
@@ -58,31 +51,11 @@ class _Record:
         self.state = state
 
 
-class _Unpickler(pickle._Unpickler):  # the one in C allocates what a file claims
+class _Unpickler(pickle.Unpickler):
     """Builds lists, dicts, tuples, numbers, text and `_Record`s."""
-
-    stack: list[Any]
-    pop_mark: Callable[[], list[Any]]
 
     def find_class(self, module: str, name: str) -> Any:
         return type("_Record", (_Record,), {"name": f"{module}.{name}"})
-
-    def load_setitems(self, items: list[Any] | None = None) -> None:
-        items = self.pop_mark() if items is None else items
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) is not str and not isinstance(key, _Record):
-                raise TypeError("unusual key")
-            self.stack[-1][key] = value
-
-    def load_setitem(self) -> None:
-        value = self.stack.pop()
-        self.load_setitems([self.stack.pop(), value])
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        code: function
-        for code, function in pickle._Unpickler.dispatch.items()
-        if any(getattr(pickle, word)[0] == code for word in _OPCODES)
-    } | {pickle.SETITEM[0]: load_setitem, pickle.SETITEMS[0]: load_setitems}
 
 
 def read_dcp(file: File, only: Names, skip: Names, *, private: bool, mapped: bool) -> Mapping[str, Any]:
@@ -90,7 +63,9 @@ def read_dcp(file: File, only: Names, skip: Names, *, private: bool, mapped: boo
     if file.size > MAX_METADATA:
         raise FileError(f"its metadata has {file.size:,} bytes; dlx reads at most {MAX_METADATA:,}", fix=_OTHER)
     try:
-        root = _Unpickler(io.BytesIO(file.read_at(file.size, 0))).load().state
+        raw = file.read_at(file.size, 0)
+        check_pickle(raw)
+        root = _Unpickler(io.BytesIO(raw)).load().state
         members = {_text(name): _Member(info.state) for name, info in root["state_dict_metadata"].items()}
         for index, info in root["storage_data"].items():
             members[_text(index.state["fqn"])].add(index.state.get("offset"), info.state)
@@ -99,7 +74,7 @@ def read_dcp(file: File, only: Names, skip: Names, *, private: bool, mapped: boo
     except Exception as error:  # a damaged or hostile pickle can cause any exception
         why = one_line(f"{type(error).__name__}: {error}", 100)
         raise FileError(f"its metadata does not describe a checkpoint: {why}", fix=AGAIN) from error
-    members = select_tree(members, only, skip)
+    members = dict(select_tree(members, only, skip))
     spans: dict[str, list[tuple[int, int]]] = {}
     for name, begin, end in (place for member in members.values() for place in member.places.values()):
         spans.setdefault(name, []).append((begin, end))

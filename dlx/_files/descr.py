@@ -11,8 +11,6 @@ from dlx._files.header import MAX_BYTES, MAX_NDIM, Stored, check_names
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["entry_from_descr", "entry_from_dtype"]
-
 _DESCR = re.compile(r"([<>|=]?)([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _REFUSED = {
     "S": "DLPack has no text",

@@ -14,8 +14,6 @@ from dlx._files.header import AGAIN, MAX_BYTES, SPLIT, Contents, File, Stored, b
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["read_gguf"]
-
 MAX_HEADER = 64 << 20  # bytes; a vocabulary of 256 000 words takes about 10 MiB
 MAX_TENSORS = 250_000
 MAX_DEPTH = 4  # of nested arrays; no known writer nests them twice

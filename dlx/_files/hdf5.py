@@ -17,8 +17,6 @@ from dlx._files.signatures import HDF5
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["read_array", "read_hdf5"]
-
 MAX_CHUNKS = 1 << 24  # of an array; libraries look for each, also if few are stored
 
 

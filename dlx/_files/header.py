@@ -22,36 +22,6 @@ from dlx._support.system import find_missing, map_memory, map_privately, read_at
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
 
-__all__ = [
-    *(
-        "AGAIN",
-        "MAX_BYTES",
-        "MAX_NDIM",
-        "NO_ARRAYS",
-        "SAFE",
-        "SPLIT",
-        "Contents",
-        "File",
-        "Loader",
-        "Memory",
-        "Merged",
-        "Named",
-    ),
-    *(
-        "Stored",
-        "allocate",
-        "by_name",
-        "check_names",
-        "copy_to_memory",
-        "check_order",
-        "import_reader",
-        "is_sibling",
-        "read_next",
-        "read_stream",
-        "reader_error",
-    ),
-]
-
 V = TypeVar("V")
 MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
@@ -76,6 +46,7 @@ class File:
         self.handle: BinaryIO = source.open("rb") if isinstance(source, Path) else io.BufferedReader(self.reopen())
         if isinstance(source, Path):
             self.size = os.fstat(self.handle.fileno()).st_size
+        self.archive: Any = None  # the list of a zip file's members, once it is read
         self.has_shards = False  # it is the first of several files in a folder, which are opened together
         if self.size == 0:
             self.handle.close()
@@ -123,7 +94,10 @@ def _check_regular(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if not path.is_symlink():
-            raise
+            if not any(each in str(path) for each in "*?["):
+                raise
+            reason, fix = "no file has this name; dlx expands no patterns", "Open each file of glob.glob(path)."
+            raise FileError(reason, source=str(path), fix=fix) from None
         place = os.readlink(path)  # noqa: PTH115 - unresolved
         fix = "Run: git annex get FILE." if "annex/objects" in place else "Download it again."
         reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"
@@ -239,9 +213,14 @@ def read_spans(file: File, target: memoryview, spans: Iterable[tuple[int, int]])
                 raise FileError("another program truncated it while dlx read it", fix=AGAIN)
             at += count
 
+    if len(pieces) <= 1:  # a thread takes longer to start than most files to read
+        for piece in pieces:
+            read(piece)
+        return
+
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(READERS, len(pieces)) or 1) as pool:
+    with ThreadPoolExecutor(min(READERS, len(pieces))) as pool:
         for _ in pool.map(read, pieces):
             pass
 

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, TypeVar
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST, DType
-from dlx._files.header import File, Memory, Merged, Named, Stored, copy_to_memory, name_dtype
+from dlx._files.header import File, Memory, Named, Stored, copy_to_memory, name_dtype
+from dlx._files.npy import list_leaves, select_entries, split_fields
 from dlx._files.reading import (
     FOLDER_KINDS,
     LIBRARY_KINDS,
@@ -27,16 +28,12 @@ from dlx._views.mapping import MappingView
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DTypeError, FileError
 
-__all__ = ["Archive", "FileView", "map_file"]
-
 V = TypeVar("V")
 
 
 def _open_array(stored: Stored | Mapping[str, Any], memories: Sequence[Memory], file: str) -> Any:
     """Return a read-only tensor over a file's memory, or a `Deferred` that copies or refuses the array."""
     if not isinstance(stored, Stored) or stored.fields:
-        from dlx._files.npy import split_fields
-
         fields = split_fields(stored) if isinstance(stored, Stored) else stored
         return {name: _open_array(field, memories, file) for name, field in fields.items()}
     load, memory = stored.load, memories[stored.part]
@@ -90,15 +87,6 @@ def _name_dtypes(entries: Mapping[str, Stored], raw: str | Mapping[str, str]) ->
     for name, dtype in dtypes.items():
         name_dtype(known[name], dtype)  # raises for a dtype of another size
     return {name: change(name, stored) for name, stored in entries.items()}
-
-
-def _select(entries: Mapping[str, Stored], only: Names, skip: Names) -> Mapping[str, Any]:
-    """Return the selected entries, and the selected fields of records."""
-    if isinstance(entries, Named):  # without records, and made when they are used
-        return Merged([entries], dict.fromkeys(select_tree(dict.fromkeys(entries), only, skip), 0))
-    from dlx._files.npy import split_fields
-
-    return select_tree({name: split_fields(each) for name, each in entries.items()}, only, skip)
 
 
 class Archive(Mapping[Any, Any]):
@@ -174,9 +162,8 @@ def map_file(
             loaded, metadata = _load(file, kind, private, mapped, only, skip)
             return Archive(path, loaded, metadata, [])
         files, contents = stack.enter_context(read_contents(file, kind))
-        entries = contents.entries if raw is None else _name_dtypes(contents.entries, raw)
-        if only is not None or skip is not None:
-            entries = _select(entries, only, skip)
+        entries: Mapping[str, Any] = contents.entries if raw is None else _name_dtypes(contents.entries, raw)
+        entries = select_entries(entries, only, skip)
         spans = [None] * len(files) if mapped or kind == "HDF5" else _find_spans(files, entries)
         memories = [Memory(each, private=private, spans=span) for each, span in zip(files, spans, strict=True)]
         closing = [] if contents.close is None else [contents.close]
@@ -219,13 +206,11 @@ def _load(
     else:
         found = load(file)
     found = found if isinstance(found, Mapping) else {"": found}
-    return dict(found) if only is None and skip is None else select_tree(found, only, skip), metadata
+    return dict(select_tree(found, only, skip)), metadata
 
 
 def _find_spans(files: Sequence[File], entries: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
     """Return the parts of each file that contain arrays; the whole file if an array is decoded."""
-    from dlx._files.npy import list_leaves
-
     spans: list[list[tuple[int, int]]] = [[] for _ in files]
     for each in list_leaves(entries):
         size, begin = files[each.part].size, each.offset

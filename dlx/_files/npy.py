@@ -21,23 +21,15 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
+    Merged,
+    Named,
     Stored,
     allocate,
     read_next,
 )
+from dlx._files.selection import Names, select_tree
 from dlx._support.text import amount
 from dlx.errors import FileError
-
-__all__ = [
-    "add_loader",
-    "list_leaves",
-    "read_fields",
-    "read_header",
-    "read_npy",
-    "read_start",
-    "split_fields",
-    "swap_bytes",
-]
 
 MAGIC = b"\x93NUMPY"
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
@@ -159,6 +151,15 @@ def list_leaves(entries: Mapping[str, Any], at: str = "") -> Iterator[Stored]:
             yield from list_leaves(stored, name)
         else:
             yield stored._replace(name=name)
+
+
+def select_entries(entries: Mapping[str, Stored], only: Names, skip: Names) -> Mapping[str, Any]:
+    """Return the selected entries, and the selected fields of records."""
+    if only is None and skip is None:
+        return entries
+    if isinstance(entries, Named):  # without records, and made when they are used
+        return Merged([entries], dict.fromkeys(select_tree(dict.fromkeys(entries), only, skip), 0))
+    return select_tree({name: split_fields(each) for name, each in entries.items()}, only, skip)
 
 
 def _load_field(load: Any, at: int, steps: tuple[int, ...], entry: Stored, data: memoryview) -> Tensor:

@@ -18,8 +18,6 @@ from dlx._files.signatures import identify_zip
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["find_data_start", "open_zip", "read_npz"]
-
 MAX_MEMBERS = 100_000  # files in a zip
 _METHODS = {
     zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100, zipfile.ZIP_BZIP2: 1 << 21, zipfile.ZIP_LZMA: 1 << 14,
@@ -32,27 +30,25 @@ class _BoundedReader(io.BufferedReader):
     """A file with a limit on each read, since `zipfile` trusts the sizes in the file."""
 
     def read(self, size: int | None = -1) -> bytes:
-        everything = size is None or size < 0
-        data = super().read(MAX_DIRECTORY + 1 if everything else min(size or 0, MAX_DIRECTORY + 1))
-        if len(data) > MAX_DIRECTORY:
+        if size is not None and size > MAX_DIRECTORY:
             raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, dlx's limit", fix=SPLIT)
-        return data
+        return super().read(size)
 
 
 @contextlib.contextmanager
 def open_zip(file: File) -> Iterator[zipfile.ZipFile]:
     """Open a zip file; raise `FileError` if it is damaged or exceeds dlx's limits."""
     try:
-        with _BoundedReader(file.reopen()) as bounded, zipfile.ZipFile(bounded) as archive:
-            members = archive.infolist()
-            if len(members) > MAX_MEMBERS:
-                raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}", fix=SPLIT)
-            check_names([each.filename for each in members])
-            first = min((int(each.header_offset) for each in members), default=0)
-            if first and file.read_at(4, 0) == b"PK\3\4":
-                fix = "Split it into separate archives; only the last one is listed."
-                raise FileError("it contains several zip archives, or members missing from its list", fix=fix)
-            yield archive
+        archive = file.archive = file.archive or zipfile.ZipFile(_BoundedReader(file.reopen()))
+        members = archive.infolist()
+        if len(members) > MAX_MEMBERS:
+            raise FileError(f"it has {len(members):,} members; dlx reads at most {MAX_MEMBERS:,}", fix=SPLIT)
+        check_names([each.filename for each in members])
+        first = min((int(each.header_offset) for each in members), default=0)
+        if first and file.read_at(4, 0) == b"PK\3\4":
+            fix = "Split it into separate archives; only the last one is listed."
+            raise FileError("it contains several zip archives, or members missing from its list", fix=fix)
+        yield archive
     except (FileError, MemoryError):
         raise
     except Exception as error:  # the exceptions depend on the compression method

@@ -18,25 +18,13 @@ from dlx._support.reflect import type_name
 from dlx._support.text import one_line
 from dlx.errors import DlxError, FileError
 
-__all__ = [
-    "FOLDER_KINDS",
-    "LIBRARY_KINDS",
-    "SUFFIXES",
-    "detect_kind",
-    "find_source",
-    "naming_part",
-    "open_file",
-    "read_contents",
-    "read_shards",
-]
-
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
 """Formats that another library reads."""
 
 FOLDER_KINDS = (INDEX, BIN_INDEX, DCP, "zarr")
 """Formats of a file that lists other files."""
 
-MAX_PATH = 4096  # bytes of a path on Linux
+MAX_NAME = 255  # bytes of a file's name
 _TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _KINDS = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
@@ -65,7 +53,8 @@ def find_source(obj: Any) -> tuple[Path | memoryview, str]:
 def _is_contents(data: bytes) -> bool:
     """Return whether bytes are the contents of a file, by its signature, or because no path is like them."""
     signatures = (*SUPPORTED, b"PK\x03\x04", b"\x80")
-    return data.startswith(signatures) or b"\0" in data or len(data) > MAX_PATH or not data
+    is_path = data and b"\0" not in data and max(map(len, data.split(b"/"))) <= MAX_NAME
+    return data.startswith(signatures) or not is_path
 
 
 @contextmanager

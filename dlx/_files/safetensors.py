@@ -29,8 +29,6 @@ from dlx._files.header import (
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
 
-__all__ = ["BIN_INDEX", "DCP", "DTYPE_NAMES", "INDEX", "ZARR", "find_index", "read_index", "read_safetensors"]
-
 INDEX = ".safetensors.index.json"
 BIN_INDEX = ".bin.index.json"  # of torch checkpoints
 DCP = ".metadata"  # of torch.distributed.checkpoint

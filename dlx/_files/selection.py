@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dlx._support.text import one_line
 from dlx.errors import Attribute, FileError, did_you_mean, path_text
-
-__all__ = ["Names", "dotted_path", "match_names", "select_tree"]
 
 Names = str | Iterable[str] | Callable[[str], bool] | None
 """A name, a pattern such as ``"model.*"``, several of them, or a predicate; None: no restriction."""
@@ -37,16 +36,17 @@ def match_names(names: Collection[str], which: Names, option: str) -> set[str] |
             raise TypeError(f"{option} must be a name, a pattern, an iterable of them or a function, got {each!r}")
         found = {each} if each in names else set(fnmatch.filter(names, each))
         if not found:
-            few = f"List its names with list(dlx.open(path)); it has {len(names):,}."
             fix = did_you_mean(each, names) if len(names) < 10_000 else ""
-            reason, named = f"it has no member {one_line(each, 80)!r}", f", which {option}= names"
-            raise FileError(reason, details=((option, named),), fix=fix or few)
+            few = f"Choose from its {len(names):,} names: {one_line(', '.join(itertools.islice(names, 8)), 120)}."
+            raise FileError(f"it has no member {one_line(each, 80)!r}, which {option!r} names", fix=fix or few)
         matched |= found
     return matched
 
 
-def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> dict[Any, Any]:
+def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> Mapping[Any, Any]:
     """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
+    if only is None and skip is None:
+        return tree
     names: dict[str, None] = {}
 
     def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:

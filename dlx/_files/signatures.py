@@ -10,8 +10,6 @@ from pathlib import Path
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["HDF5", "SIGNATURE_BYTES", "SUPPORTED", "identify_file", "identify_folder", "identify_zip"]
-
 SIGNATURE_BYTES = 512  # bytes read from the start of a file
 HDF5 = b"\x89HDF\r\n\x1a\n"
 

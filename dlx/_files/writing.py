@@ -23,8 +23,6 @@ from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
-__all__ = ["FORMATS", "WITH_METADATA", "Item", "is_row_major", "write"]
-
 PIECE = 64 << 20  # bytes written at a time: 4 MiB take 5 % longer
 
 

@@ -16,8 +16,6 @@ from dlx._files.safetensors import ZARR
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
-__all__ = ["read_zarr"]
-
 _CODECS = {
     *("blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "endian", "fixedscaleoffset", "gzip", "lz4", "lzma"),
     *("sharding_indexed", "shuffle", "transpose", "zlib", "zstd"),

@@ -17,17 +17,15 @@ import sys
 from typing import Any
 from weakref import WeakValueDictionary
 
-from dlx._core import cuda, native
+from dlx._core import cuda
 from dlx._core.extension import ffi, lib
-from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx._sharing.segment import OPEN_DESCRIPTOR, Descriptor, Segment
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
-__all__ = ["Attachment", "Events", "Export", "Memory", "exports"]
-__all__ += ["allocate", "build_tensor", "find_memory", "open_memory", "wait_events"]
+__all__ = ["Events", "Export", "Memory", "allocate", "exports", "find_memory", "lock", "open_memory", "wait_events"]
 
 NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DESCRIPTOR
 
@@ -92,8 +90,8 @@ def find_memory(device: Device, low: int, high: int) -> Memory | None:
 
 def allocate(device: Device, nbytes: int) -> Memory:
     """Allocate memory that other processes can open."""
-    owner, address = ffi.new("void **"), ffi.new("uintptr_t *")
-    cuda.check(lib.dlx_ipc_empty(device.id, nbytes, owner, address))
+    size, owner, address = ffi.new("int64_t *", max(nbytes, 1)), ffi.new("void **"), ffi.new("uintptr_t *")
+    cuda.check(lib.dlx_ipc_open(device.id, NONE, ffi.NULL, -1, size, owner, address))
     keep = ffi.gc(owner[0], lib.dlx_ipc_release)
     memory = find_memory(device, address[0], address[0] + nbytes)
     if memory is None:
@@ -106,14 +104,12 @@ class Events:
     """dlx's stream on each device that shared arrays depend on, and an event on each stream."""
 
     def __init__(self) -> None:
-        self.streams: dict[int, Stream] = {}  # by device number
+        self.streams: dict[Device, Stream] = {}
         self.made: list[Any] = []
 
     def after(self, device: Device, ready: Any) -> Stream:
         """Return dlx's stream on a device, ordered after an event or a stream."""
-        stream = self.streams.get(device.id)
-        if stream is None:
-            stream = self.streams[device.id] = cuda.work_stream(device)
+        stream = self.streams[device] = self.streams.get(device) or cuda.work_stream(device)
         if isinstance(ready, Stream):
             cuda.order(ready, stream)
         elif ready is not None:
@@ -124,15 +120,15 @@ class Events:
         """Record an event on each stream; return builtin values with which other processes can open them."""
         handle, event = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("void **")
         values = []
-        for number, stream in self.streams.items():
-            cuda.check(lib.dlx_ipc_event_new(number, stream.handle, handle, event))
-            self.made.append(ffi.gc(event[0], functools.partial(lib.dlx_ipc_event_drop, number)))
-            values.append([_uuid(stream.device), bytes(handle).hex()])
+        for device in self.streams:
+            cuda.check(lib.dlx_ipc_record(device.id, handle, event))
+            self.made.append(ffi.gc(event[0], functools.partial(lib.dlx_cuda_drop_event, device.id)))
+            values.append([_uuid(device), bytes(handle).hex()])
         return values
 
     def points(self) -> dict[Device, Any]:
         """Return, for each device, an event after which its memory is ready in this process."""
-        return {stream.device: cuda.ready(stream) for stream in self.streams.values()}
+        return {device: cuda.ready(stream) for device, stream in self.streams.items()}
 
 
 class Export:
@@ -187,41 +183,37 @@ cuda.pending.append(collect)
 # ---- attach ----------------------------------------------------------------------------------------------------------
 
 
-class Attachment:
-    """A lock which shows the owner of shared memory that this process has it open."""
-
-    __slots__ = ("_descriptor",)
-
-    def __init__(self, segment: Segment) -> None:
-        self._descriptor = segment.reopen(os.O_RDONLY)  # a received descriptor shares its lock with the sender
-        try:
-            fcntl.flock(self._descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            fix = "Share it again, and keep the handle until the other processes have attached."
-            raise HandleError("its memory was freed: no process used it any more", fix=fix) from error
+def lock(segment: Segment) -> Descriptor:
+    """Show the owner of shared memory that this process has it open, while the returned descriptor lives."""
+    descriptor = segment.reopen(os.O_RDONLY)  # a received one shares its lock with the sender
+    try:
+        fcntl.flock(descriptor.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        fix = "Share it again, and keep the handle until the other processes have attached."
+        raise HandleError("its memory was freed: no process used it any more", fix=fix) from error
+    return descriptor
 
 
 def open_memory(pid: int, values: Any, received: int | None) -> Memory:
     """Open an allocation by the values of `Memory.describe`, once in a process; `received` is a descriptor of it."""
     kind, uuid, size, key, fd = values
-    if kind not in (HANDLE, DESCRIPTOR) or {type(uuid), type(key)} != {str} or {type(size), type(fd)} != {int}:
+    typed = kind in (HANDLE, DESCRIPTOR) and {type(uuid), type(key)} == {str} and {type(size), type(fd)} == {int}
+    handle, length = bytes.fromhex(key) if typed else b"", lib.DLX_IPC_BYTES if kind == HANDLE else 16
+    if not typed or not 0 < size < 1 << 62 or len(handle) != length:
         raise HandleError("its description of device memory is invalid")
     known = _open_memories.get(key)
     if known is not None:
         return known
-    handle = bytes.fromhex(key)
-    if not 0 < size < 1 << 62 or len(handle) != (lib.DLX_IPC_BYTES if kind == HANDLE else 16):
-        raise HandleError("its description of device memory is invalid")
     device = _device(uuid)
-    length, owner, address = ffi.new("int64_t *", size), ffi.new("void **"), ffi.new("uintptr_t *")
+    found, owner, address = ffi.new("int64_t *", size), ffi.new("void **"), ffi.new("uintptr_t *")
     descriptor = _take_descriptor(pid, fd, received) if kind == DESCRIPTOR else None
     number = -1 if descriptor is None else descriptor.number
     try:
-        cuda.check(lib.dlx_ipc_open(device.id, kind, handle, number, length, owner, address))
+        cuda.check(lib.dlx_ipc_open(device.id, kind, handle, number, found, owner, address))
     except DeviceError as error:
         reason = f"its memory of {amount(size)} on {device} cannot be opened: {error.reason}"
         raise HandleError(reason, fix=error.fix) from error
-    memory = Memory(device, address[0], length[0], kind, key, ffi.gc(owner[0], lib.dlx_ipc_release))
+    memory = Memory(device, address[0], found[0], kind, key, ffi.gc(owner[0], lib.dlx_ipc_release))
     memory.descriptor = descriptor
     _open_memories[key] = memory
     return memory
@@ -234,12 +226,12 @@ def _take_descriptor(pid: int, fd: int, received: int | None) -> Descriptor:
             return Descriptor(fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3))
         except (OSError, ValueError, OverflowError) as error:
             raise HandleError(f"fd={received!r} is not an open descriptor: {error}", fix=OPEN_DESCRIPTOR) from error
-    taken = ffi.new("int *", -1)
-    if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31) or lib.dlx_ipc_take(pid, fd, taken) != lib.DLX_OK:
+    taken = lib.dlx_ipc_take(pid, fd) if 0 < pid < 1 << 31 and 0 <= fd < 1 << 31 else -1
+    if taken < 0:
         name = errno.errorcode.get(ffi.errno, "no such process or descriptor")
         fix = "Send all of handle.filenos() and pass them: dlx.attach(handle, ..., fd=received)."
         raise HandleError(f"this process may not take descriptor {fd} of process {pid} ({name})", fix=fix)
-    return Descriptor(taken[0])
+    return Descriptor(taken)
 
 
 def wait_events(values: Any) -> dict[Device, Any]:
@@ -251,15 +243,8 @@ def wait_events(values: Any) -> dict[Device, Any]:
             raise HandleError("its description of an event is invalid")
         device = _device(uuid)
         try:
-            cuda.check(lib.dlx_ipc_event_wait(device.id, handle))
+            cuda.check(lib.dlx_ipc_wait(device.id, handle))
         except DeviceError as error:
             raise HandleError(f"its event on {device} cannot be opened: {error.reason}", fix=error.fix) from error
         points[device] = cuda.ready(cuda.work_stream(device))
     return points
-
-
-def build_tensor(tensor: Tensor, memory: Memory, keep: Any, point: Any) -> Tensor:
-    """Return a copy of a tensor's description with its true device and owner, ready after an event."""
-    facts = tensor.shape, tensor.strides, tensor.dtype, memory.device, tensor.flags
-    made = native.tensor_new(tensor.data_ptr, *facts, keep)
-    return made if point is None else cuda.when(made, point)

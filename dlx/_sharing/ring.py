@@ -12,7 +12,7 @@ import math
 import os
 import struct
 import time
-from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -48,6 +48,10 @@ def plain_data(tree: Any) -> list[str]:
 class _Member(AbstractContextManager[Any]):
     """The producer or a reader: the arrays of each slot, and its lock."""
 
+    _try: Callable[[int], int]  # nanoseconds -> a slot, or -1
+    _check_others: Callable[[], None]
+    close: Callable[[], None]
+
     def __init__(self, segment: Segment, trees: list[Any], options: tuple[int, int, int]) -> None:
         self._trees, self._options = trees, options  # slots, whether frames are overwritten, readers to wait for
         self._control = segment.mapping("write")  # a call of another thread may still use it after `close`
@@ -70,15 +74,6 @@ class _Member(AbstractContextManager[Any]):
     def _check_open(self) -> None:
         if self._lock is None:
             raise HandleError("it is closed, or belongs to the parent of this process", fix=_FORKED)
-
-    @abstractmethod
-    def _try(self, nanoseconds: int) -> int: ...
-
-    @abstractmethod
-    def _check_others(self) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     def __exit__(self, *error: object) -> None:
         self.close()

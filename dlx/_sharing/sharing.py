@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from dlx._core import native
+from dlx._core import cuda, native
 from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
@@ -559,7 +559,7 @@ def _build_remote(
     if own is not None:
         memories, points = own.memories, own.events.points()
     else:
-        keep = devices.Attachment(segment)
+        keep = devices.lock(segment)
         received = iter(fds)
         memories = [
             devices.open_memory(pid, each, next(received, None) if each[0] == lib.DLX_IPC_DESCRIPTOR else None)
@@ -571,7 +571,8 @@ def _build_remote(
     for memory, count in zip(memories, counts, strict=True):
         part = numbers[at : at + count]
         made = native.tensors_unpack(memory.address, memory.size, part, flags, (memory, keep))
-        tensors += [devices.build_tensor(each, memory, (memory, keep), points.get(memory.device)) for each in made]
+        there = (native.tensor_view(each, None, memory.device, None, None) for each in made)
+        tensors += [cuda.when(each, points.get(memory.device)) for each in there]
         at += count
     return tensors
 

@@ -31,7 +31,7 @@ Reduced = tuple[Any, ...]
 _MODULES = ("multiprocessing.reduction", "joblib.externals.loky.backend.reduction", "loky.backend.reduction")
 _registered: set[tuple[str, type]] = set()
 _waiting: set[int] = set()  # this process, if it is a worker; a fork copies the numbers of its parents
-MAX_WAIT = 0.5  # seconds that a worker waits at its end until its descriptors are received
+MAX_WAIT = 5.0  # seconds that a worker waits at its end until its descriptors are received
 _KEEP = "Keep the worker until the other process has received its results."
 
 

@@ -34,7 +34,6 @@ class CompiledCalls:
         self._compiled: CompiledFunction | None = None
         self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
         self._met: dict[Any, None] = {}
-        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> the type, its adapter or handler
 
     def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call the function."""
@@ -84,9 +83,10 @@ class CompiledCalls:
         tracked: list[int] = []
         for i, leaf in enumerate(leaves):
             kind = type(leaf)
-            _, what = self._kinds.get(id(kind)) or self._find_kind(kind)
+            found = lookup.kind(kind)
+            what = found.part
             if isinstance(what, Adapter):
-                if what.containers and lookup.kind_of(leaf).verdict == "container":
+                if found.compounds and lookup.kind_of(leaf, found).verdict == "container":
                     return None
                 if is_tracked(what, leaf):
                     tracked.append(len(arrays))
@@ -117,18 +117,10 @@ class CompiledCalls:
             _add(self._known, key, known)
         return known
 
-    def _find_kind(self, kind: type) -> tuple[type, Any]:
-        """Return a type, and its adapter or container handler."""
-        if len(self._kinds) >= MAX_KNOWN:
-            self._kinds.clear()
-        found = self._kinds[id(kind)] = kind, lookup.kind(kind).part
-        return found
-
     def _refresh(self) -> None:
         """Look up the function's framework, and whether the function is compiled."""
         self._generation, self._compiled = registry.generation, None
         self._known.clear()
-        self._kinds.clear()
         self._request = self._spec.request()
         inner = self._request.target.adapter.gradients
         if inner is not None and inner.compile is not None and self._spec.result_like is None:

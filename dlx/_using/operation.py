@@ -71,15 +71,14 @@ class DifferentiableFunction:
         self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
     ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Return the results, and a function from their gradients to the gradients of the wanted arguments."""
-        inside, chosen = self._convert_in(arrays), self._choose(arrays, wanted)
+        inside, pairs = self._convert_in(arrays), enumerate(arrays)
+        chosen = [i for i, each in pairs if (wanted is None or wanted[i]) and self._is_differentiable(each)]
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
             inner = [None if each is None else convert_one(each, self._request, ("gradient", ())) for each in gradients]
-            found: list[Any] = [None] * len(arrays)
-            for i, new in zip(chosen, self._convert_out(pull(inner), inner, self._caller.name), strict=True):
-                found[i] = new
-            return found
+            found = self._convert_out(pull(inner), inner, self._caller.name)
+            return fill([None] * len(arrays), chosen, found)
 
         return self._convert_out(results, inside, self._caller.name), pullback
 
@@ -176,11 +175,6 @@ class DifferentiableFunction:
             return [*self.results_like(arrays), *[(tuple(state.shape), dtype)] * 2]
 
         return self._derive(flat, [], like), 2
-
-    def _choose(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
-        """Return the indices of the arguments to differentiate by."""
-        some = range(len(arrays)) if wanted is None else [i for i, is_one in enumerate(wanted) if is_one]
-        return [i for i in some if self._is_differentiable(arrays[i])]
 
     def results_like(self, arrays: Sequence[Any]) -> Specs:
         """Return the shape and dtype of each result, using only those of `arrays`."""

@@ -11,7 +11,7 @@ import operator
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,7 @@ from dlx._files.arrow_torch import load_checkpoint
 from dlx._files.header import File
 from dlx._files.mapping import map_file
 from dlx._files.reading import detect_kind
-from dlx._files.selection import dotted_path
+from dlx._files.selection import Names, dotted_path, select_tree
 from dlx._protocols import dlpack
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
@@ -46,10 +46,11 @@ _STEP = re.compile(r"\.?([^\W\d]\w*)|\[([^\[\]]+)\]")
 _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SUBBYTE_TYPE_PADDED"}
 
 
-def read_torch(file: File, readonly: Readonly) -> Source:
+def read_torch(file: File, readonly: Readonly, only: Names, skip: Names) -> Source:
     """List the tensors of a torch checkpoint."""
     loaded, saved = load_checkpoint(file)
-    entries, rest = entries_of(loaded, dotted_path)
+    chosen = select_tree(loaded if isinstance(loaded, Mapping) else {"": loaded}, only, skip)
+    entries, rest = entries_of(chosen if isinstance(loaded, Mapping) else loaded, dotted_path)
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{plural(rest, 'value')} of other types"] if rest else []
@@ -58,16 +59,16 @@ def read_torch(file: File, readonly: Readonly) -> Source:
     return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 
-def read_mapped(file: File, readonly: Readonly) -> Source:
+def read_mapped(file: File, readonly: Readonly, only: Names, skip: Names) -> Source:
     """List the columns of an Arrow IPC file or stream, or the tensors of a folder."""
-    found = map_entries(file.path, readonly)
+    found = map_entries(file.path, readonly, only, skip)
     entries = (each if each.obj is None else each._replace(refused=_why_no_array(each.obj)) for each in found)
     return Source(str(file.path), detect_kind(file), tuple(entries), file.size)
 
 
-def map_entries(path: Path, readonly: Readonly) -> list[Entry]:
+def map_entries(path: Path, readonly: Readonly, only: Names, skip: Names) -> list[Entry]:
     """Return entries with the arrays of `dlx.open`, for planning."""
-    return entries_of(map_file(path, private=readonly == "share"), _member_name)[0]
+    return entries_of(map_file(path, private=readonly == "share", only=only, skip=skip), _member_name)[0]
 
 
 def _member_name(path: tuple[Any, ...]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from dlx import errors
 from dlx._core.types import DType
 from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
-from dlx._files.npy import list_leaves
+from dlx._files.npy import list_leaves, select_entries
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
 from dlx._files.selection import Names, select_tree
@@ -53,8 +53,8 @@ def open_sources(
             for name in _expand_word(word):
                 try:
                     with stdin_file(screen) if name == "-" else contextlib.nullcontext(name) as path:
-                        source = _open_source(path, screen, "-" if name == "-" else "", readonly)
-                        sources.append(_select(source, only, skip))
+                        called = "-" if name == "-" else ""
+                        sources.append(_open_source(path, screen, called, readonly, only, skip))
                 except (BadInput, DlxError) as error:
                     failed.append(error)
         except BadInput as error:
@@ -65,15 +65,8 @@ def open_sources(
 
 
 def _select(source: Source, only: Names, skip: Names) -> Source:
-    """Return a source with the arrays whose names the options select."""
-    if only is None and skip is None:
-        return source
-    try:
-        names = select_tree({each.path: None for each in source.entries}, only, skip)
-    except FileError as error:
-        reason = error.brief + "".join(f", which --{option} names" for option, _ in error.details)
-        fix = error.fix if "dlx.open" not in error.fix else "dlx inspect lists its names"
-        raise BadInput(f"{one_line(source.name, 120)}: {sentences(reason, fix)}") from error
+    """Return a source without members in members, with the arrays whose names the options select."""
+    names = select_tree({each.path: None for each in source.entries}, only, skip)
     return source._replace(entries=tuple(each for each in source.entries if each.path in names))
 
 
@@ -138,7 +131,7 @@ def stdin_file(screen: Screen) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else f"/dev/fd/{descriptor}"
 
 
-def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None) -> Source:
+def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | None, only: Names, skip: Names) -> Source:
     """Open the source that a name refers to; `called` is the name to show, if it differs."""
     path, shown = Path(name), called or one_line(name, 120)
     try:
@@ -146,17 +139,17 @@ def _open_source(name: str, screen: Screen, called: str, readonly: Readonly | No
             raise BadInput("the name of a source is empty")
         if _exists(path):
             with screen.working(f"reading {name}"):
-                source = _open_file(path, readonly)
+                source = _open_file(path, readonly, only, skip)
                 return source._replace(name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("write an object as module and name, without folders and .py: 'mod:x' or 'pkg.mod:x'")
         abstract, named = re.fullmatch(_ABSTRACT, name), re.fullmatch(_OBJECT, name)
         if abstract is not None:
-            return _abstract(name, abstract)
+            return _select(_abstract(name, abstract), only, skip)
         if named is not None:
             from dlx.cli.objects import read_object
 
-            return read_object(name, named["module"], named["path"])
+            return _select(read_object(name, named["module"], named["path"]), only, skip)
         raise BadInput("no such file, and neither pkg.mod:attr nor a dtype with a shape, such as 'float32[3,4]'")
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
@@ -177,21 +170,22 @@ def _exists(path: Path) -> bool:
         raise
 
 
-def _open_file(path: Path, readonly: Readonly | None) -> Source:
+def _open_file(path: Path, readonly: Readonly | None, only: Names, skip: Names) -> Source:
     with open_file(path) as file:
         kind = detect_kind(file)
         if kind == ".parquet":
-            return _read_parquet(file, readonly)
+            return _select(_read_parquet(file, readonly), only, skip)
         arrays: dict[str, Any] = {}
         if kind in LIBRARY_KINDS or readonly is not None:
             from dlx.cli import objects
 
             if kind in LIBRARY_KINDS:
                 read = objects.read_torch if kind == ".pt" else objects.read_mapped
-                return read(file, readonly or "copy")
-            arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy")}
+                return read(file, readonly or "copy", only, skip)
+            arrays = {each.path: each.obj for each in objects.map_entries(path, readonly or "copy", only, skip)}
         with read_contents(file, kind) as (files, contents):
-            entries = tuple(_stored_entry(each, arrays) for each in list_leaves(contents.entries))
+            chosen = select_entries(contents.entries, only, skip)
+            entries = tuple(_stored_entry(each, arrays) for each in list_leaves(chosen))
             metadata = {
                 key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
                 for key, value in contents.metadata.items()

@@ -6,6 +6,7 @@
 #define CU_EVENT_DISABLE_TIMING DLX_EVENT_DISABLE_TIMING
 #define CU_STREAM_NON_BLOCKING DLX_STREAM_NON_BLOCKING
 extern "C" {
+#define _Atomic(type) type
 #include "cuda/driver.h"
 }
 #undef CU_EVENT_DISABLE_TIMING
@@ -106,11 +107,11 @@ static_assert(sizeof(cu_box) == sizeof(CUDA_MEMCPY2D_v2), "");
 MEMBER(cu_location, type, CUmemLocation, type);
 MEMBER(cu_location, id, CUmemLocation, id);
 static_assert(sizeof(cu_location) == sizeof(CUmemLocation), "");
-MEMBER(cu_pool_properties, allocation, CUmemPoolProps, allocType);
-MEMBER(cu_pool_properties, handles, CUmemPoolProps, handleTypes);
-MEMBER(cu_pool_properties, where, CUmemPoolProps, location);
-MEMBER(cu_pool_properties, security, CUmemPoolProps, win32SecurityAttributes);
-static_assert(sizeof(cu_pool_properties) == sizeof(CUmemPoolProps), "");
+MEMBER(cu_properties, allocation, CUmemPoolProps, allocType);
+MEMBER(cu_properties, handles, CUmemPoolProps, handleTypes);
+MEMBER(cu_properties, where, CUmemPoolProps, location);
+MEMBER(cu_properties, security, CUmemPoolProps, win32SecurityAttributes);
+static_assert(sizeof(cu_properties) == sizeof(CUmemPoolProps), "");
 MEMBER(cu_pool_access, where, CUmemAccessDesc, location);
 MEMBER(cu_pool_access, access, CUmemAccessDesc, flags);
 static_assert(sizeof(cu_pool_access) == sizeof(CUmemAccessDesc), "");
@@ -130,10 +131,8 @@ SAME(CU_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(sizeof(cu_uuid) == sizeof(CUuuid) && sizeof(cu_ipc) == sizeof(CUipcMemHandle), "");
 static_assert(sizeof(cu_ipc) == sizeof(CUipcEventHandle), "");
 static_assert(sizeof(cu_allocation) == sizeof(CUmemGenericAllocationHandle), "");
-static_assert(sizeof(cu_allocation_properties) == sizeof(CUmemAllocationProp), "");
-static_assert(offsetof(cu_allocation_properties, handles) ==
-                  offsetof(CUmemAllocationProp, requestedHandleTypes), "");
-static_assert(offsetof(cu_allocation_properties, location) == offsetof(CUmemAllocationProp, location), "");
-static_assert(offsetof(cu_allocation_properties, windows) ==
-                  offsetof(CUmemAllocationProp, win32HandleMetaData), "");
-static_assert(offsetof(cu_allocation_properties, compression) == offsetof(CUmemAllocationProp, allocFlags), "");
+static_assert(sizeof(cu_properties) >= sizeof(CUmemAllocationProp), "");
+MEMBER(cu_properties, allocation, CUmemAllocationProp, type);
+MEMBER(cu_properties, handles, CUmemAllocationProp, requestedHandleTypes);
+MEMBER(cu_properties, where, CUmemAllocationProp, location);
+MEMBER(cu_properties, security, CUmemAllocationProp, win32HandleMetaData);

@@ -275,16 +275,18 @@ int cuEventDestroy_v2(event* e) {
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-typedef struct {
+/* cuda.h's handle is 64 chars, which a caller may put at any address. */
+typedef struct __attribute__((packed)) {
   int kind, process, fd, device;
   size_t size;
   char rest[40];
 } ipc_handle;
 
-_Static_assert(sizeof(ipc_handle) == 64, "as cuda.h says");
+_Static_assert(sizeof(ipc_handle) == 64 && _Alignof(ipc_handle) == 1, "as cuda.h says");
 
 int cuDeviceGetUuid_v2(void* uuid, int device) {
   ENTER("cuDeviceGetUuid");
+  memset(uuid, 0, 16); /* the caller compares all bytes */
   snprintf(uuid, 16, "fake device %d", device);
   LEAVE(0);
 }

@@ -1,7 +1,9 @@
 /* Runs a producer and readers of a ring in many orders of their steps.
  *
- *     ring_steps explore OVERWRITE SWITCHES [kill]    orders with so many switches, and with a
- * death ring_steps threads OVERWRITE FRAMES             threads, for ThreadSanitizer
+ *     ring_steps explore OVERWRITE SWITCHES          orders with so many switches
+ *     ring_steps explore OVERWRITE SWITCHES kill     the same, with a death
+ *     ring_steps explore OVERWRITE SWITCHES wakes    switches only where processes sleep or wake
+ *     ring_steps threads OVERWRITE FRAMES            threads, for ThreadSanitizer
  *
  * Each access to the memory of a ring is a step. A process in `explore` is a coroutine, and a wait
  * ends only by a wake: a wake that is missing stops the run. A dead process takes no further step;
@@ -16,7 +18,7 @@
 
 #include "dlx.h"
 
-enum { READERS = 2, SLOTS = 3, FRAMES = 4, PROCESSES = 1 + READERS, STACK = 1 << 16 };
+enum { READERS = 2, SLOTS = 3, FRAMES = 4, PROCESSES = 1 + READERS, STACK = 1 << 16, STEPS = 4096 };
 
 #define DLX_RING_READERS READERS /* fewer steps */
 #define DLX_RING_SLOTS SLOTS
@@ -40,7 +42,8 @@ static process processes[PROCESSES];
 static ucontext_t scheduler;
 static int current = -1, is_threaded;
 static long steps, switches[4], victim_step;
-static int targets[4], n_switches, victim, is_replaced, is_void;
+static int targets[4], n_switches, victim, is_replaced, is_void, only_wakes;
+static char is_wake[STEPS]; /* whether a step uses a word on which processes sleep */
 
 _Noreturn static void broken(const char* condition, int line) {
   fprintf(stderr, "ring_steps.c:%d: does not hold: %s; overwrite %d, process %d", line, condition,
@@ -64,6 +67,10 @@ static void step(const volatile void* word, int is_load) {
   if (is_load && own->last == word) return;
   own->last = is_load ? word : NULL;
   steps++;
+  HOLDS(steps < STEPS);
+  ring* r = (ring*)memory;
+  is_wake[steps] = !word || word == &r->published || word == &r->readers_sleep ||
+                   word == &r->released || word == &r->producer_sleeps;
   if (steps == victim_step) {
     victim = current;
     own->is_dead = 1;
@@ -114,7 +121,7 @@ static void fill(uint64_t frames) {
     do slot = dlx_ring_claim(memory, SLOTS, overwrite, 1, 1);
     while (slot < 0);
     words[slot][0] = number;
-    step(NULL, 0);
+    step(words[slot], 0);
     words[slot][1] = number;
     dlx_ring_publish(memory, slot);
   }
@@ -130,7 +137,7 @@ static void read_all(int number) {
     if (slot == DLX_RING_ENDED) return;
     if (slot < 0) continue;
     uint64_t first = words[slot][0];
-    step(NULL, 0);
+    step(words[slot], 0);
     HOLDS(words[slot][1] == first &&
           words[slot][0] == first); /* whole, and not changed meanwhile */
     HOLDS(dlx_ring_held(memory, number) == first && first > own->read);
@@ -214,12 +221,15 @@ static long runs;
 /* Run with the switches so far, with a death before each later step, and with further switches. */
 static void explore(int first, long from, int left, int kills) {
   long total = run_once(first);
+  char some[STEPS];
+  memcpy(some, is_wake, (size_t)total + 1);
   runs++;
   if (is_void) return;
   for (victim_step = 1; kills && victim_step <= total; victim_step++, runs += 2)
     for (is_replaced = 0; is_replaced < 2; is_replaced++) run_once(first);
   victim_step = 0;
   for (long at = from; left && at <= total; at++) {
+    if (only_wakes && !some[at]) continue;
     for (int target = 0; target < PROCESSES; target++) {
       switches[n_switches] = at, targets[n_switches++] = target;
       explore(first, at + 1, left - 1, kills);
@@ -245,6 +255,7 @@ static void* run_thread(void* number) {
 int main(int n, char** arguments) {
   HOLDS(n > 3);
   int kills = n > 4 && !strcmp(arguments[4], "kill");
+  only_wakes = n > 4 && !strcmp(arguments[4], "wakes");
   long count = atol(arguments[3]);
   overwrite = atoi(arguments[2]);
   is_threaded = !strcmp(arguments[1], "threads");

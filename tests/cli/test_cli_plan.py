@@ -411,7 +411,7 @@ def test_only_and_skip_select_arrays(tmp_path, command):
     assert names("--only", "a.*") == ["a.w", "a.b"]
     assert names("--only", "*.w", "--skip", "c.w") == ["a.w"]
     assert names("--skip", "a.w", "--skip", "c*") == ["a.b"]
-    assert "which --only names. Did you mean 'a." in refused(*command, path, "--only", "a.v")
+    assert "which 'only' names. Did you mean 'a." in refused(*command, path, "--only", "a.v")
 
 
 def test_dtype_is_part_of_the_plan(tmp_path):

@@ -38,7 +38,6 @@ def test_hooks_are_named():
         (native.capsule_restore, (1,)),
         (native.tensors_unpack, (1,) * 4),
         (native.arrays_unpack, (1,) * 8),
-        (native.tensor_when, (1,)),
         (native.arrow_open, (1,)),
         (native.arrow_column, (1,)),
         (native.arrow_tensor, (1, 2)),

@@ -39,7 +39,7 @@ def written(cuda, producer, gone=None, *, keep=None, device=CUDA0):
         return tensor
     cuda.write(producer, memory, N)
     point = driver.ready(Stream(CUDA0, producer, keep))
-    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))
+    return native.tensor_behind(tensor, 0, 0, None, int(ffi.cast("uintptr_t", point)))
 
 
 def taken(tensor, stream, **keywords):

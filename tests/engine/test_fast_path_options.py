@@ -107,7 +107,8 @@ def test_a_tensor_of_dlx_that_is_copied():
         check(lambda source=source: source, "dlx", copy=True)
         fresh, again = in_c([source, {"again": source}], to="dlx", copy=True)
         assert again["again"] is fresh and not fresh.readonly and not dlx.shares_memory(fresh, source)
-    check(lambda: dlx.empty((4,), "int4"), "dlx", copy=True)
+    packed = dlx.empty((4,), "int4")
+    check(lambda: packed, "dlx", copy=True)
 
 
 def test_empty_tensors_of_torch(np, torch):

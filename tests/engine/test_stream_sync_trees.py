@@ -259,7 +259,7 @@ def test_the_fast_path_leaves_devices_alone(cuda, np, torch, lib_b, source, to, 
     cuda.poke(address, range(8))
     memory = dlx.from_pointer(address, (8,), "uint8", device=kind)
     point = driver.ready(Stream(dlx.Device("cuda"), p, p))
-    memory = native.tensor_when(memory, int(ffi.cast("uintptr_t", point)))
+    memory = native.tensor_behind(memory, 0, 0, None, int(ffi.cast("uintptr_t", point)))
     with tvm_stream(p):
         made = dlx.convert(memory, to=source)
         tree = {"one": made, "nested": {"a": [made, (made,)]}, "lazy": [made]}[shape]

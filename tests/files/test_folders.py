@@ -282,20 +282,13 @@ class Evil:
 
 
 def test_no_code_of_a_distributed_checkpoint_is_run(saved, tmp_path, monkeypatch):
-    """Nor is a tuple hashed that takes years."""
+    """Each class of its metadata is read without its code."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(saved[0], "x")
-    deep = ()
-    for _ in range(60):
-        deep = (deep, deep)
     for content in (Evil(), {"state_dict_metadata": Evil()}, {frozenset([1]): 1}):
         (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(content))
         with pytest.raises(FileError, match="its metadata does not describe a checkpoint"):
             dlx.open("x")
-    prefix = b"\x80\x02}("[:3] + b")q\x00" + b"".join(b"h\x00h\x00\x86q\x00" for _ in range(60)) + b"K\x01s."
-    (tmp_path / "x" / ".metadata").write_bytes(prefix)
-    with pytest.raises(FileError, match="TypeError: unusual key"):
-        dlx.open("x")
     assert not os.path.exists("ran")
 
 

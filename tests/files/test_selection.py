@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 from support.files.writers import safetensors, shards
+from support.processes.command import document
 
 import dlx
 from dlx.errors import FileError
@@ -61,7 +62,7 @@ def test_what_is_selected(path, options, kept):
 @pytest.mark.parametrize("wrong", ["haed", "x*", ["head", "haed"]])
 def test_an_unknown_name_raises(path, option, wrong):
     """The error names the option and a name that is close."""
-    with pytest.raises(FileError, match=rf"cannot open .*no member '(haed|x\*)', which {option}= names"):
+    with pytest.raises(FileError, match=rf"cannot open .*no member '(haed|x\*)', which '{option}' names"):
         dlx.open(path, **{option: wrong})
     if wrong == "haed":
         with pytest.raises(FileError, match=r"Did you mean 'head'\?"):
@@ -155,11 +156,44 @@ def test_fields_of_records(tmp_path, kind, mapped, options, kept):
         assert value.tolist() == (records[outer] if outer else records)[inner].tolist()
 
 
+@pytest.mark.parametrize("kind", ["npy", "npz", "h5", "pt", "safetensors"])
+@pytest.mark.parametrize("command", [["inspect"], ["plan", "--to", "dlx"]])
+@pytest.mark.parametrize("option", ["only", "skip"])
+def test_commands_select_as_open_does(tmp_path, kind, command, option):
+    """By every name in the file, names of records and dicts included."""
+    np = pytest.importorskip("numpy")
+    records = np.zeros(3, [("a", "<f4"), ("in", [("x", ">i2"), ("y.z", "<f8")])])
+    path = tmp_path / f"x.{kind}"
+    known = ["t", "t.a", "t.in", "t.in.x", "t.in.y.z", "w.v"]
+    if kind == "npy":
+        np.save(path, records)
+        known = ["", "a", "in", "in.x", "in.y.z"]
+    elif kind == "npz":
+        np.savez(path, **{"t": records, "w.v": np.ones(2)})
+    elif kind == "h5":
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file["t"], file["w.v"] = records, np.ones(2)
+    elif kind == "pt":
+        torch = pytest.importorskip("torch")
+        one = torch.ones(3)
+        torch.save({"t": {"a": one, "in": {"x": one * 2, "y.z": one + 1}}, "w.v": one + 2}, path)
+    else:
+        known = ["t", "t.a", "w.v"]
+        safetensors(path, dict.fromkeys(known, ("F32", (4,))))
+    for name in known[command != ["inspect"] :]:
+        with dlx.open(path, "numpy", **{option: name}) as file:
+            kept = fields(file)
+        if not kept:
+            continue
+        (found,) = document(*command, path, f"--{option}", name)["sources" if command == ["inspect"] else "plans"]
+        assert {each["path"] for each in found["arrays"]} == kept.keys()
+
+
 def test_fields_that_are_missing_or_alone(tmp_path):
     """A name that no field has is an error, as for members; the fields of a .npy file have no prefix."""
     np = pytest.importorskip("numpy")
     np.savez(path := tmp_path / "x.npz", t=np.zeros(2, "f4,f4"), w=np.ones(3))
-    with pytest.raises(FileError, match=r"no member 't\.f9', which only= names"):
+    with pytest.raises(FileError, match=r"no member 't\.f9', which 'only' names"):
         dlx.open(path, only="t.f9")
     assert [*dlx.open(path, only=["t.f1", "w"])["t"]] == ["f1"]
     assert [*dlx.open(path, skip="t")] == ["w"]

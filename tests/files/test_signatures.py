@@ -195,6 +195,12 @@ def test_links_that_lead_nowhere(tmp_path):
         assert fix in refused("inspect", path)
     with pytest.raises(FileNotFoundError):
         dlx.open(tmp_path / "none.npy")
+    for name in ("*.npy", "x?.npz", "[ab].safetensors"):
+        with pytest.raises(FileError, match=r"expands no patterns. Open each file of glob.glob\(path\)."):
+            dlx.open(tmp_path / name)
+    (tmp_path / "a[1].npy").write_bytes(b"")
+    with pytest.raises(FileError, match="empty"):
+        dlx.open(tmp_path / "a[1].npy")
 
 
 @pytest.mark.parametrize("end", [".part", ".crdownload", ".incomplete", ".tmp", ""])

@@ -498,6 +498,13 @@ def test_killed_processes_leave_no_stuck_peer_and_no_memory():
     assert " 0 wrong; " in done.stdout  # multiprocessing itself prints connections that a kill has cut
 
 
+def test_threads_of_one_process_exchange_frames():
+    """A part of `nox -s tsan`, without ThreadSanitizer."""
+    command = program("stress.ring_threads", "--frames", 200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and done.stdout.count("frames") == 2, done.stdout + done.stderr
+
+
 def test_the_memory_is_private_and_sealed(ring):
     """A ring is a segment as any other: mode 0600, no name, and a size that no process can change."""
     number = ring().handle.fileno()

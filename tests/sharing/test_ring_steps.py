@@ -15,6 +15,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork"),  # jax has threads
 ]
 
+TAKE, CHANGE = (
+    "uint32_t is_asleep = atomic_exchange_explicit(sleeps, 0, memory_order_seq_cst);",
+    "atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);",
+)
 LEAVE, JOIN = (f"\n}}\n\nvoid dlx_ring_{name}" for name in ("leave", "join"))
 # A line of the protocol, its broken version, and the run that finds it.
 PLANTED = {
@@ -27,6 +31,7 @@ PLANTED = {
     "the producer looks before it says that it sleeps": ("if (tries > 1) STORE(r->producer_sleeps, 1);", "", "0 2"),
     "readers look before they say that they sleep": ("if (tries > 1) STORE(r->readers_sleep, 1);", "", "0 2"),
     "a release does not wake": (f"wake(&r->released, &r->producer_sleeps);{LEAVE}", LEAVE, "0 0"),
+    "a wake takes the flag after it changes the word": (f"{TAKE}\n  {CHANGE}", f"{CHANGE}\n  {TAKE}", "0 3 wakes"),
     "the end does not wake": (f"wake(&r->published, &r->readers_sleep);{JOIN}", JOIN, "0 2"),
     "a new reader keeps the frame of a dead one": ("STORE(own->held, 0);\n  STORE(own", "STORE(own", "0 0 kill"),
     "a dead reader stays": ("STORE(r->readers[number].is_active, 0);", "(void)number;", "0 0 kill"),

@@ -196,6 +196,30 @@ def test_a_worker_that_was_killed_before_its_result_arrived_is_named(tmp_path):
     assert "the process that sent it has ended" in found and found.endswith("has received its results.")
 
 
+BUSY = """
+import multiprocessing, time
+import dlx
+
+def put(queue):
+    queue.put(dlx.share(b"abc"))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=put, args=(queue,))
+    process.start()
+    time.sleep(1.5)
+    handle = queue.get()
+    process.join()
+    print(bytes(memoryview(dlx.attach(handle))))
+"""
+
+
+def test_a_busy_process_receives_from_a_worker_that_has_nothing_else_to_do(tmp_path):
+    """The worker waits some seconds at its end."""
+    assert run(BUSY, folder=tmp_path) == "b'abc'"
+
+
 LIMIT = """
 import multiprocessing, resource, sys, time
 import dlx

@@ -163,7 +163,7 @@ def test_a_good_framework_passes(stand_in, check):
 def break_order(monkeypatch, stand_in):
     """Leave out every wait between streams."""
     monkeypatch.setattr(StreamSync, "wait", lambda self, readiness, waiting: None)
-    monkeypatch.setattr("dlx._core.native.tensor_when", lambda tensor, ready: tensor)
+    monkeypatch.setattr(cuda_core, "when", lambda tensor, point, behind=None: tensor)
     monkeypatch.setattr(cuda_core, "wait", lambda point, stream: None)
     monkeypatch.setattr(cuda_core, "order", lambda before, after: None)
 

@@ -560,10 +560,10 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
     """Arguments and gradients become jax arrays at the same address; results and their gradients are jax's memory."""
     from dlx_adapters import dlx_jax_gradients
 
-    taken, handed, take, hand = [], [], dlx_jax_gradients._import_tensor, dlx_jax_gradients._export_results
+    taken, handed, take, hand = [], [], dlx_jax_gradients._import, dlx_jax_gradients._export_results
 
-    def noted(tensor, *how):
-        array = take(tensor, *how)
+    def noted(tensor):
+        array = take(tensor)
         taken.append((tensor.data_ptr, array.unsafe_buffer_pointer()))
         return array
 
@@ -571,7 +571,7 @@ def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
         handed.extend(each.unsafe_buffer_pointer() for each in arrays)
         return hand(arrays, own, host)
 
-    monkeypatch.setattr(dlx_jax_gradients, "_import_tensor", noted)
+    monkeypatch.setattr(dlx_jax_gradients, "_import", noted)
     monkeypatch.setattr(dlx_jax_gradients, "_export_results", given)
     function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: a * b))
     for dtype in (torch.float32, torch.float64):

@@ -2,8 +2,6 @@
 
 # ruff: noqa: D103
 
-import sys
-
 import pytest
 from support.transforms import FUNCTIONS, JAX, TORCH, agree, transform
 
@@ -13,6 +11,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+OPERATIONS = pytest.importorskip("dlx_adapters.dlx_torch_graph_operators").OPERATIONS
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 FEW = ("sin", "product of two")
 
@@ -28,7 +27,7 @@ def _wide():
     for name, value in before.items():
         jax.config.update(name, value)
     torch._dynamo.reset()
-    sys.modules["dlx_adapters.dlx_torch_operators"]._OPERATIONS.clear()
+    OPERATIONS.clear()
 
 
 def _cells(transforms, quick):
@@ -227,8 +226,7 @@ def test_an_exported_program_names_what_it_needs(tmp_path, python):
         f"""
         import torch, dlx
         dlx.convert(torch.ones(1), to="torch")
-        from dlx_adapters.dlx_torch_operators import _operators
-        _operators()
+        import dlx_adapters.dlx_torch_graph_operators
         program = torch.export.load({str(tmp_path / "program.pt2")!r})
         try:
             program.module()(torch.ones(3))
@@ -315,12 +313,11 @@ def test_arguments_of_a_call_outlive_it():
 
 def test_transformed_calls_register_no_operations():
     """Only compiled programs keep operations."""
-    registered = sys.modules["dlx_adapters.dlx_torch_operators"]._OPERATIONS
     call, x = dlx.using("jax", grad=True)(jnp.sin), torch.ones(2, dtype=torch.float64)
     torch.func.hessian(lambda x: call(x).sum())(x)
     torch.func.vmap(torch.func.grad(call))(x)
     torch.func.jvp(call, (x,), (x,))
-    assert not registered
+    assert not OPERATIONS
 
 
 def test_threads_define_the_operators_once(python):
@@ -329,12 +326,12 @@ def test_threads_define_the_operators_once(python):
         """
         import sys, threading, torch, dlx
         dlx.convert(torch.ones(1), to="torch")
-        from dlx_adapters.dlx_torch_operators import _operators
         sys.setswitchinterval(1e-4)
         found, barrier = [], threading.Barrier(4)
         def define():
             barrier.wait()
-            found.append(_operators())
+            from dlx_adapters.dlx_torch_graph_operators import operators
+            found.append(operators)
         threads = [threading.Thread(target=define) for _ in range(4)]
         for each in threads: each.start()
         for each in threads: each.join()

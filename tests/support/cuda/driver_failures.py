@@ -476,7 +476,7 @@ def keeping(w, array):
     try:
         return dlx.convert(array, to="libb")
     except dlx.errors.DlxError:
-        _kept.append(native.tensor_when(array.tensor, 0))
+        _kept.append(native.tensor_behind(array.tensor, 0, 0, None))
         raise
 
 

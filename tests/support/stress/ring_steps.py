@@ -4,7 +4,8 @@
 
 A step is a line of `dlx/_sharing/ring.py`, or a write to the ring, a wait or a wake in `c_src/core/ring.c`. A process
 that is stopped (SIGSTOP) continues afterwards, and no frame is wrong. First, tests/c/ring_steps.c tries the orders of
-the steps of three processes, with two switches between them, or with one and a death.
+the steps of three processes, with two switches between them, with one and a death, or with three where they sleep or
+wake.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
         for overwrite in "01":
-            for words in (["2"], ["1", "kill"]):
+            for words in (["2"], ["1", "kill"], ["3", "wakes"]):
                 found = explore(program, overwrite, *words)
                 print(f"orders of steps, overwrite={overwrite}, {' '.join(words)}: {found}", flush=True)
         stepping = Stepping(build(Path(folder), "ring_deaths", "-shared", "-fPIC"))

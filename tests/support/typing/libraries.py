@@ -166,8 +166,8 @@ dlx.stack([frame["a"], frame["b"]], to="torch")  # Tensor  # mypy: Any
 dlx.plan(frame, to="torch").outcome  # Outcome
 dlx.describe(frame["a"]).readonly  # bool
 dlx.shares_memory(frame["a"], frame["b"])  # bool
-dlx.attach(dlx.share(frame["a"]), to="numpy")  # NDArray[Any]  # mypy: Any
-dlx.attach(dlx.share(frame), to="torch")  # dict[Any, Tensor]
+dlx.attach(dlx.share(frame["a"]), to="numpy")  # NDArray[Any]
+dlx.attach(dlx.share(frame), to="torch")  # dict[Any, Tensor]  # mypy: Any
 
 # ---- polars
 import polars as pl
