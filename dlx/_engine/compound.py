@@ -24,7 +24,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
 from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, null_fix
-from dlx._protocols.pointer import empty
+from dlx._protocols.pointer import dltensor, empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
@@ -267,17 +267,13 @@ def cast_indices(tensor: Tensor, dtype: DType, minus: int = 0) -> Tensor:
         tensor = native.tensor_copy(tensor, False, 0, DType("int64"))
     if minus:
         whole: Tensor = empty(tensor.shape, tensor.dtype)
-        lib.dlx_subtract(_struct(tensor), minus, _struct(whole))
+        lib.dlx_subtract(dltensor(tensor), minus, dltensor(whole))
         tensor = whole
     may_not_fit = old.name == "uint64" or dtype.bits < tensor.dtype.bits
-    if may_not_fit and lib.dlx_find_outside(_struct(tensor), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
+    if may_not_fit and lib.dlx_find_outside(dltensor(tensor), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
     is_new = minus or old.name not in _WIDTHS
     return tensor if is_new and tensor.dtype == dtype else native.tensor_copy(tensor, False, 0, dtype)
-
-
-def _struct(tensor: Tensor) -> Any:
-    return ffi.cast("DLTensor *", native.tensor_address(tensor))
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -351,7 +347,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     if pointers is None or ends is None:
         _check_range(indices, extent, "indices")
         return ()
-    bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), extent, rule == "rising")
+    bad = lib.dlx_find_repeat(dltensor(pointers), dltensor(ends), extent, rule == "rising")
     if bad == -2:
         raise MemoryError
     if bad >= 0:
@@ -386,7 +382,7 @@ def _wide(part: Any) -> Tensor | None:
 
 def _check_range(part: Any, end: int, name: str) -> Tensor | None:
     tensor = _wide(part)
-    bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(_struct(tensor), end)
+    bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(dltensor(tensor), end)
     if bad >= 0:
         raise _padded(f"{name}[{bad}] is outside of its shape")
     return tensor
@@ -394,7 +390,7 @@ def _check_range(part: Any, end: int, name: str) -> Tensor | None:
 
 def _is_ordered(rows: list[Tensor | None]) -> bool:
     """Return whether coordinates rise; False if the host cannot read them."""
-    structs = [_struct(row) for row in rows if row is not None]
+    structs = [dltensor(row) for row in rows if row is not None]
     if not structs or len(structs) < len(rows):
         return not rows
     return bool(lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(structs)) < 0)
@@ -429,7 +425,7 @@ def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
         raise _padded(f"its indptr end at {found[rows]}, and it has {count} elements")
     if rows < 0 or found[0] != start or start < 0 or found[rows] - start != count:
         raise LayoutError(f"its {name} do not rise from 0 to {count}")
-    bad = lib.dlx_find_descent(_struct(tensor))
+    bad = lib.dlx_find_descent(dltensor(tensor))
     if bad >= 0:
         raise LayoutError(f"{name}[{bad}] is less than the value before it")
     return tensor
