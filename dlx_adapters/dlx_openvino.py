@@ -70,7 +70,10 @@ class OpenVINOAdapter(api.Adapter):
         return api.Capabilities(dtypes=self.dtypes.known(), empty_extents="addressed")
 
     def load(self, tensor: api.Tensor) -> Any:
-        return sys.modules["openvino"].Tensor(dlx.convert(tensor, to="numpy"), shared_memory=True)
+        array = dlx.convert(tensor, to="numpy")
+        if not array.flags.writeable:  # an empty one: the engine copies the others
+            array = array.copy()
+        return sys.modules["openvino"].Tensor(array, shared_memory=True)
 
 
 dlx_adapters = api.offer(OpenVINOAdapter())

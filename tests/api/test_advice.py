@@ -14,10 +14,10 @@ import dlx
 from dlx import errors
 
 
-def refusal(obj, to="dlx"):
-    """Return the error of a conversion, or of the first column that is refused."""
+def refusal(obj, case):
+    """Return the error of a case's call, or of the first column that is refused."""
     try:
-        dlx.convert(obj, to=to)
+        getattr(dlx, case.action)(obj, to=case.to, **case.options)
     except errors.DlxError as error:
         return error
     return None
@@ -32,7 +32,7 @@ def test_the_advice_can_be_followed(name):
         warnings.simplefilter("ignore")
         found = modules(case.needs, lambda module: pytest.importorskip(module, exc_type=ImportError))
         obj = case.make(**found)
-        error = refusal(obj, case.to)
+        error = refusal(obj, case)
         assert error is not None, "it is converted now: take the case out"
         for key in error.path:  # of a column
             obj = obj[key] if hasattr(obj, "__getitem__") and error.fix[:4] != "With" else obj
@@ -191,7 +191,7 @@ def provoked():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                error = refusal(case.make(**modules(case.needs)), case.to)
+                error = refusal(case.make(**modules(case.needs)), case)
             except ImportError:
                 complete = complete and case.needs in ("tf", "paddle", "warp")
                 continue

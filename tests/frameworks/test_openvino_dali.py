@@ -42,6 +42,14 @@ def test_openvino_shares_both_ways(ov):
     assert alive() is None
 
 
+def test_openvino_takes_read_only_arrays_without_elements(ov):
+    """There is nothing to copy; openvino itself refuses them."""
+    source = MATRIX[:0].copy()
+    source.flags.writeable = False
+    assert dlx.plan(source, "openvino").error is None
+    assert tuple(dlx.convert(source, "openvino", copy=False).shape) == source.shape
+
+
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
     *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"),

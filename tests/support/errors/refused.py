@@ -17,12 +17,15 @@ class Case(NamedTuple):
     """One refused object.
 
     `make` receives the modules by the names that users give them. `works`: dlx converts the result of the advice.
+    `action` is the function of dlx that refuses it, with `options`.
     """
 
     needs: str
     make: Any
     works: bool = True
     to: str = "dlx"
+    action: str = "convert"
+    options: dict[str, Any] = {}  # noqa: RUF012
 
 
 def modules(needs: str, import_or_skip: Any = import_module) -> dict[str, Any]:
@@ -50,6 +53,7 @@ CASES: dict[str, Case] = {
     "numpy object of ragged rows": Case("np", lambda np: rows(np, [[1, 2], [3]]), works=False),
     "numpy text": Case("np", lambda np: np.array(["a", "b"])),
     "numpy bytes": Case("np", lambda np: np.array([b"a", b"b"])),
+    "numpy complex to real": Case("np", lambda np: np.ones(2, "c8"), options={"dtype": {"complex64": "float32"}}),
     "numpy void": Case("np", lambda np: np.zeros(2, "V4")),
     "numpy str scalar": Case("np", lambda np: np.array(["a"])[0], works=False),
     "numpy StringDType": Case("np", lambda np: np.array(["a", "b"], dtype=np.dtypes.StringDType())),
@@ -63,6 +67,7 @@ CASES: dict[str, Case] = {
     "numpy empty structure": Case("np", lambda np: np.zeros(2, []), works=False),
     "numpy long double": Case("np", lambda np: np.ones(2, np.longdouble)),
     "numpy complex long double": Case("np", lambda np: np.ones(2, np.clongdouble)),
+    "elements of an unknown library": Case("np", lambda np: Elements()),
     "numpy masked": Case("np", lambda np: np.ma.array([1, 2], mask=[0, 1])),
     "numpy masked constant": Case("np", lambda np: np.ma.masked),
     "astropy quantity": Case("astropy.units np", lambda astropy, np: np.ones(2) * astropy.units.m),
@@ -77,6 +82,14 @@ CASES: dict[str, Case] = {
     "quantities": Case("quantities", lambda quantities: quantities.Quantity([1.0, 2.0], "m")),
     # ---- torch
     "torch coo": Case("torch", lambda torch: torch.eye(3).to_sparse()),
+    "torch coo with gradients": Case(
+        "torch scipy.sparse",
+        lambda torch, scipy: torch.sparse_coo_tensor(
+            torch.zeros((2, 2), dtype=torch.int64), torch.ones(2), requires_grad=True
+        ),
+        works=False,  # dlx has no sparse array of its own
+        action="parts",
+    ),
     "torch csr": Case("torch", _layout("csr")),
     "torch csc": Case("torch", _layout("csc")),
     "torch bsr": Case("torch", lambda torch: torch.eye(4).to_sparse_bsr((2, 2))),
@@ -209,6 +222,10 @@ CASES: dict[str, Case] = {
             "only nulls": lambda pd, pa: arrowed(pd, pa, [None], pa.null()),
         }.items()
     },
+    "pandas list views": Case("pd pa", lambda pd, pa: arrowed(pd, pa, [[1, 2], [3]], pa.list_view(pa.int64()))),
+    "pandas frame with lists": Case(
+        "pd pa", lambda pd, pa: pd.DataFrame({"a": arrowed(pd, pa, [[1, 2], [3]])}), action="stack"
+    ),
     "pandas index": Case("pd", lambda pd: pd.Index([1, 2])),
     "pandas datetime index": Case("pd", lambda pd: pd.DatetimeIndex([TIME]), works=False),
     "pandas multi-index": Case("pd", lambda pd: pd.MultiIndex.from_tuples([(1, 2)]), works=False),
@@ -217,6 +234,7 @@ CASES: dict[str, Case] = {
     "pandas categorical": Case("pd", lambda pd: pd.Categorical(["a", "b"])),
     "pandas groups": Case("pd", lambda pd: pd.DataFrame({"a": [1]}).groupby("a"), works=False),
     # ---- polars
+    "polars frame with lists": Case("pl", lambda pl: pl.DataFrame({"a": [[1, 2], [3]]}), action="stack"),
     **{
         f"polars {name}": Case("pl", make)
         for name, make in {
@@ -317,6 +335,12 @@ CASES: dict[str, Case] = {
     "scipy operator": Case(
         "scipy.sparse.linalg np", lambda scipy, np: scipy.sparse.linalg.aslinearoperator(np.eye(3)), works=False
     ),
+    "scipy csr with an index twice": Case(
+        "scipy.sparse np torch",
+        lambda scipy, np, torch: scipy.sparse.csr_array((np.ones(2), np.ones(2, int), np.array([0, 2])), shape=(1, 3)),
+        works=False,  # the call changes the array itself
+        to="torch",
+    ),
     "sparse": Case("sparse np", lambda sparse, np: sparse.COO.from_numpy(np.eye(3))),
     "sparse gcxs": Case("sparse np", lambda sparse, np: sparse.GCXS.from_numpy(np.eye(3))),
     "sparse dok": Case("sparse np", lambda sparse, np: sparse.DOK.from_numpy(np.eye(3))),
@@ -335,8 +359,14 @@ CASES: dict[str, Case] = {
     ),
     "dask delayed": Case("dask", lambda dask: dask.delayed(1), works=False),
     "opencv UMat": Case("cv2 np", lambda cv2, np: cv2.UMat(np.ones((2, 2), np.uint8))),
+    "anndata sparse dataset": Case(
+        "anndata.io h5py scipy.sparse np",
+        lambda anndata, h5py, scipy, np: sparse_dataset(anndata, h5py, scipy.sparse.csr_array(np.eye(3))),
+        works=False,  # dlx has no sparse array of its own
+    ),
     "anndata": Case("anndata np", lambda anndata, np: anndata.AnnData(np.ones((2, 2), np.float32)), works=False),
-    "openvino tensor": Case("openvino np", lambda openvino, np: openvino.Tensor(np.ones(2, np.float32)), works=False),
+    "openvino text": Case("openvino", lambda openvino: openvino.Tensor(["a", "b"]), works=False),
+    "openvino half bytes": Case("openvino", lambda openvino: openvino.Tensor(openvino.Type.u4, [4])),
     "sklearn": Case("sklearn.linear_model", lambda sklearn: sklearn.linear_model.LinearRegression(), works=False),
     "transformers config": Case("transformers", lambda transformers: transformers.PretrainedConfig(), works=False),
     "netCDF4": Case("netCDF4", lambda netCDF4: netcdf(netCDF4)),
@@ -399,6 +429,22 @@ def parquet(pa, pyarrow):
     sink = pa.BufferOutputStream()
     pyarrow.parquet.write_table(pa.table({"a": [1]}), sink)
     return pyarrow.parquet.ParquetFile(pa.BufferReader(sink.getvalue()))
+
+
+def sparse_dataset(anndata, h5py, array):
+    """Return a sparse array in an HDF5 file in memory."""
+    file = h5py.File(f"sparse {next(NUMBERS)}", "w", driver="core", backing_store=False)
+    anndata.io.write_elem(file, "x", array)
+    return anndata.io.sparse_dataset(file["x"])
+
+
+class Elements:
+    """Looks like an array of its own library, and gives numpy's arrays for subscripts."""
+
+    shape, ndim, dtype = (2,), 1, "float32"
+
+    def __getitem__(self, index):
+        return import_module("numpy").ones(2, "f4")
 
 
 def arrowed(pd, pa, values, kind=None):
