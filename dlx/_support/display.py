@@ -69,7 +69,7 @@ def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], bel
     parts = [f"<div>{escape(caption)}</div>"] if caption else []
     heads = "".join(f"<th style={_LEFT!r}>{escape(name)}</th>" for name in names)
     if rows:
-        parts.append(f"<table style={_PLAIN!r}><tr>{heads}</tr>")
+        parts.append(f"<table style={_PLAIN!r}>{f'<tr>{heads}</tr>' if any(names) else ''}")
         for row in rows:
             cells = (_word(cell) if i == outcome else escape(cell) for i, cell in enumerate(row))
             parts.append(f"<tr>{''.join(f'<td style={_LEFT!r}>{cell}</td>' for cell in cells)}</tr>")

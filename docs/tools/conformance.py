@@ -164,35 +164,32 @@ def as_picture(libraries: Sequence[Library]) -> str:
     """Return one SVG of the libraries and their broken promises, coloured by severity."""
     checks = [check for check in list_checks(libraries) if check.kind != "adapter"]
     columns = [[check for check in checks if check.kind == kind] for kind in ("producer", "consumer")]
-    columns = [column for column in columns if column]
-    block = _LEFT + _WIDE * len(libraries) + 86  # for the slanted last name
-    rows = max((len(column) + len({check.about for check in column}) for column in columns), default=0)
-    width, height = block * len(columns) + 10, _TOP + rows * _SIZE + 46
-    parts = []
-    for number, column in enumerate(columns):
-        left = number * block + _LEFT
-        parts.append(text(number * block + 12, 22, f"as a {column[0].kind}", 'font-weight="600"'))
+    parts, top = [], 0
+    for column in filter(None, columns):
+        parts.append(text(12, top + 22, f"as a {column[0].kind}", 'font-weight="600"'))
         for i, each in enumerate(libraries):
-            at = f'transform="translate({left + i * _WIDE + 16},{_TOP - 8}) rotate(-55)"'
+            at = f'transform="translate({_LEFT + i * _WIDE + 16},{top + _TOP - 8}) rotate(-55)"'
             parts.append(text(0, 0, each.title[:22], at))
-        y, about = _TOP, ""
+        y, about = top + _TOP, ""
         for check in column:
             if check.about != about:
                 about = check.about
-                parts.append(text(number * block + 12, y + 12, about, 'class="quiet"'))
+                parts.append(text(12, y + 12, about, 'class="quiet"'))
                 y += _SIZE
-            parts.append(text(left - 8, y + 12, check.name, 'text-anchor="end"'))
+            parts.append(text(_LEFT - 8, y + 12, check.name, 'text-anchor="end"'))
             for i, each in enumerate(libraries):
                 if check.name in each.verdicts:
                     status = each.verdicts[check.name]["status"]
                     kind = {"breaks": check.severity, "excepted": check.severity, "keeps": "keeps"}
                     hint = f"{each.title}, {check.name}: {status}"
                     mark = kind.get(status, "na")
-                    parts.append(box(left + i * _WIDE + 2, y + 1, _WIDE - 4, _SIZE - 3, mark, hint))
+                    parts.append(box(_LEFT + i * _WIDE + 2, y + 1, _WIDE - 4, _SIZE - 3, mark, hint))
             y += _SIZE
+        top = y + 24
     broken = {severity: f"broken: {severity}" for severity in COST}
-    parts += legend(12, height - 26, {"keeps": "kept", **broken, "na": "not applicable"})
-    return page((width, height), "Which library breaks which promise", _FILLS, parts)
+    parts += legend(12, top, {"keeps": "kept", **broken, "na": "not applicable"})
+    width = max(_LEFT + _WIDE * len(libraries) + 96, 740)  # for the slanted last name, and for the legend
+    return page((width, top + 30), "Which library breaks which promise", _FILLS, parts)
 
 
 def main() -> int:

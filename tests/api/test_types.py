@@ -27,10 +27,8 @@ CHECKERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("mypy", "pyr
 
 def is_made():
     """Tell whether this is the environment that make sets up in this checkout: checkers see in it where dlx is."""
-    urls = [each.read_text("direct_url.json") for each in importlib.metadata.distributions(name="dlxarray")]
-    return (
-        ROOT.as_uri() in [json.loads(each or "{}").get("url") for each in urls] and Path(sys.prefix, ".built").exists()
-    )
+    found = [each.read_text("direct_url.json") or "{}" for each in importlib.metadata.distributions(name="dlxarray")]
+    return ROOT.as_uri() in [json.loads(each).get("url") for each in found] and Path(sys.prefix, ".built").exists()
 
 
 SEARCHED = [] if is_made() else [str(ROOT)]

@@ -1,5 +1,6 @@
 """The protocol of rings in many orders of its steps, with deaths before them, and under ThreadSanitizer."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,6 +15,10 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="rings need Linux"),
     pytest.mark.filterwarnings("ignore:os.fork"),  # jax has threads
 ]
+# ring_steps.c switches contexts by ucontext.h, which musl does not implement.
+needs_contexts = pytest.mark.skipif(
+    sys.platform == "linux" and not hasattr(ctypes.CDLL(None), "swapcontext"), reason="the C library has no swapcontext"
+)
 
 TAKE, CHANGE = (
     "uint32_t is_asleep = atomic_exchange_explicit(sleeps, 0, memory_order_seq_cst);",
@@ -44,6 +49,7 @@ def program(tmp_path_factory):
     return ring_steps.build(tmp_path_factory.mktemp("orders"))
 
 
+@needs_contexts
 @pytest.mark.parametrize("overwrite", "01")
 def test_all_orders_of_steps(program, overwrite):
     """Frames are whole and in order, none is lost, and no wake is missing, also after a death; `nox -s ring-kills`."""
@@ -51,6 +57,7 @@ def test_all_orders_of_steps(program, overwrite):
         assert int(ring_steps.explore(program, overwrite, *words).split()[0]) > 1000
 
 
+@needs_contexts
 @pytest.mark.few(3)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(tmp_path, fault):

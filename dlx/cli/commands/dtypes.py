@@ -20,6 +20,7 @@ from dlx.cli.model import BadInput
 from dlx.errors import DlxError
 
 _SIZE, _GAP, _LEFT, _TOP = 15, 14, 150, 92
+_IN_A_ROW = 4  # frameworks; as wide as a page of the documentation
 _LIGHT, _DARK = COLORS["refused"]
 _REFUSED = f"#ffffff; stroke: {_LIGHT}; stroke-width: 1.2", f"#0d1117; stroke: {_DARK}"
 _FILLS = {**COLORS, "refused": _REFUSED}
@@ -153,20 +154,26 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
 
 def picture(cells: Mapping[tuple[str, str, str], str]) -> str:
     """Draw {(framework, dtype, target): outcome} as an SVG; an outcome may be empty, or the name of an error."""
-    frameworks, dtypes, targets = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
+    frameworks, _, targets = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
     block = len(targets) * _SIZE + _GAP
-    width, height = _LEFT + block * len(frameworks) + 10, _TOP + len(dtypes) * _SIZE + 44
-    parts = [text(_LEFT - 8, _TOP + row * _SIZE + 11, each, 'text-anchor="end"') for row, each in enumerate(dtypes)]
-    for number, name in enumerate(frameworks):
-        left = _LEFT + number * block
-        parts.append(text(left, 18, f"{name} →", 'font-weight="600"'))
-        for column, target in enumerate(targets):
-            x = left + column * _SIZE
-            parts.append(text(0, 0, target, f'class="quiet" transform="translate({x + 11},{_TOP - 6}) rotate(-90)"'))
-            for row, dtype in enumerate(dtypes):
-                outcome = cells.get((name, dtype, target), "-")
-                if outcome not in ("", "-", "?"):
-                    kind = "refused" if outcome.endswith("Error") else outcome
-                    parts.append(box(x + 1, _TOP + row * _SIZE + 1, _SIZE - 3, _SIZE - 3, kind))
-    parts += legend(_LEFT, height - 24, {kind: kind for kind in _FILLS})
-    return page((width, height), "Conversions of each dtype", _FILLS, parts)
+    shown = {key: outcome for key, outcome in cells.items() if outcome not in ("", "-", "?")}
+    parts, top = [], 0
+    for start in range(0, len(frameworks), _IN_A_ROW):
+        names = frameworks[start : start + _IN_A_ROW]
+        dtypes = list(dict.fromkeys(dtype for name, dtype, _ in shown if name in names))
+        top += _TOP
+        for row, dtype in enumerate(dtypes):
+            parts.append(text(_LEFT - 8, top + row * _SIZE + 11, dtype, 'text-anchor="end"'))
+        for left, name in zip(range(_LEFT, _LEFT + block * len(names), block), names, strict=True):
+            parts.append(text(left, top - _TOP + 18, f"{name} →", 'font-weight="600"'))
+            for x, target in zip(range(left, left + block - _GAP, _SIZE), targets, strict=True):
+                at = f"translate({x + 11},{top - 6}) rotate(-90)"
+                parts.append(text(0, 0, target, f'class="quiet" transform="{at}"'))
+                for row, dtype in enumerate(dtypes):
+                    if outcome := shown.get((name, dtype, target)):
+                        kind = "refused" if outcome.endswith("Error") else outcome
+                        parts.append(box(x + 1, top + row * _SIZE + 1, _SIZE - 3, _SIZE - 3, kind))
+        top += len(dtypes) * _SIZE + _GAP
+    parts += legend(_LEFT, top, {kind: kind for kind in _FILLS})
+    size = (_LEFT + block * min(len(frameworks), _IN_A_ROW) + 10, top + 28)
+    return page(size, "Conversions of each dtype", _FILLS, parts)

@@ -279,6 +279,7 @@ def inspect(build: Build, path: Path) -> int:
     """Check one extension; return the number of symbols that it imports."""
     import lief
 
+    lief.logging.disable()  # it warns of each Mach-O
     target = build.target
     binary = lief.parse(str(path))
     kind = {"linux": lief.ELF.Binary, "darwin": lief.MachO.Binary, "win32": lief.PE.Binary}[target.system]
