@@ -62,6 +62,25 @@ def _casts(np, torch):
             number,
         )
 
+    for old, new in _PAIRS:
+        x, wanted = (np.arange(1_000_000) % 100).astype(old), getattr(torch, new)
+        calls = (
+            lambda x=x, new=new: torch.from_numpy(x.astype(new)),
+            lambda x=x, wanted=wanted: torch.from_numpy(x).to(wanted),
+        )
+        least = [min(times) for times in race(*calls)]
+        yield (
+            *(f"dtype=, numpy {old} -> torch {new}, 1,000,000", 1.1),
+            *(lambda x=x, d={old: new}: dlx.convert(x, "torch", dtype=d), calls[least[1] < least[0]], 5),
+        )
+
+
+_PAIRS = (
+    *(("float64", "float32"), ("float32", "float64"), ("float32", "float16"), ("float16", "float32")),
+    *(("int64", "int32"), ("int64", "float32"), ("uint8", "float32"), ("float32", "uint8"), ("float64", "int64")),
+)
+"""Dtypes of numpy and of torch; by hand, `astype` or `to`, whichever takes less time."""
+
 
 _SHAPES = (100_000, 20), (1_000, 200), (1_000_000, 4)
 _MIXED = "f8", "i8", "f4", "?"

@@ -262,44 +262,24 @@ _GRAPH = api.Blocker("its gradients would be lost", "", ConversionError, resolut
 # ---- sparse arrays -----------------------------------------------------------------------------------------------
 
 
-def _split_bcoo(obj: Any) -> dict[str, Any]:
-    return {"data": obj.data, "coords": obj.indices, "shape": tuple(obj.shape)}
+def _sparse(kind: str, name: str, attributes: dict[str, str], limits: tuple[str, ...] = ()) -> api.Compound:
+    """Return the declaration of a class whose arrays are attributes, by the name of the part."""
+    module = "jax.experimental.sparse"
+
+    def split(obj: Any) -> dict[str, Any]:
+        return {part: getattr(obj, own) for part, own in attributes.items()} | {"shape": tuple(obj.shape)}
+
+    def join(parts: dict[str, Any]) -> Any:
+        arrays = tuple(parts[part] for part in attributes)
+        return getattr(importlib.import_module(module), name)(arrays, shape=parts["shape"])
+
+    indices = dict.fromkeys(attributes.keys() - {"data"}, ("int32", "int64"))
+    return api.Compound(kind, (f"{module}.{name}",), split, join, None, indices, ".todense()", limits)
 
 
-def _join_bcoo(parts: dict[str, Any]) -> Any:
-    return importlib.import_module("jax.experimental.sparse").BCOO(
-        (parts["data"], parts["coords"]), shape=parts["shape"]
-    )
-
-
-def _split_bcsr(obj: Any) -> dict[str, Any]:
-    return {"data": obj.data, "indices": obj.indices, "indptr": obj.indptr, "shape": tuple(obj.shape)}
-
-
-def _join_bcsr(parts: dict[str, Any]) -> Any:
-    arrays = parts["data"], parts["indices"], parts["indptr"]
-    return importlib.import_module("jax.experimental.sparse").BCSR(arrays, shape=parts["shape"])
-
-
-_INDICES = ("int32", "int64")
 _SPARSE = (
-    api.Compound(
-        "coo",
-        ("jax.experimental.sparse.BCOO",),
-        _split_bcoo,
-        _join_bcoo,
-        indices={"coords": _INDICES},
-        dense=".todense()",
-        limits=("swapped",),
-    ),
-    api.Compound(
-        "csr",
-        ("jax.experimental.sparse.BCSR",),
-        _split_bcsr,
-        _join_bcsr,
-        indices=dict.fromkeys(("indices", "indptr"), _INDICES),
-        dense=".todense()",
-    ),
+    _sparse("coo", "BCOO", {"data": "data", "coords": "indices"}, ("swapped",)),
+    _sparse("csr", "BCSR", {"data": "data", "indices": "indices", "indptr": "indptr"}),
 )
 
 

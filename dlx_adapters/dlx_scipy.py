@@ -2,8 +2,8 @@
 
 As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they follow each other in
 memory. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
-As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. In COO, sparse
-itself sorts the indices and adds elements with equal ones, in new memory.
+As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. COO itself sorts
+coordinates and adds elements with equal ones, in new memory; GCXS reads unsorted rows wrongly, so they are refused.
 Awkward: arrays of lists, nested to any depth, in both directions. Refused: rows that are not in order in memory.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
@@ -54,13 +54,13 @@ def _jvp(function: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> tupl
 
     def differentiable(*operands: Any) -> tuple[Any, ...]:
         results[:] = function(*operands)
-        return tuple(filter(operators.is_inexact, results))
+        return tuple(filter(operators.is_inexact, results)) or operands[:1]  # torch fails without results
 
     is_outer = any(each.requires_grad for each in (*tensors, *tangents))
     with torch.inference_mode(mode=False):
         normal = [tuple(each.clone() if each.is_inference() else each for each in some) for some in (tensors, tangents)]
         _, moved = torch.autograd.functional.jvp(differentiable, *normal, create_graph=is_outer)
-    return results, list(moved)
+    return results, list(moved[: sum(map(operators.is_inexact, results))])
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def _node() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            _refuse_batches(each for each in gradients if each is not None)
+            operators.refuse_batches(gradients)
             holder, *saved = ctx.saved_tensors
             tensors = saved[: ctx.count]
             if all(each is None for each in gradients):
@@ -103,15 +103,6 @@ def _node() -> Any:
             return None, *(next(found) if wanted and operators.is_inexact(each) else None for each, wanted in pairs)
 
     return Using
-
-
-def _refuse_batches(tensors: Iterable[Any]) -> None:
-    """Refuse tensors of vectorized Jacobians, which have no memory."""
-    if any(map(sys.modules["torch"]._C._functorch.is_legacy_batchedtensor, tensors)):
-        raise ConversionError(
-            "torch.autograd.functional cannot vectorize functions of other frameworks",
-            fix="Use torch.func.jacrev or torch.func.jacfwd, or leave out vectorize=True.",
-        )
 
 
 def _record(operation: Operation, tensors: Sequence[Any]) -> Any:

@@ -69,6 +69,7 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        own.refuse_batches(gradients)
         tensors = ctx.saved_tensors
         wanted = [is_one and own.is_inexact(of) for is_one, of in zip(ctx.needs_input_grad[2:], tensors, strict=True)]
         if not any(wanted) or all(each is None for each in gradients):
@@ -94,6 +95,19 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
         return tuple(results), (0,) * len(results)
 
 
+def _run(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
+    """Run an operation."""
+    return _find(number, needs)(tensors)
+
+
+def _record(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
+    """Run an operation, which has derivatives if torch records or transforms it."""
+    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    if is_recorded or own.is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+        return own.record(_find(number, needs), tensors)
+    return _run(tensors, number, needs)
+
+
 def _fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
     """Return results without data, for the shapes that the operation states."""
     operation = _find(number, needs)
@@ -111,11 +125,11 @@ def _vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str)
 _LIBRARY = torch.library.Library("dlx", "FRAGMENT")  # it removes its operators when it is collected
 for _name in ("call", "run"):
     _LIBRARY.define(f"{_name}(Tensor[] tensors, int number, str needs) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
-    _run = lambda tensors, number, needs: _find(number, needs)(tensors)  # noqa: E731
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dlx::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"dlx::{_name}", _vmap, lib=_LIBRARY)
-_LIBRARY.impl("call", lambda tensors, number, needs: own.record(_find(number, needs), tensors), "Autograd")
+_LIBRARY.impl("call", _record, "Autograd")
+_LIBRARY.impl("call", _record, "FuncTorchDynamicLayerFrontMode")  # torch.func, for exported programs
+torch.library.register_vmap("dlx::run", _vmap, lib=_LIBRARY)
 torch.library._register_effectful_op("dlx::run", torch._library.effects.EffectType.ORDERED)
 
 operators = torch.ops.dlx

@@ -14,7 +14,17 @@ from typing import Any
 from dlx.adapter import GradSupport, Operation
 from dlx.errors import ConversionError, DlxError
 
-__all__ = ["call_once", "is_abstract", "is_inexact", "is_traced", "is_tracing", "random_state", "record", "replayed"]
+__all__ = [
+    "call_once",
+    "is_abstract",
+    "is_inexact",
+    "is_traced",
+    "is_tracing",
+    "random_state",
+    "record",
+    "refuse_batches",
+    "replayed",
+]
 
 
 def is_tracing() -> bool:
@@ -81,6 +91,16 @@ def at_random_state(state: Any) -> Iterator[None]:
 
 
 replayed = GradSupport(lambda array: False, random_state=random_state, at_random_state=at_random_state).replayed
+
+
+def refuse_batches(gradients: Sequence[Any]) -> None:
+    """Refuse gradients of vectorized Jacobians, which have no memory."""
+    is_batched = sys.modules["torch"]._C._functorch.is_legacy_batchedtensor
+    if any(each is not None and is_batched(each) for each in gradients):
+        raise ConversionError(
+            "torch.autograd.functional cannot vectorize functions of other frameworks",
+            fix="Use torch.func.jacrev or torch.func.jacfwd, or leave out vectorize=True.",
+        )
 
 
 @_explained()

@@ -20,12 +20,9 @@ int py_may_share_cuda(const py_source* s, const py_target* t, const DLTensor* te
          (t->kind.type == NULL || has_streams(&t->streams));
 }
 
-PyDoc_STRVAR(count_stream_contexts_doc,
-             "count_stream_contexts(change, /)\n--\n\n"
-             "Count this thread's contexts in which a framework uses another's stream (1 = begin, "
-             "-1 = end). "
-             "Inside one,\nthe Python path knows the object that keeps the stream alive.");
-
+PY_DOC(count_stream_contexts,
+       "Count this thread's contexts in which a framework uses another's stream (1 = begin, -1 = "
+       "end). Inside one, the Python path knows the object that keeps the stream alive.");
 static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
   long by = PyLong_AsLong(change);
   if (by == -1 && PyErr_Occurred()) return NULL;
@@ -208,7 +205,4 @@ PyObject* py_streams_convert(const py_call* call, py_source* s, py_target* t,
   return result;
 }
 
-PyMethodDef py_stream_functions[] = {
-    {"count_stream_contexts", count_stream_contexts, METH_O, count_stream_contexts_doc},
-    {NULL, NULL, 0, NULL},
-};
+PyMethodDef py_stream_functions[] = {PY_ONE(count_stream_contexts), PY_END};

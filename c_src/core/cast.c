@@ -128,10 +128,10 @@ WRITE_SMALL(int16_t, INT16_MIN, INT16_MAX)
 WRITE(int32_t, (int32_t)x, clamp(x, INT32_MIN, INT32_MAX),
       x >= 0x1p31f ? INT32_MAX : clamp_float(x, INT32_MIN, 0x1.fffffep30))
 WRITE(int64_t, (int64_t)x,
-      x != x         ? 0
-      : x <= -0x1p63 ? INT64_MIN
-      : x >= 0x1p63  ? INT64_MAX
-                     : (int64_t)x,
+      __builtin_fabs(x) < 0x1p63 ? (int64_t)x
+      : x != x                   ? 0
+      : x < 0                    ? INT64_MIN
+                                 : INT64_MAX,
       int64_t_real(x))
 WRITE_SMALL(uint8_t, 0, UINT8_MAX)
 WRITE_SMALL(uint16_t, 0, UINT16_MAX)

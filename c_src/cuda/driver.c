@@ -286,6 +286,13 @@ int cuda_make_once(_Atomic(uint64_t)* place, int32_t device_id,
   return status;
 }
 
+void dlx_cuda_drop_event(int32_t device_id, void* event) {
+  int mode;
+  if (!dlx_cuda_loaded() || cuda_enter(device_id, &mode) != DLX_OK) return;
+  cu.EventDestroy(event);
+  cuda_leave(mode);
+}
+
 int dlx_cuda_where(const void* address, DLDevice* device) {
   int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
   if (status != DLX_OK) return status;

@@ -49,27 +49,23 @@ static int map(memory* self, cu_allocation allocation) {
   return status;
 }
 
-static int create(memory* self) {
+static int allocate(memory* self) {
   cu_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                               .handles = CU_DESCRIPTOR,
                               .where = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
-  int status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
-  if (status != DLX_OK) return status;
-  self->size = (self->size + step - 1) / step * step;
-  status = CUDA(MemCreate, &made, self->size, &properties, 0);
-  return status == DLX_OK ? map(self, made) : status;
-}
-
-static int allocate(memory* self) {
   int yes = 0, status = cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
   if (status != DLX_OK) return status;
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
-  status = cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
-  if (status != DLX_OK) return status;
   self->kind = DLX_IPC_DESCRIPTOR;
-  return yes ? create(self) : cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
+  status = cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
+  if (status == DLX_OK && !yes)
+    status = cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
+  if (status == DLX_OK) status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
+  self->size = (self->size + step - 1) / step * step;
+  if (status == DLX_OK) status = CUDA(MemCreate, &made, self->size, &properties, 0);
+  return status == DLX_OK ? map(self, made) : status;
 }
 
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
@@ -106,9 +102,11 @@ int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int f
 }
 
 /* Set `kind` to DLX_IPC_DESCRIPTOR if the driver can export the allocation as one. */
-static int find_descriptor(cu_address start, int* kind) {
-  cu_allocation found = 0; /* fails for memory of a pool */
-  int code = cu.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
+static int find_descriptor(uintptr_t start, int* kind) {
+  cu_allocation found = 0;
+  int code = CU_NOT_SUPPORTED;
+  if (cu.MemRetainAllocationHandle) /* fails for memory of a pool */
+    code = cu.MemRetainAllocationHandle(&found, (void*)start);
   if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
     return DLX_OK;
   if (code != CU_OK) return cuda_fail("cuMemRetainAllocationHandle", code);
@@ -119,26 +117,21 @@ static int find_descriptor(cu_address start, int* kind) {
 
 int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
                  int* kind) {
-  cu_address at = (cu_address)(uintptr_t)address, start = 0;
+  cu_address at = (cu_address)(uintptr_t)address;
   unsigned long long handles = 0;
-  size_t length = 0;
   char legacy[8] = {0}; /* a bool, of the driver's size */
   int by_handle = 0;
   int before, status = cuda_enter(device_id, &before);
   if (status != DLX_OK) return status;
-  status = CUDA(PointerGetAttribute, &start, CU_ATTRIBUTE_START, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &length, CU_ATTRIBUTE_SIZE, at);
+  status = CUDA(PointerGetAttribute, base, CU_ATTRIBUTE_START, at);
+  if (status == DLX_OK) status = CUDA(PointerGetAttribute, size, CU_ATTRIBUTE_SIZE, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
   if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
   if (status == DLX_OK && legacy[0])
     status = cuda_get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
-  if (status == DLX_OK) {
-    *base = (uintptr_t)start;
-    *size = (int64_t)length;
-    *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
-  }
+  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
   if (status == DLX_OK && !by_handle && handles & CU_DESCRIPTOR)
-    status = find_descriptor(start, kind);
+    status = find_descriptor(*base, kind);
   cuda_leave(before);
   return status;
 }

@@ -17,13 +17,6 @@ static int take_event(int32_t device_id, cu_event* event) {
   return status;
 }
 
-void dlx_cuda_drop_event(int32_t device_id, void* event) {
-  int mode;
-  if (!dlx_cuda_loaded() || cuda_enter(device_id, &mode) != DLX_OK) return;
-  cu.EventDestroy(event);
-  cuda_leave(mode);
-}
-
 /* Keep an event (or NULL) for later. If it failed, destroy it and all that are kept: the device may
  * have been reset. */
 static void return_event(int32_t device_id, cu_event event, int has_failed) {
@@ -122,6 +115,7 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
 }
 
 static int create_stream(int32_t device_id, uint64_t* made) {
+  (void)device_id; /* current */
   cu_stream stream = NULL;
   int status = CUDA(StreamCreate, &stream, CU_STREAM_NON_BLOCKING);
   *made = (uint64_t)(uintptr_t)stream;

@@ -44,6 +44,13 @@ int dlx_cuda_where(const void* address, DLDevice* device);
 int dlx_cuda_push(int32_t device_id);
 void dlx_cuda_pop(void);
 
+/* Destroy an event. Does nothing in a forked child or at exit. */
+void dlx_cuda_drop_event(int32_t device_id, void* event);
+
+/* Unload the driver's table, so that the next use loads it again. For tests: no object of the
+ * driver may be in use. */
+void dlx_cuda_forget(void);
+
 /* ---- cuda/order.c: streams, readiness events, release behind a stream ------------------------ */
 
 /* Make a stream wait for the current work of another stream; do nothing if they are the same.
@@ -64,9 +71,6 @@ uint64_t dlx_cuda_known_stream(int32_t device_id);
 
 /* Make dlx's own stream wait for another library's recorded event (a cudaEvent_t). */
 int dlx_cuda_wait_event(int32_t device_id, void* event);
-
-/* Destroy an event. Does nothing in a forked child or at exit. */
-void dlx_cuda_drop_event(int32_t device_id, void* event);
 
 /* A readiness event: the point on a stream at which memory is ready. Reference-counted. */
 typedef struct dlx_ready dlx_ready;
@@ -129,10 +133,6 @@ int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, u
 
 /* Return 1 if a copy to new memory on the same device would fail with DLX_E_SCATTERED. */
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order);
-
-/* Unload the driver's table, so that the next use loads it again. For tests: no object of the
- * driver may be in use. */
-void dlx_cuda_forget(void);
 
 /* ---- cuda/ipc.c: sharing device memory between processes ------------------------------------- */
 

@@ -195,8 +195,7 @@ def _check_ties(items: Sequence[Item]) -> None:
         at + size <= next_one for (at, size), (next_one, _) in itertools.pairwise(starts)
     ):
         return
-    pair = collision([item.source for item in placed], [])
-    if pair is not None:
+    if pair := collision([item.source for item in placed], []):
         one, other = sorted(one_line(placed[each].name, 80) for each in pair)
         reason = f"{one!r} and {other!r} share memory, which .safetensors cannot store"
         raise FileError(reason, fix="Leave one of them out, or copy it.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
 from dlx._api.output import Array, check_fits, copies, fill, fill_plain, open_output
-from dlx._core import native
+from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.public import public
@@ -247,6 +247,8 @@ def _stack_on_device(
     is_last = request.device is None or physical(request.device) == device
     sync = StreamSync(request.target, request.stream, request.device)
     array, whole = sync.copy(tensors, sources, like, is_last and first.nbytes > 0, at)
+    if is_last and request.target.adapter is TENSOR:  # `convert` returns it unchanged
+        return sync.for_consumer(TENSOR, whole, cuda.readiness_of(whole))
     return whole if array is None else array
 
 

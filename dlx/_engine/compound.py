@@ -24,7 +24,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
 from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, null_fix
-from dlx._protocols.pointer import empty
+from dlx._protocols.pointer import dltensor, empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
@@ -58,7 +58,7 @@ def split(
     first, swaps, dtype = 0, False, None
     if kind == "ragged":
         first = _check_lists(parts["values"], parts["offsets"])
-    elif not is_own and "data" in parts:
+    elif not is_own and kind in ("coo", *_MINOR):
         _check_dimensions(kind, parts, source.dense)
     limits: tuple[str, ...] = ()
     if request is not None:
@@ -186,11 +186,10 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
         elif dtype is None or tensor.dtype == dtype:  # else the framework casts first
             part, swaps = _swap(FAST_PATH(part, to="dlx")), False
     rows = _rows(part)
-    casts = dtype is not None and info_of(rows[0]).dtype != dtype
-    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part)
-    whys += [f"{info_of(rows[0]).dtype} indices become {dtype}"] * casts + [f"it begins with {minus}, not 0"] * bool(
-        minus
-    )
+    old = None if dtype is None else info_of(rows[0]).dtype
+    casts = old != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{old} indices become {dtype}"] * casts
+    whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if not whys:
         return part
     info = info_of(rows[0])
@@ -268,17 +267,13 @@ def cast_indices(tensor: Tensor, dtype: DType, minus: int = 0) -> Tensor:
         tensor = native.tensor_copy(tensor, False, 0, DType("int64"))
     if minus:
         whole: Tensor = empty(tensor.shape, tensor.dtype)
-        lib.dlx_subtract(_struct(tensor), minus, _struct(whole))
+        lib.dlx_subtract(dltensor(tensor), minus, dltensor(whole))
         tensor = whole
     may_not_fit = old.name == "uint64" or dtype.bits < tensor.dtype.bits
-    if may_not_fit and lib.dlx_find_outside(_struct(tensor), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
+    if may_not_fit and lib.dlx_find_outside(dltensor(tensor), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
     is_new = minus or old.name not in _WIDTHS
     return tensor if is_new and tensor.dtype == dtype else native.tensor_copy(tensor, False, 0, dtype)
-
-
-def _struct(tensor: Tensor) -> Any:
-    return ffi.cast("DLTensor *", native.tensor_address(tensor))
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -298,8 +293,8 @@ _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 
 def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
     """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
-    coords = parts.get("coords", ())
-    ndim = 2 if _is_rows(coords) or "coords" not in parts else len(info_of(coords).shape or ())
+    coords = parts.get("coords")
+    ndim = 2 if coords is None or _is_rows(coords) else len(info_of(coords).shape or ())
     if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
@@ -319,7 +314,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     Return the limits that the indices exceed, and the framework resolves.
     """
     shape = parts.get("shape", ())
-    if kind == "coo" and "coords" in parts:
+    if kind == "coo":
         coords, elements = parts["coords"], info_of(parts["data"]).shape
         rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
         if len(rows) != len(shape):
@@ -352,7 +347,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     if pointers is None or ends is None:
         _check_range(indices, extent, "indices")
         return ()
-    bad = lib.dlx_find_repeat(_struct(pointers), _struct(ends), extent, rule == "rising")
+    bad = lib.dlx_find_repeat(dltensor(pointers), dltensor(ends), extent, rule == "rising")
     if bad == -2:
         raise MemoryError
     if bad >= 0:
@@ -387,7 +382,7 @@ def _wide(part: Any) -> Tensor | None:
 
 def _check_range(part: Any, end: int, name: str) -> Tensor | None:
     tensor = _wide(part)
-    bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(_struct(tensor), end)
+    bad = -1 if tensor is None or not tensor.nbytes else lib.dlx_find_outside(dltensor(tensor), end)
     if bad >= 0:
         raise _padded(f"{name}[{bad}] is outside of its shape")
     return tensor
@@ -395,7 +390,7 @@ def _check_range(part: Any, end: int, name: str) -> Tensor | None:
 
 def _is_ordered(rows: list[Tensor | None]) -> bool:
     """Return whether coordinates rise; False if the host cannot read them."""
-    structs = [_struct(row) for row in rows if row is not None]
+    structs = [dltensor(row) for row in rows if row is not None]
     if not structs or len(structs) < len(rows):
         return not rows
     return bool(lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(structs)) < 0)
@@ -430,7 +425,7 @@ def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
         raise _padded(f"its indptr end at {found[rows]}, and it has {count} elements")
     if rows < 0 or found[0] != start or start < 0 or found[rows] - start != count:
         raise LayoutError(f"its {name} do not rise from 0 to {count}")
-    bad = lib.dlx_find_descent(_struct(tensor))
+    bad = lib.dlx_find_descent(dltensor(tensor))
     if bad >= 0:
         raise LayoutError(f"{name}[{bad}] is less than the value before it")
     return tensor

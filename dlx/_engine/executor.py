@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -123,4 +124,7 @@ def execute(
         with adapter.devices.activate(tensor.device):
             array = load(tensor, *options)
     array = array if dtype is None else adapter.dtypes.viewed(array, dtype)
-    return last.run(array) if isinstance(last, Cast) and last.at_end else array
+    if not (isinstance(last, Cast) and last.at_end):
+        return array
+    with sync().use(sync().consumer(tensor.device)) if cuda.is_cuda(tensor.device) else contextlib.nullcontext():
+        return last.run(array)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dlx._core import cuda, native
@@ -149,23 +150,14 @@ class StreamSync:
         consumer = self.consumer(device)
         if consumer is not None:
             self.wait(readiness, consumer)
-        if (
-            isinstance(readiness, Stream)
-            and not readiness.is_unordered
-            and (consumer is None or self._target.adapter is TENSOR)
-        ):
-            self._point(readiness)
+        self._point(readiness, consumer)
 
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
         """Return the ordered tensor for the consumer; its memory lives until the consumer's stream is done."""
         self.order(tensor, readiness, None)
-        consumer, waits_later = self.consumer(tensor.device), self._target.adapter is TENSOR
-        if waits_later and consumer is not None and consumer.is_unordered:
-            return tensor
-        point = None
-        if waits_later or consumer is None:
-            point = self._point(readiness) if isinstance(readiness, Stream) else readiness
-        if consumer is None:
+        consumer = self.consumer(tensor.device)
+        point = self._point(readiness, consumer)
+        if consumer is None or (consumer.is_unordered and self._target.adapter is TENSOR):
             return tensor if point is None else cuda.when(tensor, point)
         same = consumer == readiness == self.producer(source, tensor.device)
         return cuda.when(tensor, point, Stream(consumer.device, UNORDERED) if same else consumer)
@@ -264,8 +256,7 @@ class StreamSync:
                 base = cuda.work_stream(place)
         self.ask(base, *streams, *([None] if asks_host or not allocates else []))
         if allocates:
-            activate = None if self._stream is None or adapter.streams is None else adapter.streams.activate
-            with contextlib.nullcontext() if activate is None or consumer is None else activate(consumer):
+            with self.use(consumer):
                 array = adapter.devices.new_array(like.shape, like.dtype, like.device, like.strides)
             if array is not None:
                 whole = adapter.export(array, stream=UNORDERED)  # pinned memory may be declared as host memory
@@ -276,6 +267,13 @@ class StreamSync:
         if allocates and not asks_host:
             self.ask(base, None)  # memory of dlx does not belong to a graph
         return None, native.tensor_on_device(like, True, place.id, base.handle, base.keep), base
+
+    def use(self, consumer: Stream | None) -> AbstractContextManager[Any]:
+        """Return a context in which the consumer's framework works on its stream, if the caller named that."""
+        streams = self._target.adapter.streams
+        if self._stream is None or streams is None or streams.activate is None:
+            return contextlib.nullcontext()
+        return contextlib.nullcontext() if consumer is None or consumer.is_unordered else streams.activate(consumer)
 
     def _stream_of(self, tensor: Tensor, readiness: Readiness) -> Stream | None:
         """Return the stream of the memory's device on which it is ready: copies there are ordered with all writes."""
@@ -306,7 +304,12 @@ class StreamSync:
             cuda.wait(readiness, waiting)
         self._ordered[key, waiting] = readiness
 
-    def _point(self, readiness: Stream) -> cuda.Ready:
+    def _point(self, readiness: Readiness, consumer: Stream | None) -> cuda.Ready | None:
+        """Return the event for readers that wait later: a consumer of an unknown stream, or those of a dlx.Tensor."""
+        if consumer is not None and self._target.adapter is not TENSOR:
+            return None
+        if not isinstance(readiness, Stream) or readiness.is_unordered:
+            return None if isinstance(readiness, Stream) else readiness
         if readiness not in self._points:
             self._points[readiness] = cuda.ready(readiness)
         return self._points[readiness]

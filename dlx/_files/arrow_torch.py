@@ -60,12 +60,12 @@ def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str,
             raise FileError(reason, fix=AGAIN) from error
         raise reader_error("pyarrow", error) from error
     check_names(names)
-    columns = {name: table.column(i) for i, name in enumerate(names)}
     metadata = {
         key.decode(errors="replace"): text.decode(errors="replace")
         for key, text in (table.schema.metadata or {}).items()
     }
-    return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}, metadata
+    columns = (each.chunk(0) if each.num_chunks == 1 else each for each in table.columns)
+    return dict(zip(names, columns, strict=True)), metadata
 
 
 def _check_end(ipc: Any, mapped: Any, size: int) -> None:
@@ -108,7 +108,7 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
                 try:
                     check_pickle(archive.read(each))
                 except (ValueError, LookupError, RuntimeError) as error:
-                    raise FileError("its list of tensors is damaged, or nests tuples too deeply", fix=AGAIN) from error
+                    raise FileError("its list of tensors is damaged, or unusual for torch.save", fix=AGAIN) from error
         records = {find_data_start(file, each): each.file_size for each in data}
     package = import_reader("torch", ".pt")
     saved_on: dict[int, str] = {}
@@ -159,13 +159,11 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
         if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 if this torch lacks the function
             reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
-        code = _find_code(package, file)
-        if code:
+        if code := _find_code(package, file):
             names = one_line(", ".join(code), 120)
             reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
             return FileError(reason, fix=TRUST.format(f"[{names}]"))
-        why = find_in(error, r"WeightsUnpickler error:\s*(.+)")
-        if why:
+        if why := find_in(error, r"WeightsUnpickler error:\s*(.+)"):
             fix = TRUST.format("[...]") if "allowlisted" in why else AGAIN
             return FileError(f"torch's weights_only does not allow it: {one_line(why, 200)}", fix=fix)
     return failure

@@ -34,9 +34,8 @@ def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[Bina
             yield handle
         return
     partial = path.with_name(f".{_shorten(path.name)}.dlx-partial")
-    handle = None
-    while handle is None:
-        handle = _lock_partial(partial, path)
+    while (handle := _lock_partial(partial, path)) is None:
+        pass
     with handle:
         try:
             if os.fstat(handle.fileno()).st_size:  # of a killed process; ext4 flushes a truncated file at close

@@ -144,13 +144,11 @@ def _cover(shape: tuple[int, ...], chunks: Mapping[tuple[int, ...], tuple[int, .
     return not any(corners.values())
 
 
-class _Members(Named[Any]):
+class _Members(Named):
     """The members of a checkpoint by name; each is read when it is used."""
 
-    _names: dict[str, _Member]
-
-    def __init__(self, file: str, members: dict[str, _Member], memories: dict[str, Memory]) -> None:
-        self._file, self._names, self._memories = file, members, memories
+    def __init__(self, file: str, members: Mapping[str, _Member], memories: dict[str, Memory]) -> None:
+        self._names, self._file, self._memories = members, file, memories
 
     def __getitem__(self, name: str) -> Any:
         member = self._names[name]
@@ -162,11 +160,10 @@ class _Members(Named[Any]):
                 return Deferred(info, Blocker(error.reason, error.fix, FileError))
         nbytes = prod(member.shape) * member.dtype.bits // 8
         info = ArrayInfo("file", self._file, member.dtype, member.dtype.name, member.shape, device=HOST, nbytes=nbytes)
-        return Deferred(info, Blocker("it is in chunks", resolution=lambda _: self._join(name), needs="copy"))
+        return Deferred(info, Blocker("it is in chunks", resolution=lambda _: self._join(name, member), needs="copy"))
 
-    def _join(self, name: str) -> Tensor:
+    def _join(self, name: str, member: _Member) -> Tensor:
         """Return a tensor with the values of all chunks, which must cover it exactly."""
-        member = self._names[name]
         assert member.shape is not None and member.dtype is not None
         nbytes = prod(member.shape) * member.dtype.bits // 8
         if nbytes > sum(len(self._memories[place].bytes) for place in {name for name, _, _ in member.places.values()}):

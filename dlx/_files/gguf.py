@@ -115,17 +115,12 @@ def _read_header(file: File, reader: _Reader) -> Contents:
     described = [_read_tensor(reader) for _ in range(tensors)]
     start = -(-reader.at // alignment) * alignment
     entries = by_name(_build_entry(*each, start, alignment) for each in described)
-    end = check_order(map(_span, entries.values()), start, gaps=True)  # tensors are padded to the alignment
+    end = check_order(entries.values(), start, gaps=True)  # tensors are padded to the alignment
     if end > file.size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {file.size:,}", fix=AGAIN)
     if any(file.read_at(4, at) == b"GGUF" for at in (end, -(-end // alignment) * alignment)):
         raise FileError("it contains several models, one after the other", fix="Split it into separate files.")
     return Contents(".gguf", entries, metadata)
-
-
-def _span(entry: Stored) -> tuple[int, int, str]:
-    begin = entry.offset or 0
-    return begin, begin + (entry.nbytes or 0), entry.name
 
 
 def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:

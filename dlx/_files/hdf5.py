@@ -12,7 +12,18 @@ from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import HOST
 from dlx._files.descr import entry_from_dtype
-from dlx._files.header import AGAIN, Contents, File, Named, Stored, by_name, import_reader, is_sibling, reader_error
+from dlx._files.header import (
+    AGAIN,
+    Contents,
+    File,
+    Named,
+    Stored,
+    by_name,
+    import_reader,
+    is_sibling,
+    naming_reader,
+    reader_error,
+)
 from dlx._files.signatures import HDF5
 from dlx._support.text import amount, one_line
 from dlx.errors import FileError
@@ -23,19 +34,12 @@ MAX_CHUNKS = 1 << 24  # of an array; libraries look for each, also if few are st
 def read_hdf5(file: File) -> Contents:
     """List the members of an HDF5 file; names are paths in the file."""
     h5py = import_reader("h5py", "HDF5")
-    try:
-        opened = h5py.File(file.path if file.data is None else file.reopen(), "r")
-    except Exception as error:
-        raise reader_error("h5py", error) from error
     members = [""]
-    try:
+    with naming_reader("h5py"), contextlib.ExitStack() as stack:
+        opened = stack.enter_context(h5py.File(file.path if file.data is None else file.reopen(), "r"))
         _check_end(file, opened.userblock_size)
         entries = by_name(_walk(h5py, file, opened, members))
-    except BaseException as error:
-        opened.close()
-        if isinstance(error, FileError) or not isinstance(error, Exception):
-            raise
-        raise reader_error("h5py", error) from error
+        stack.pop_all()
     return Contents("HDF5", entries, _Attributes(opened, members), close=opened.close)
 
 
@@ -106,7 +110,7 @@ def _open_member(h5py: Any, file: File, name: str, group: Any, key: str) -> tupl
     return (None if isinstance(item, h5py.Group) else _refuse(name, "type", "it is a named type, without data")), item
 
 
-class _Attributes(Named[Any]):
+class _Attributes(Named):
     """The attributes of the members of a file, listed and read when they are used."""
 
     def __init__(self, root: Any, members: list[str]) -> None:
@@ -119,12 +123,8 @@ class _Attributes(Named[Any]):
 
     @functools.cached_property
     def _names(self) -> dict[str, tuple[str, str]]:  # type: ignore[override]
-        try:
+        with naming_reader("h5py"):
             return {f"{at}@{key}" if at else key: (at, key) for at in self._members for key in self._read(at)}
-        except FileError:
-            raise
-        except Exception as error:  # damaged
-            raise reader_error("h5py", error) from error
 
     def __getitem__(self, name: str) -> Any:
         member, key = self._names[name]
@@ -184,7 +184,7 @@ def _describe_dataset(h5py: Any, file: File, name: str, item: Any) -> Stored:
             raise FileError(f"it is truncated: {one_line(name, 80)!r} ends after the file", fix=AGAIN)
         return entry._replace(offset=start)
     notes = notes or ["not contiguous in the file"]
-    return entry._replace(notes=tuple(notes), load=functools.partial(_read_dataset, item))
+    return entry._replace(notes=tuple(notes), load=functools.partial(read_array, item, "h5py"))
 
 
 def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
@@ -205,11 +205,7 @@ def _has_plain_sources(h5py: Any, file: File, item: Any) -> bool:
     return True
 
 
-def _read_dataset(item: Any, entry: Stored, data: memoryview) -> Tensor:
-    return read_array(item, entry, "h5py")
-
-
-def read_array(source: Any, entry: Stored, package: str) -> Tensor:
+def read_array(source: Any, package: str, entry: Stored, _: object) -> Tensor:
     """Read a numpy array with a library, and return its bytes as the entry describes them."""
     assert entry.dtype is not None and entry.shape is not None
     count = prod(-(-n // size) for n, size in zip(source.shape, source.chunks or source.shape, strict=True) if size)

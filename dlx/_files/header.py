@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.util
@@ -9,10 +10,11 @@ import io
 import mmap
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 from dlx._core import native
 from dlx._core.native import Tensor
@@ -22,7 +24,6 @@ from dlx._support.system import find_missing, map_memory, map_privately, read_at
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError, FrameworkNotInstalledError
 
-V = TypeVar("V")
 MAX_NDIM = 128
 NO_ARRAYS = frozenset(("link", "group", "type", "dimension", "file"))  # `Stored.dtype_name` of names without data
 MAX_BYTES = 1 << 63  # of an array; extents stay below
@@ -37,15 +38,15 @@ class File:
     """A regular file, opened once so that dlx maps the file whose header it parsed; or bytes in memory."""
 
     def __init__(self, source: Path | memoryview, name: str = "") -> None:
-        self.data = source if isinstance(source, memoryview) else None
-        if isinstance(source, memoryview):
-            self.path, self.size = Path(name or "bytes"), source.nbytes
-        else:
-            self.path = source
-            _check_regular(source)
-        self.handle: BinaryIO = source.open("rb") if isinstance(source, Path) else io.BufferedReader(self.reopen())
+        self.data = None if isinstance(source, Path) else source
+        self.handle: BinaryIO
         if isinstance(source, Path):
+            _check_regular(source)
+            self.path, self.handle = source, source.open("rb")
             self.size = os.fstat(self.handle.fileno()).st_size
+        else:
+            self.path, self.size = Path(name or "bytes"), source.nbytes
+            self.handle = io.BufferedReader(self.reopen())
         self.archive: Any = None  # the list of a zip file's members, once it is read
         self.has_shards = False  # it is the first of several files in a folder, which are opened together
         if self.size == 0:
@@ -139,6 +140,8 @@ class Memory:
 
     def __init__(self, file: File, *, private: bool, spans: Iterable[tuple[int, int]] | None = None) -> None:
         self.flags = READ_ONLY
+        if spans is None and private and file.data is not None and file.data.readonly:
+            spans = [(0, file.size)]  # a private mapping's pages are copied at the first write: these at once
         if spans is not None:
             self.bytes = memoryview(allocate_block(file.size))
             read_spans(file, self.bytes, spans)
@@ -148,9 +151,6 @@ class Memory:
         else:
             self.bytes = file.data
             self.flags = READ_ONLY if file.data.readonly else 0
-            if private and file.data.readonly:  # a private mapping's pages are copied at the first write: these at once
-                self.bytes = memoryview(allocate_block(file.size))
-                self.bytes[:] = file.data
         self.address = native.buffer_address(self.bytes)
 
 
@@ -257,31 +257,23 @@ class Stored(NamedTuple):
         return row_major(self.shape[::-1])[::-1]
 
 
-class Named(Mapping[str, V]):
-    """A mapping whose names are those of `_names`; its elements are made when they are read."""
+class Named(Mapping[Any, Any]):
+    """A mapping with the names of another one; ``make(name, value)`` returns an element when it is read."""
 
-    _names: Mapping[str, Any]
+    def __init__(self, names: Mapping[Any, Any], make: Callable[[Any, Any], Any]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._make(name, self._names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-class Merged(Named[Any]):
-    """The members of several files; `places` is the number of the file of each name."""
-
-    def __init__(self, parts: Sequence[Mapping[str, Any]], places: Mapping[str, int]) -> None:
-        self._parts, self._names = parts, places
-
-    def __getitem__(self, name: str) -> Any:
-        part = self._names[name]
-        found = self._parts[part][name]
-        return found._replace(part=part) if part and type(found) is Stored else found
 
 
 class Contents(NamedTuple):
@@ -291,26 +283,21 @@ class Contents(NamedTuple):
     entries: Mapping[str, Stored]  # by name
     metadata: Mapping[str, Any] = {}
     notes: tuple[str, ...] = ()  # shown by dlx inspect
-    close: Callable[[], object] | None = None  # closes the reader
+    close: Callable[[], object] = int  # closes the reader
 
 
 def read_next(file: BinaryIO | Any, count: int) -> bytes:
     """Return the next `count` bytes of a file's header; raise `FileError` if the file ends earlier."""
-    parts: list[bytes] = []
-    missing = count
-    while missing and (part := file.read(missing)):
-        parts.append(part)
-        missing -= len(part)
-    if missing:
+    data: bytes = file.read(count)
+    if len(data) < count:
         raise FileError("it is truncated: it ends in the middle of its header", fix=AGAIN)
-    return b"".join(parts)
+    return data
 
 
 def check_names(names: Sequence[str]) -> None:
     """Raise `FileError` if a file lists a name twice."""
     if len(set(names)) != len(names):
-        met: set[str] = set()
-        twice = next(each for each in names if each in met or met.add(each))  # type: ignore[func-returns-value]
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise FileError(f"its header lists {one_line(twice, 80)!r} twice")
 
 
@@ -326,14 +313,14 @@ def is_sibling(name: str) -> bool:
     return os.path.basename(name) == name and name not in ("", ".", "..") and "\0" not in name  # noqa: PTH119
 
 
-def check_order(spans: Iterable[tuple[int, int, str]], start: int, *, gaps: bool) -> int:
-    """Return the end of the last array (begin, end, name); raise if two overlap, or leave a gap and `gaps` is false."""
+def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
+    """Return the end of the last array; raise `FileError` if two overlap, or leave a gap and `gaps` is false."""
     at = start
-    for begin, end, name in sorted(spans):
+    for begin, size, name in sorted((each.offset or 0, each.nbytes or 0, each.name) for each in entries):
         if begin < at or (begin > at and not gaps):
             what = "overlap" if gaps else "overlap, or leave a gap,"
             raise FileError(f"its tensors {what} before {one_line(name, 80)!r}")
-        at = end
+        at = begin + size
     return at
 
 
@@ -370,6 +357,17 @@ def reader_error(package: str, error: Exception) -> Exception:
     if isinstance(error, MemoryError) or find_in(error, "(an(?:no|')t allocate|Failed to launch)"):
         return error if isinstance(error, MemoryError) else MemoryError(f"{package}: {text}")
     return FileError(f"{package} cannot read it: {text}", fix=AGAIN)
+
+
+@contextlib.contextmanager
+def naming_reader(package: str) -> Iterator[None]:
+    """Name a library in the errors of reading a file with it."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:  # a damaged or hostile file can cause any exception
+        raise reader_error(package, error) from error
 
 
 def import_reader(package: str, kind: str) -> Any:

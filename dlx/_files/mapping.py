@@ -51,16 +51,6 @@ def _open_array(stored: Stored | Mapping[str, Any], memories: Sequence[Memory], 
     return Deferred(info, blocker)
 
 
-class _Members(Named[Any]):
-    """The arrays of a file by name. Each access creates a new tensor; only the headers are kept."""
-
-    def __init__(self, file: str, entries: Mapping[str, Any], memories: Sequence[Memory]) -> None:
-        self._file, self._names, self._memories = file, entries, memories
-
-    def __getitem__(self, name: str) -> Any:
-        return _open_array(self._names[name], self._memories, self._file)
-
-
 def _name_dtypes(entries: Mapping[str, Stored], raw: str | Mapping[str, str]) -> dict[str, Stored]:
     """Return entries with the dtypes that `raw` says for them or their fields."""
     known: dict[str, Stored] = {}
@@ -72,8 +62,8 @@ def _name_dtypes(entries: Mapping[str, Stored], raw: str | Mapping[str, str]) ->
             list_names(f"{name}.{field.name}" if name else field.name, field)
 
     def change(name: str, stored: Stored) -> Stored:
-        if name in dtypes:
-            return name_dtype(stored, dtypes[name])
+        if name in dtypes:  # an error has the whole name
+            return name_dtype(known[name], dtypes[name])._replace(name=stored.name)
         fields = (change(f"{name}.{each.name}" if name else each.name, each) for each in stored.fields)
         return stored._replace(fields=tuple(fields))
 
@@ -84,45 +74,31 @@ def _name_dtypes(entries: Mapping[str, Stored], raw: str | Mapping[str, str]) ->
         raw = dict.fromkeys(is_raw, raw)
     for which, word in raw.items():
         dtypes |= dict.fromkeys(match_names(known, which, "raw") or (), DType(word))
-    for name, dtype in dtypes.items():
-        name_dtype(known[name], dtype)  # raises for a dtype of another size
     return {name: change(name, stored) for name, stored in entries.items()}
 
 
-class Archive(Mapping[Any, Any]):
+class Archive(Named):
     """The contents of a file, by name."""
 
     is_file = True
 
     def __init__(
-        self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], closing: list[Callable[[], object]]
+        self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], close: Callable[[], object] = int
     ) -> None:
-        self.path, self.metadata = path, metadata
-        self._items = items
-        self._closing = closing
-        self.closed = False
+        self._names, self.path, self.metadata = items, path, metadata
+        self._close, self.closed = close, False
 
-    def __getitem__(self, key: Any) -> Any:
-        if self.closed and key in self._items:
-            raise FileError(f"it is closed, so {key!r} cannot be read", source=str(self.path), fix="Open it again.")
-        return self._items[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def keys(self) -> Any:
-        """Return the names, in file order."""
-        return self._items.keys()
+    def __getitem__(self, name: Any) -> Any:
+        item = self._names[name]
+        if self.closed:
+            raise FileError(f"it is closed, so {name!r} cannot be read", source=str(self.path), fix="Open it again.")
+        return item
 
     def close(self) -> None:
         """Prevent further reads; arrays that were read keep their memory."""
         self.closed = True
-        self._items = dict.fromkeys(self._items)
-        while self._closing:
-            self._closing.pop()()
+        self._names = dict.fromkeys(self._names)
+        self._close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -159,18 +135,16 @@ def map_file(
         if kind in LIBRARY_KINDS:
             if raw is not None:
                 raise FileError(f"raw= cannot name dtypes in {kind} files, which name them", fix="Leave it out.")
-            loaded, metadata = _load(file, kind, private, mapped, only, skip)
-            return Archive(path, loaded, metadata, [])
+            return Archive(path, *_load(file, kind, private, mapped, only, skip))
         files, contents = stack.enter_context(read_contents(file, kind))
         entries: Mapping[str, Any] = contents.entries if raw is None else _name_dtypes(contents.entries, raw)
         entries = select_entries(entries, only, skip)
         spans = [None] * len(files) if mapped or kind == "HDF5" else _find_spans(files, entries)
         memories = [Memory(each, private=private, spans=span) for each, span in zip(files, spans, strict=True)]
-        closing = [] if contents.close is None else [contents.close]
-        items: Mapping[str, Any] = _Members(path.name, entries, memories)
+        items: Mapping[str, Any] = Named(entries, lambda _, stored: _open_array(stored, memories, path.name))
         if kind == "zarr" and not mapped:
             items = _read_now(items)
-        return Archive(path, items, contents.metadata, closing)
+        return Archive(path, items, contents.metadata, contents.close)
 
 
 def _read_now(member: Any) -> Any:

@@ -21,7 +21,6 @@ from dlx._files.header import (
     SPLIT,
     Contents,
     File,
-    Merged,
     Named,
     Stored,
     allocate,
@@ -158,7 +157,7 @@ def select_entries(entries: Mapping[str, Stored], only: Names, skip: Names) -> M
     if only is None and skip is None:
         return entries
     if isinstance(entries, Named):  # without records, and made when they are used
-        return Merged([entries], dict.fromkeys(select_tree(dict.fromkeys(entries), only, skip), 0))
+        return Named(select_tree(dict.fromkeys(entries), only, skip), lambda name, _: entries[name])
     return select_tree({name: split_fields(each) for name, each in entries.items()}, only, skip)
 
 

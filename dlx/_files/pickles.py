@@ -6,9 +6,8 @@ import pickletools
 
 MAX_DEPTH = 1000  # of tuples in tuples, which CPython hashes by recursion without a limit
 MAX_TUPLES = 1 << 20  # in a tuple, each counted as often as it occurs: a pickle can share them exponentially
-_LENGTHS = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT8U: 8}  # bytes; of others: 4
+_LENGTHS = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT8U: 8}  # bytes; others have 4
 _LEAF = 0, 0  # the depth of tuples, and their number
-_UNUSUAL = ("DUP", "EXT1", "EXT2", "EXT4", "GET", "POP", "PUT")
 # The name of an opcode, the width of its argument, its effect on the stack: objects below its mark, or taken, and made.
 _OPCODES = {
     ord(each.code): (
@@ -19,7 +18,7 @@ _OPCODES = {
         [_LEAF] * len(each.stack_after),
     )
     for each in pickletools.opcodes
-    if each.name not in _UNUSUAL
+    if each.name not in ("DUP", "EXT1", "EXT2", "EXT4", "GET", "POP", "PUT")  # unusual
 }
 
 

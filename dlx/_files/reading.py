@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlx._files.header import SAFE, Contents, File, Merged, Stored, read_stream
+from dlx._files.header import SAFE, Contents, File, Named, Stored, read_stream
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR, find_index, list_shards, read_index, read_safetensors
 from dlx._files.signatures import HDF5, SIGNATURE_BYTES, SUPPORTED, identify_file, identify_folder
 from dlx._support.reflect import type_name
@@ -43,8 +43,8 @@ def find_source(obj: Any) -> tuple[Path | memoryview, str]:
     try:
         view = memoryview(obj)
     except TypeError:
-        kinds = "a path, bytes, or a binary file object"
-        raise TypeError(f"path must be {kinds}, found {type_name(type(obj))}") from None
+        found = type_name(type(obj))
+        raise TypeError(f"path must be a path, bytes, or a binary file object, found {found}") from None
     if not view.c_contiguous:
         raise TypeError(f"path is a {type_name(type(obj))} with gaps in its memory; pass bytes(...) of it")
     return view.cast("B") if view.nbytes else memoryview(b""), type_name(type(obj))
@@ -63,8 +63,7 @@ def open_file(source: Path | memoryview, name: str = "") -> Iterator[File]:
     try:
         folder = source if isinstance(source, Path) and source.is_dir() else None
         if folder is not None:
-            other = identify_folder(folder)
-            if other is not None:
+            if other := identify_folder(folder):
                 raise other
             source = find_index(folder)
         with File(source, name) as file:
@@ -102,8 +101,7 @@ def detect_kind(file: File) -> str:
         raise FileError("it is an ONNX model, a program with its weights", fix=fix)
     if suffix == ".npz" and importlib.import_module("zipfile").is_zipfile(file.handle):  # a zip after other data
         return ".npz"
-    other = identify_file(start)
-    if other is not None:
+    if other := identify_file(start):
         raise other
     if suffix in _KINDS:  # the reader reports the error
         return _KINDS[suffix]
@@ -113,12 +111,7 @@ def detect_kind(file: File) -> str:
 
 def _has_user_block(file: File) -> bool:
     """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
-    at = 512
-    while at < file.size:
-        if file.read_at(len(HDF5), at) == HDF5:
-            return True
-        at *= 2
-    return False
+    return any(file.read_at(len(HDF5), 512 << i) == HDF5 for i in range(file.size.bit_length() - 9))
 
 
 def _is_torch(file: File) -> bool:
@@ -131,20 +124,10 @@ def _is_torch(file: File) -> bool:
         return file.path.suffix in _TORCH_SUFFIXES
 
 
-_MODULES = {
-    ".safetensors": "safetensors",
-    ".gguf": "gguf",
-    "HDF5": "hdf5",
-    ".npy": "npy",
-    ".npz": "npz",
-    "zarr": "zarr_store",
-}
-
-
 def _find_reader(kind: str) -> Callable[[File], Contents]:
     """Import the reader of a format."""
-    module = importlib.import_module(f"dlx._files.{_MODULES[kind]}")
-    found: Callable[[File], Contents] = getattr(module, f"read_{kind.removeprefix('.').lower()}")
+    word = kind.removeprefix(".").lower()
+    found: Callable[[File], Contents] = getattr(importlib.import_module(f"dlx._files.{word}"), f"read_{word}")
     return found
 
 
@@ -159,8 +142,7 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]
         try:
             yield [file], contents
         except BaseException:
-            if contents.close is not None:
-                contents.close()
+            contents.close()
             raise
         return
     files, metadata = list[File](), dict[str, Any]()
@@ -176,7 +158,7 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]
         yield files, Contents(INDEX, entries, {**metadata, **index.metadata}, index.notes)
 
 
-def read_shards(file: File, read: Callable[[File], Any]) -> tuple[Contents, Merged]:
+def read_shards(file: File, read: Callable[[File], Any]) -> tuple[Contents, Named]:
     """Read the files of a checkpoint; ``read(file)`` returns the members of one. Return its index and all members."""
     index, shards = read_index(file) if file.path.name.endswith(".json") else (Contents(INDEX, {}), None)
     listed = {name for names in shards.values() for name in names} if shards else set()
@@ -195,7 +177,12 @@ def read_shards(file: File, read: Callable[[File], Any]) -> tuple[Contents, Merg
                 continue
             if places.setdefault(name, len(parts) - 1) != len(parts) - 1:
                 raise FileError(f"two of its files contain {one_line(name, 80)!r}")
-    return index, Merged(parts, places)
+
+    def find(name: str, part: int) -> Any:
+        found = parts[part][name]
+        return found._replace(part=part) if part and type(found) is Stored else found
+
+    return index, Named(places, find)
 
 
 @contextmanager

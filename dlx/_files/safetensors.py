@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class _Place(int):
     __slots__ = ()
 
 
-class _Packed(Named[Stored]):
+class _Packed(Named):
     """The tensors of a header. Besides its name, each takes a number: its offset and its kind, a dtype and a shape."""
 
     def __init__(self, start: int) -> None:
@@ -127,15 +127,9 @@ class _Packed(Named[Stored]):
         at, sizes = 0, [each.nbytes or 0 for each in self._kinds]
         for place in self._names.values():
             if place >> _SHIFT != at:  # not in order
-                return check_order(self.spans(), self._start, gaps=False)
+                return check_order(self.values(), self._start, gaps=False)
             at += sizes[place & _KINDS]
         return self._start + at
-
-    def spans(self) -> Iterator[tuple[int, int, str]]:
-        """Yield the offsets and the name of each tensor."""
-        for name, place in self._names.items():
-            begin = self._start + (place >> _SHIFT)
-            yield begin, begin + (self._kinds[place & _KINDS].nbytes or 0), name
 
     def __getitem__(self, name: str) -> Stored:
         place = self._names[name]

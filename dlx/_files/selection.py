@@ -31,7 +31,7 @@ def match_names(names: Collection[str], which: Names, option: str) -> set[str] |
     if which is None or callable(which):
         return None if which is None else {name for name in names if which(name)}
     matched: set[str] = set()
-    for each in (which,) if isinstance(which, str) else which:
+    for each in which if isinstance(which, Iterable) and not isinstance(which, str) else (which,):
         if not isinstance(each, str):
             raise TypeError(f"{option} must be a name, a pattern, an iterable of them or a function, got {each!r}")
         found = {each} if each in names else set(fnmatch.filter(names, each))
@@ -47,32 +47,25 @@ def select_tree(tree: Mapping[Any, Any], only: Names, skip: Names) -> Mapping[An
     """Return the selected members of nested mappings; their names are paths with dots. A parent selects all below."""
     if only is None and skip is None:
         return tree
-    names: dict[str, None] = {}
+    members: dict[tuple[Any, ...], tuple[tuple[str, ...], Any]] = {}  # names from the outermost dict on, and values
 
-    def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...]) -> None:
+    def list_names(inside: Mapping[Any, Any], path: tuple[Any, ...], above: tuple[str, ...]) -> None:
         for key, value in inside.items():
-            names[dotted_path((*path, key), str)] = None
-            if path and len(names) > MAX_NAMES:
+            here = *above, dotted_path((*path, key), str)
+            members[*path, key] = here, value
+            if path and len(members) > MAX_NAMES:
                 raise FileError(f"it has more than {MAX_NAMES:,} names", fix="Open it without only= and skip=.")
             if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
-                list_names(value, (*path, key))
+                list_names(value, (*path, key), here)
 
-    list_names(tree, ())
-    wanted, dropped = match_names(names, only, "only"), match_names(names, skip, "skip") or set()
-
-    def pick(inside: Mapping[Any, Any], path: tuple[Any, ...], whole: bool) -> dict[Any, Any]:
-        kept: dict[Any, Any] = {}
-        for key, value in inside.items():
-            name = dotted_path((*path, key), str)
-            all_below = whole or name in (wanted or ())
-            if name in dropped:
-                continue
-            if isinstance(value, Mapping) and len(path) < MAX_DEPTH:
-                below = pick(value, (*path, key), all_below)
-                if below or all_below:
-                    kept[key] = below
-            elif all_below:
-                kept[key] = value
-        return kept
-
-    return pick(tree, (), wanted is None)
+    list_names(tree, (), ())
+    known = dict.fromkeys(here[-1] for here, _ in members.values())
+    wanted, dropped = match_names(known, only, "only"), match_names(known, skip, "skip") or set()
+    kept: dict[Any, Any] = {}
+    for path, (here, value) in members.items():
+        if (wanted is None or not wanted.isdisjoint(here)) and dropped.isdisjoint(here):
+            at = kept
+            for key in path[:-1]:
+                at = at.setdefault(key, {})
+            at[path[-1]] = {} if isinstance(value, Mapping) and len(path) <= MAX_DEPTH else value
+    return kept

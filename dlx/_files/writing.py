@@ -15,14 +15,17 @@ from typing import IO, Any, BinaryIO, NamedTuple
 
 from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi
-from dlx._core.native import Tensor, tensor_copy
+from dlx._core.native import Tensor, tensor_copy, tensor_new
 from dlx._core.types import HOST, DType, contiguous
 from dlx._engine.casting import can_cast
+from dlx._engine.seam import FAST_PATH
 from dlx._files.header import import_reader
 from dlx._files.safetensors import DTYPE_NAMES
 from dlx._support.text import one_line
 from dlx.errors import DTypeError, FileError
 
+MAX_NAME = 0xFFFF - len(".npy")  # bytes in a zip file
+_SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 has none
 PIECE = 64 << 20  # bytes written at a time: 4 MiB take 5 % longer
 
 
@@ -54,7 +57,9 @@ class _Output(NamedTuple):
         tensor = item.read()
         if tensor.dtype != item.dtype or tensor.shape != item.shape:
             raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
-        if not is_row_major(item.shape, tensor.strides) and not (order and _is_column_major(tensor)):
+        if not is_row_major(item.shape, tensor.strides) and not (
+            order and contiguous(tensor.shape[::-1], tensor.strides[::-1])
+        ):
             tensor = tensor_copy(tensor, False)
         at, end = (tensor.data_ptr, tensor.data_ptr + item.nbytes) if item.nbytes else (0, 0)
         while at < end:
@@ -64,18 +69,14 @@ class _Output(NamedTuple):
             at += size
 
 
-def _is_column_major(tensor: Tensor) -> bool:
-    return contiguous(tensor.shape[::-1], tensor.strides[::-1])
-
-
 def _item_text(item: Item) -> str:
     return f"{one_line(item.name, 80)!r}" if item.name else "the array"
 
 
-def _check_dtypes(items: Sequence[Item], known: Callable[[DType], Any], kind: str) -> None:
+def _check_dtypes(items: Sequence[Item], kind: str) -> None:
     """Raise `DTypeError` for the first array whose dtype a format lacks."""
     for item in items:
-        if known(item.dtype) is None:
+        if _DTYPES[kind](item.dtype) is None:
             others = [name for name, has in _DTYPES.items() if name != kind and has(item.dtype) is not None]
             reason = f"{kind} cannot store {item.dtype} ({_item_text(item)}); dlx does not change dtypes"
             casts = can_cast(item.dtype, DType("float32"), HOST)
@@ -84,15 +85,15 @@ def _check_dtypes(items: Sequence[Item], known: Callable[[DType], Any], kind: st
             raise DTypeError(reason, option=option, via="to dlx.convert(obj, to='dlx')", fix=fix)
 
 
-def _check_names(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
-    """Raise `FileError` for the first name that UTF-8 or, with `suffix`, a zip file cannot store."""
+def _check_names(items: Sequence[Item], kind: str) -> None:
+    """Raise `FileError` for the first name that UTF-8 or a zip file cannot store."""
     for item in items:
-        if not _is_text(item.name):
+        if _SURROGATE.search(item.name):
             why = "a lone surrogate"
-        elif suffix and "\0" in item.name:
+        elif kind == ".npz" and "\0" in item.name:
             why = "NUL"
-        elif suffix and len(f"{item.name}{suffix}".encode()) > 0xFFFF:
-            why = f"more than {0xFFFF - len(suffix):,} bytes"
+        elif kind == ".npz" and len(item.name.encode()) > MAX_NAME:
+            why = f"more than {MAX_NAME:,} bytes"
         else:
             continue
         into = "Write .safetensors or rename it." if why != "a lone surrogate" else "Rename it."
@@ -102,25 +103,16 @@ def _check_names(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
 def _check_metadata(metadata: dict[str, str]) -> None:
     """Raise `FileError` for metadata that UTF-8 cannot store."""
     for key, value in metadata.items():
-        if not (_is_text(key) and _is_text(value)):
+        if _SURROGATE.search(key + value):
             reason = f"its metadata {one_line(key, 80)!r} has a lone surrogate, which UTF-8 cannot store"
             raise FileError(reason, fix="Write .npz, which stores no metadata, or correct it.")
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # ---- .npy and .npz ---------------------------------------------------------------------------------------------------
 
 
 def _npy_header(item: Item, fortran: bool) -> bytes:
-    shape = f"({item.shape[0]},)" if len(item.shape) == 1 else str(tuple(item.shape))
-    text = f"{{'descr': {typestr(item.dtype)!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}".encode()
+    text = f"{{'descr': {typestr(item.dtype)!r}, 'fortran_order': {fortran}, 'shape': {item.shape}, }}".encode()
     width = 2 if len(text) < 65_000 else 4
     text += b" " * (-(len(text) + 9 + width) % 64) + b"\n"
     return b"\x93NUMPY" + bytes([1 if width == 2 else 2, 0]) + len(text).to_bytes(width, "little") + text
@@ -129,16 +121,13 @@ def _npy_header(item: Item, fortran: bool) -> bytes:
 def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
     if len(items) != 1:
         raise FileError(f"a .npy file stores one array, found {len(items):,}", fix="Write .npz or .safetensors.")
-    _check_dtypes(items, typestr, ".npy")
     tensor = items[0].read()
-    fortran = not contiguous(tensor.shape, tensor.strides) and _is_column_major(tensor)
+    fortran = not contiguous(tensor.shape, tensor.strides) and contiguous(tensor.shape[::-1], tensor.strides[::-1])
     out.file.write(_npy_header(items[0], fortran))
     out.data(items[0]._replace(source=tensor, load=None), order=True)
 
 
 def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    _check_dtypes(items, typestr, ".npz")
-    _check_names(items, ".npz", suffix=".npy")
     with zipfile.ZipFile(out.file, "w") as archive:
         for item in items:
             member = zipfile.ZipInfo(f"{item.name}.npy")  # a fixed date, 1980: the output is reproducible
@@ -162,9 +151,6 @@ def _dtype_name(dtype: DType) -> str | None:
 
 
 def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    _check_dtypes(items, _dtype_name, ".safetensors")
-    _check_names(items, ".safetensors")
-    _check_metadata(metadata)
     header = [f'"__metadata__":{_to_json(metadata)}'] if metadata else []
     kinds: dict[Any, str] = {}
     end = 0
@@ -193,16 +179,8 @@ _ARROW = re.compile(r"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))")
 _MAX_LIST = (1 << 31) - 1  # elements of a FixedSizeList
 
 
-def _arrow_type(dtype: DType) -> str | None:
-    found = _ARROW.fullmatch(dtype.name)
-    return None if found is None else {"bool": "bool_"}.get(dtype.name, dtype.name)
-
-
 def _write_arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
     pa = import_reader("pyarrow", ".arrow")
-    _check_dtypes(items, _arrow_type, ".arrow")
-    _check_names(items, ".arrow")
-    _check_metadata(metadata)
     for item in items:
         reason, shaped = "", f"{_item_text(item)} has shape {list(item.shape)}, but"
         if not item.shape or 0 in item.shape[1:]:
@@ -226,12 +204,8 @@ def _build_column(pa: Any, out: _Output, item: Item) -> Any:
     tensor = item.read()
     if not contiguous(tensor.shape, tensor.strides):
         tensor = tensor_copy(tensor, False)
-    count = math.prod(item.shape)
-    data = memoryview(tensor).cast("B") if count else memoryview(b"")
-    is_bool = item.dtype.name == "bool"
-    kind = pa.uint8() if is_bool else getattr(pa, str(_arrow_type(item.dtype)))()
-    column = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
-    column = column.cast(pa.bool_()) if is_bool else column
+    flat = tensor_new(tensor.data_ptr, (math.prod(item.shape),), None, item.dtype, HOST, 0, tensor)
+    column = FAST_PATH(flat, "pyarrow")
     for extent in reversed(item.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, extent)
     out.advance(item.nbytes)
@@ -241,7 +215,12 @@ def _build_column(pa: Any, out: _Output, item: Item) -> Any:
 # ---- all -------------------------------------------------------------------------------------------------------------
 
 _DTYPES: dict[str, Callable[[DType], Any]]
-_DTYPES = {".safetensors": _dtype_name, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type}
+_DTYPES = {
+    ".safetensors": _dtype_name,
+    ".npz": typestr,
+    ".npy": typestr,
+    ".arrow": lambda dtype: _ARROW.fullmatch(dtype.name),
+}
 FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
 FORMATS = {".npy": _write_npy, ".npz": _write_npz, ".safetensors": _write_safetensors, ".arrow": _write_arrow}
 """The writers, by suffix."""
@@ -253,4 +232,8 @@ def write(
     file: BinaryIO, kind: str, items: Sequence[Item], metadata: dict[str, str], advance: Callable[[int], object]
 ) -> None:
     """Write arrays to a file in one of the `FORMATS`."""
+    _check_dtypes(items, kind)
+    if kind != ".npy":
+        _check_names(items, kind)
+    _check_metadata(metadata)
     FORMATS[kind](_Output(file, advance), items, metadata)

@@ -68,12 +68,8 @@ def read_mapped(file: File, readonly: Readonly, only: Names, skip: Names) -> Sou
 
 def map_entries(path: Path, readonly: Readonly, only: Names, skip: Names) -> list[Entry]:
     """Return entries with the arrays of `dlx.open`, for planning."""
-    return entries_of(map_file(path, private=readonly == "share", only=only, skip=skip), _member_name)[0]
-
-
-def _member_name(path: tuple[Any, ...]) -> str:
-    """Return the name of a member of a file, or of a field of a record: ``"member.field"``."""
-    return ".".join(map(str, path)).removeprefix("." * (len(path) > 1))
+    archive = map_file(path, private=readonly == "share", only=only, skip=skip)
+    return entries_of(archive, lambda path: dotted_path(path, str))[0]
 
 
 def _why_no_array(column: Any) -> str:

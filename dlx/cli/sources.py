@@ -19,7 +19,7 @@ from typing import Any
 
 from dlx import errors
 from dlx._core.types import DType
-from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, reader_error
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, import_reader, naming_reader
 from dlx._files.npy import list_leaves, select_entries
 from dlx._files.reading import LIBRARY_KINDS, SUFFIXES, detect_kind, open_file, read_contents
 from dlx._files.safetensors import BIN_INDEX, DCP, INDEX, ZARR
@@ -190,8 +190,7 @@ def _open_file(path: Path, readonly: Readonly | None, only: Names, skip: Names) 
                 key: f"an array of {len(value):,} values" if isinstance(value, list) else str(value)
                 for key, value in contents.metadata.items()
             }
-            if contents.close is not None:
-                contents.close()
+            contents.close()
             size = sum(each.size for each in files)
             return Source(str(path), kind.removesuffix(".index.json"), entries, size, contents.notes, metadata)
 
@@ -230,12 +229,9 @@ _ARROW |= {f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits
 def _read_parquet(file: File, readonly: Readonly | None) -> Source:
     """List the columns of a Parquet file, which `dlx.open` does not support."""
     pa = import_reader("pyarrow", ".parquet")
-    try:
-        with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
-            rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
-            entries = tuple(_list_column(pa, field, rows) for field in found.schema_arrow)
-    except Exception as error:
-        raise reader_error("pyarrow", error) from error
+    with naming_reader("pyarrow"), importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
+        rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
+        entries = tuple(_list_column(pa, field, rows) for field in found.schema_arrow)
     if readonly is not None:  # for planning
         from dlx._files.mapping import map_file
 

@@ -56,7 +56,7 @@ TAIL = """
   all sizes, unless the function compares sizes. Sizes that depend on data work if the result's shape follows for every
   size.
 - **An exported program** names what it needs, such as `dlx, jax and model.layer`, and runs in the process that exported
-  it.
+  it. It can be compiled, differentiated and vectorized again.
 - **Random numbers** of torch: derivatives run the function again with the random state of its call, so dropout uses the
   same mask, also under `torch.func`. Under `jax.vmap` each element draws its own numbers. A compiled program draws new
   numbers in each run. `jax.jit` would fix random numbers of numpy or Python in a jax function: pass them, or a key.

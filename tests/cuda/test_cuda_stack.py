@@ -408,3 +408,55 @@ def test_rows_of_dlx_on_many_streams(cuda, lib_a, lib_b):
             whole = dlx.stack(rows, to)
             assert cuda.peek(whole.ptr if to == "libb" else whole.data_ptr, 12 * N) == bytes(12 * N)
     assert cuda.races == 0, cuda.report
+
+
+class CastingDTypes(DTypes):
+    """The dtypes of a framework that casts float32 to uint8 with a kernel; its values are the bytes 0, 1, 2, ..."""
+
+    def cast(self, array, dtype, out=None):
+        lib = array.framework
+        assert not lib.read(array)
+        made = lib.adapter.devices.new_array(array.shape, dtype, array.device, (1,))
+        lib.cuda.poke(made.ptr, lib.cuda.peek(array.ptr, 4 * array.shape[0])[::4])
+        lib.cuda.write(lib.handle(array.device.id), made.ptr, array.shape[0])
+        return made
+
+
+class Casting(gpulib.QuickFreshAdapter):
+    """The adapter of such a framework."""
+
+    def __init__(self, framework, **facts):
+        super().__init__(framework, **facts)
+        self.dtypes = CastingDTypes(self.name, self.dtypes.names)
+
+
+@pytest.mark.parametrize("casts", [True, False], ids=["casts", "copies"])
+@pytest.mark.parametrize("sources", ["own", "of another", "of dlx", "mixed"])
+@pytest.mark.parametrize("to", ["libc", "dlx"])
+def test_a_stack_on_the_stream_of_the_call(cuda, monkeypatch, to, sources, casts):
+    """`stream=` holds for casts by the target, for the copies and for the result, whatever the other streams do."""
+    if casts and to == sources[-3:] == "dlx":
+        pytest.skip("no framework casts them")
+    lib_s, lib_c = (gpulib.install(monkeypatch, name, cuda, Casting) for name in ("libs", "libc"))
+    libs = {"own": (lib_c, lib_c), "mixed": (lib_s, lib_c)}.get(sources, (lib_s, lib_s))
+    stream, own, other = cuda.stream(), cuda.stream(), cuda.stream()
+    facts = {"dtype": "float32", "shape": (16,)} if casts else {}
+    for _ in range(2):
+        with lib_s.on(other), lib_c.on(own):
+            rows = [lib.made(**facts) for lib in libs]
+            for i, row in enumerate(rows):
+                cuda.poke(row.ptr, bytes(i * 16 + k // 4 for k in range(N)))
+            wanted = b"".join(cuda.peek(row.ptr, N)[:: 4 if casts else 1] for row in rows)
+            rows = [dlx.convert(row, to="dlx") for row in rows] if sources == "of dlx" else rows
+            made = dlx.stack(rows, to, dtype="uint8", stream=stream)
+            cuda.stall(own)
+            cuda.stall(other)
+            place = made if to == "dlx" else made.tensor
+            assert (place.shape, str(place.dtype)) == ((2, len(wanted) // 2), "uint8")
+            assert not cuda.read(stream, place.data_ptr, len(wanted))
+            assert cuda.peek(place.data_ptr, len(wanted)) == wanted
+            cuda.resume_all()
+            assert not any(lib.write(row) for lib, row in zip(libs, rows, strict=True) if isinstance(row, lib.Array))
+            del rows, made, place, row
+            gc.collect()
+    assert lib_s.reused_too_early == lib_c.reused_too_early == cuda.races == 0, cuda.report

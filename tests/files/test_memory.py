@@ -165,6 +165,10 @@ def test_paths_and_wrong_arguments(tmp_path):
     assert dlx.open(os.fsencode(tmp_path / "x.npy"), "numpy")[""].tolist() == [0, 1, 2]
     with pytest.raises(FileNotFoundError):
         dlx.open(b"none.npy")
+    with pytest.raises(FileError, match="it is text"):  # no file's name is as long
+        dlx.open(b"folder/" + b"x" * 256)
+    with pytest.raises(FileNotFoundError):
+        dlx.open(b"x" * 255)
     with pytest.raises(TypeError, match="text mode"):
         dlx.open(io.StringIO("x"))
     for wrong in (None, 3, [b"x"]):

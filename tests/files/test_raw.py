@@ -61,7 +61,7 @@ def test_wrong_dtypes(tmp_path):
     path = write(tmp_path, "npz", {"w": np.zeros(3, "V2"), "n": np.ones(2)})
     with pytest.raises(DTypeError, match=r"w has the dtype .*V2, whose size is not that of float32"):
         dlx.open(path, raw="float32")
-    with pytest.raises(FileError, match="no member 'q', which raw= names"):
+    with pytest.raises(FileError, match="no member 'q', which 'raw' names"):
         dlx.open(path, raw={"q": "bfloat16"})
     with pytest.raises(DTypeError):
         dlx.open(path, raw={"w": "nonsense"})

@@ -67,8 +67,9 @@ def test_an_unknown_name_raises(path, option, wrong):
     if wrong == "haed":
         with pytest.raises(FileError, match=r"Did you mean 'head'\?"):
             dlx.open(path, **{option: wrong})
-    with pytest.raises(TypeError, match=f"{option} must be a name, a pattern"):
-        dlx.open(path, **{option: [3]})
+    for wrong_type in (3, [3], 1.5, b"head"):
+        with pytest.raises(TypeError, match=f"{option} must be a name, a pattern"):
+            dlx.open(path, **{option: wrong_type})
 
 
 def test_a_name_with_special_characters_is_a_name_first(tmp_path):

@@ -123,3 +123,42 @@ def test_named_dtypes(tmp_path, order):
         assert file[name].dtype == np.uint16 and file[name].tolist() == array.tolist()
     with pytest.raises(DTypeError, match="codec 'astype'"):
         file["evil"]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("shuffle", ["noshuffle", "shuffle", "bitshuffle"])
+def test_chunks_of_blosc(tmp_path, python, version, shuffle):
+    """They are read; one whose length is wrong is refused, since c-blosc reads beyond it."""
+    if version == 3:
+        codec = zarr.codecs.BloscCodec(shuffle=shuffle)
+    else:
+        from numcodecs import Blosc
+
+        codec = Blosc(shuffle=getattr(Blosc, shuffle.upper()))
+    arrays = {
+        "a": np.arange(100_000).reshape(1000, 100),
+        "small": np.ones(3, "i2"),
+        "r": np.random.default_rng(1).random(500),
+    }
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    for name, array in arrays.items():
+        made = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks="auto", compressors=codec)
+        made[...] = array
+        made.attrs["unit"] = "m"
+    with dlx.open(tmp_path / "x.zarr", "numpy") as file:
+        assert all(file[name].tolist() == array.tolist() for name, array in arrays.items())
+    names = ("zarr.json", ".zarray", ".zattrs")
+    chunk = next(each for each in (tmp_path / "x.zarr" / "a").rglob("*") if each.is_file() and each.name not in names)
+    for length in (0, chunk.stat().st_size - 1, 1 << 30, (1 << 32) - 1):
+        data = bytearray(chunk.read_bytes())
+        data[12:16], data[16:20] = length.to_bytes(4, "little"), (1 << 29).to_bytes(4, "little")
+        chunk.write_bytes(data)
+        code = f"""
+        import dlx
+        with dlx.open({str(tmp_path / "x.zarr")!r}, "numpy") as file:
+            try:
+                file["a"]
+            except dlx.errors.FileError as error:
+                print("is damaged" in str(error), file["small"].tolist())
+        """
+        assert python(code) == "True [1, 1, 1]\n"

@@ -44,10 +44,10 @@ def test_no_part_has_more_than_14_fields(kind):
 
 
 def test_the_contract_does_not_grow():
-    """The six most common classes had 100 members, all classes 135; `Compound` has 8, transformations 4."""
+    """The six most common classes had 100 members, all classes 135; `Compound` has 9, transformations 4."""
     six = (Adapter, FastPath, Capabilities, Container, Guard, Blocker)
     assert sum(len(members(kind)) for kind in six) <= 70
-    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 126
+    assert sum(len(members(kind)) for kind in (Adapter, DTypes, Devices, Description, *PARTS)) <= 127
 
 
 def test_the_hook_s_page_is_one_screen():

@@ -238,6 +238,35 @@ def test_an_exported_program_names_what_it_needs(tmp_path, python):
     )
 
 
+def test_exported_programs_are_transformed():
+    """An exported program has derivatives of any order, and can be vectorized, as the function itself."""
+    call, x = dlx.using("jax", grad=True)(lambda x: jnp.sin(x) * x), torch.linspace(0.1, 1, 3, dtype=torch.float64)
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return call(x) * 2
+
+    program, both = torch.export.export(Module(), (x,)).module(), torch.stack([x, 3 * x])
+    slope, total = (lambda x: 2 * (x.cos() * x + x.sin())), lambda x: program(x).sum()
+    assert torch.allclose(torch.func.grad(total)(x), slope(x))
+    assert torch.allclose(torch.func.jvp(program, (x,), (torch.ones_like(x),))[1], slope(x))
+    assert torch.allclose(torch.func.jacfwd(program)(x).diag(), slope(x))
+    assert torch.allclose(torch.func.vmap(program)(both), 2 * both.sin() * both)
+    assert torch.allclose(torch.func.vmap(torch.func.grad(total))(both), slope(both))
+    assert torch.allclose(torch.func.hessian(total)(x).diag(), 2 * (2 * x.cos() - x.sin() * x))
+    assert torch.autograd.gradgradcheck(program, (x.requires_grad_(),))
+    with pytest.raises(dlx.errors.ConversionError, match="cannot vectorize"):
+        torch.autograd.functional.jacobian(program, x, vectorize=True)
+
+
+def test_forward_mode_of_functions_without_differentiable_results():
+    """Their tangents are zeros, and those of results that do not depend on the argument."""
+    x, one = jnp.ones(3), jnp.ones(3)
+    assert jax.jvp(dlx.using("torch", grad=True)(lambda x: x > 0), (x,), (one,))[1].dtype == jax.dtypes.float0
+    call = dlx.using("torch", grad=True)(lambda x: (x * 2, x > 0, torch.ones(2)))
+    assert [each.tolist() for each in jax.jvp(call, (x,), (one,))[1][::2]] == [[2] * 3, [0] * 2]
+
+
 def test_sharded_arrays_are_refused(python):
     """By name, when the program is compiled."""
     python(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,18 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     if target.suffix not in FORMATS:
         raise BadInput(f"{one_line(str(target), 120)}: its suffix must be one of {', '.join(FORMATS)}")
     with contextlib.ExitStack() as stack:
+        file = source
         path = Path(stack.enter_context(stdin_file(screen)) if source == "-" else source)
         try:
-            with _naming_file(source):
-                archive = map_file(path, only=arguments.only, skip=arguments.skip)
+            archive = map_file(path, only=arguments.only, skip=arguments.skip)
             stack.callback(archive.close)
-            with _naming_file(source):
-                items, others = collect_items(archive, "stdin" if source == "-" else path.stem)
-                items = [_cast(each, arguments.dtype) for each in items]
+            items, others = collect_items(archive, "stdin" if source == "-" else path.stem)
+            items = [_cast(each, arguments.dtype) for each in items]
             metadata = text_metadata(archive) if target.suffix in WITH_METADATA else {}
             lost = len(archive.metadata) - len(metadata)
             total = sum(item.nbytes for item in items)
-            with _naming_file(str(target)), screen.bytes_done(f"writing {target}", total) as done:
+            file = str(target)
+            with screen.bytes_done(f"writing {target}", total) as done:
                 write_items(items, target, metadata, force=arguments.force, sync=True, advance=done)
         except DlxError as error:
             where = source if error.source != str(target) else error.source
@@ -51,6 +50,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             fix = error.advice(command_option)
             reason = f"{dotted_path(error.path)!r}: {error.reason}" if error.path else error.reason
             raise BadInput(f"{one_line(where, 120)}: {sentences(reason, fix)}") from error.__cause__
+        except OSError as error:
+            raise BadInput(f"{one_line(file, 120)}: {error.strerror or error}") from error
     size = target.stat().st_size
     names = [name for name, value in others if isinstance(value, Deferred)]
     screen.line((str(target), "name"), f"  {plural(len(items), 'array')}, file of {amount(size)}")
@@ -77,14 +78,3 @@ def _cast(item: Item, dtype: Any) -> Item:
     nbytes = -(-math.prod(item.shape) * new.bits * new.lanes // 8)
     change = {item.dtype.name: new}
     return Item(item.name, new, item.shape, nbytes, None, lambda: convert(item.read(), to="dlx", dtype=change))
-
-
-@contextlib.contextmanager
-def _naming_file(file: str) -> Iterator[None]:
-    """Add the file's name to an OSError, which `main` would otherwise report as an error of stdout."""
-    try:
-        yield
-    except DlxError:  # some of these are OSErrors
-        raise
-    except OSError as error:
-        raise BadInput(f"{one_line(file, 120)}: {error.strerror or error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 from dlx._core.native import Tensor
 from dlx._files.descr import entry_from_dtype
 from dlx._files.hdf5 import read_array
-from dlx._files.header import Contents, File, Stored, import_reader, reader_error
+from dlx._files.header import AGAIN, Contents, File, Stored, import_reader, reader_error
 from dlx._files.safetensors import ZARR
 from dlx._support.text import one_line
 from dlx.errors import FileError
@@ -38,7 +38,7 @@ def read_zarr(file: File) -> Contents:
             if not name:
                 metadata = dict(node.attrs)
             if isinstance(node, zarr.Array):
-                found[name] = _describe(name, node)
+                found[name] = _describe(name, node, Path(folder))
                 folders.clear()  # of chunks
         except Exception as error:  # a damaged store can cause any exception
             failure = reader_error("zarr", error)
@@ -48,14 +48,28 @@ def read_zarr(file: File) -> Contents:
     return Contents("zarr", dict(sorted(found.items())), metadata)
 
 
-def _describe(name: str, array: Any) -> Stored:
+def _describe(name: str, array: Any, folder: Path) -> Stored:
     entry = entry_from_dtype(name, array.dtype, tuple(array.shape))
     known = array.metadata.to_dict()
     codecs = {*_list_codecs([known.get(key) for key in ("codecs", "filters", "compressor")])}
     if not codecs <= _CODECS:
         word = one_line(min(codecs - _CODECS), 40)
         return entry._replace(dtype=None, refused=f"it needs the codec {word!r}, which dlx does not allow")
-    return entry._replace(notes=("in chunks",), load=functools.partial(_read_chunks, array))
+    last = known.get("compressor") or [{}, *known.get("codecs", ())][-1]
+    is_blosc = "blosc" in (last.get("id"), last.get("name"))
+    return entry._replace(
+        notes=("in chunks",), load=functools.partial(_read_chunks, array, folder if is_blosc else None)
+    )
+
+
+def _read_chunks(array: Any, folder: Path | None, entry: Stored, data: object) -> Tensor:
+    """Read an array, after a check of the length in each chunk of Blosc's, which numcodecs trusts."""
+    for each in folder.rglob("*") if folder else ():
+        if each.is_file() and each.name not in (*ZARR, ".zattrs"):
+            with File(each) as chunk:
+                if int.from_bytes(chunk.read_at(4, 12), "little") != chunk.size:
+                    raise FileError(f"its chunk {one_line(each.name, 40)!r} is damaged", fix=AGAIN)
+    return read_array(array, "zarr", entry, data)
 
 
 def _list_codecs(value: Any) -> Iterator[str]:
@@ -64,7 +78,3 @@ def _list_codecs(value: Any) -> Iterator[str]:
         yield from (str(value[key]) for key in ("name", "id") if key in value)
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         yield from _list_codecs(each)
-
-
-def _read_chunks(array: Any, entry: Stored, data: memoryview) -> Tensor:
-    return read_array(array, entry, "zarr")
