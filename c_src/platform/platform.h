@@ -135,7 +135,7 @@ void* dlx_find_loaded_symbol(const char* library, const char* symbol);
 
 /* Functions with vectors of 32 bytes, for processors that have them: DLX_WITH_WIDE(...) contains
  * them where they can be compiled, and DLX_HAS_WIDE says whether they can run. */
-#if defined(__x86_64__) && !defined(_WIN32)
+#if defined(__x86_64__) && defined(__linux__)
 #define DLX_WIDE_VECTORS __attribute__((target("avx2")))
 #define DLX_HAS_WIDE (__builtin_cpu_supports("avx2") != 0)
 #define DLX_WITH_WIDE(...) __VA_ARGS__
