@@ -118,10 +118,10 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
 }
 
 int py_cuda_to_own_stream(TensorObject* tensor) {
-  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share, *used;
+  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share = NULL, *used;
   dlx_ready *ready, *later;
   uint64_t stream;
-  int is_moved, is_ready;
+  int is_moved, is_ready, status = DLX_OK;
   if (before == NULL) return -1;
   PY_LOCKED(tensor)
   is_moved = tensor->is_on_own_stream;
@@ -129,9 +129,14 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   PY_UNLOCKED()
   if (is_moved || (is_ready && !py_cuda_can_order())) return 0;
   int32_t device_id = before->dl_tensor.device.device_id;
-  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0 ||
-      py_check(dlx_managed_share(before, NULL, before->flags, &share)) < 0)
+  if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, stream) < 0)
     return -1;
+  PY_LOCKED(tensor)
+  before = tensor->managed; /* the GIL was released: it may have changed */
+  if (before) status = dlx_managed_share(before, NULL, before->flags, &share);
+  PY_UNLOCKED()
+  if (before == NULL) return py_tensor_managed((PyObject*)tensor), -1; /* its exception */
+  if (py_check(status) < 0) return -1;
   used = py_cuda_release_behind(share, device_id, stream, NULL); /* keeps `before` alive */
   if (used == NULL) return -1;
   if (py_check(dlx_ready_new(device_id, 0, NULL, NULL, &later)) < 0) {
@@ -139,7 +144,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
     return -1;
   }
   PY_LOCKED(tensor)
-  is_moved = tensor->is_on_own_stream; /* by another thread */
+  is_moved = tensor->is_on_own_stream || tensor->managed != before; /* by another thread */
   ready = is_moved ? later : tensor->ready;
   if (!is_moved) {
     atomic_store_explicit((_Atomic(DLManagedTensorVersioned*)*)&tensor->managed, used,
@@ -151,7 +156,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   PY_UNLOCKED()
   if (ready) dlx_ready_drop(ready);
   dlx_managed_release(is_moved ? used : before);
-  return 0;
+  return is_moved ? py_cuda_to_own_stream(tensor) : 0;
 }
 
 int py_cuda_new_ready(int32_t device_id, uint64_t stream, PyObject* keep, dlx_ready** out) {

@@ -158,7 +158,9 @@ def convert(
     options: tuple[Any, ...] = to, readonly, errors
     casts_only = dtype is not None and like is device is copy is stream is None and detach is lazy is strict is False
     if casts_only and wait is True and all(type(each) is str for each in options) and options[1:] == ("copy", "raise"):
-        cast = batch.cast_host(obj, lookup.kind(type(obj)).adapter, registry.target(to), casting.read_casts(dtype))
+        source, cast = lookup.kind(type(obj)).adapter, None
+        if source is not None:
+            cast = batch.cast_host(obj, source, registry.target(to), casting.read_casts(dtype))
         if cast is not None:
             return FAST_PATH(cast, to)
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype, wait)

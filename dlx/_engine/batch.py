@@ -145,13 +145,11 @@ def not_writable() -> ReadOnlyError:
 
 def cast_host(obj: Any, source: Adapter | None, target: Target, casts: Casts | None) -> Tensor | None:
     """Return a copy of a host array of the fast path, cast for a target; None if no cast or only Python applies."""
+    if casts is None or target.varies or source is target.source or trace.observers:
+        return None
     tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
-    if casts is None or type(tensor) is not Tensor or not tensor.is_host:
-        return None
-    new = casts.dtypes.get(tensor.dtype.name)
-    if new is None or target.varies or source is target.source or trace.observers:
-        return None
-    if not can_cast(tensor.dtype, new, tensor.device):
+    new = casts.dtypes.get(tensor.dtype.name) if type(tensor) is Tensor and tensor.is_host else None
+    if new is None or not can_cast(tensor.dtype, new, tensor.device):
         return None
     cast: Tensor = native.tensor_copy(tensor, keeps_order(target), 0, new)
     return None if target.check(cast) else cast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from dlx._core import native
@@ -12,7 +13,7 @@ from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import NOT_INSPECTED, find_source, registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import foreign_errors, module_of, packages, type_name
-from dlx.errors import AdapterNotFoundError, DeviceError
+from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 from dlx.typing import ERRORS, READONLY
 
 
@@ -129,8 +130,9 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
             if isinstance(handler, CompoundHandler):
                 known, compound = known or handler.adapter, handler.compound
                 if compound.matches is None or compound.matches(like):
-                    parts = compound.split(like)
-                    like = parts.get("data", parts.get("values", like))  # it has the device
+                    with contextlib.suppress(DlxError):  # splitting may be refused because it would lose gradients
+                        parts = compound.split(like)
+                        like = parts.get("data", parts.get("values", like))  # it has the device
                     break
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:

@@ -283,7 +283,7 @@ class Contents(NamedTuple):
     entries: Mapping[str, Stored]  # by name
     metadata: Mapping[str, Any] = {}
     notes: tuple[str, ...] = ()  # shown by dlx inspect
-    close: Callable[[], object] = int  # closes the reader
+    close: Callable[[], object] = lambda: None  # closes the reader
 
 
 def read_next(file: BinaryIO | Any, count: int) -> bytes:

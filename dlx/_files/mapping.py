@@ -83,7 +83,11 @@ class Archive(Named):
     is_file = True
 
     def __init__(
-        self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], close: Callable[[], object] = int
+        self,
+        path: Path,
+        items: Mapping[Any, Any],
+        metadata: Mapping[str, Any],
+        close: Callable[[], object] = lambda: None,
     ) -> None:
         self._names, self.path, self.metadata = items, path, metadata
         self._close, self.closed = close, False

@@ -31,7 +31,8 @@ Reduced = tuple[Any, ...]
 _MODULES = ("multiprocessing.reduction", "joblib.externals.loky.backend.reduction", "loky.backend.reduction")
 _registered: set[tuple[str, type]] = set()
 _waiting: set[int] = set()  # this process, if it is a worker; a fork copies the numbers of its parents
-MAX_WAIT = 5.0  # seconds that a worker waits at its end until its descriptors are received
+MAX_WAIT, MAX_DAEMON_WAIT = 5.0, 0.5
+"""Seconds that a worker waits at its end until its descriptors are received. A daemon's parent may want no more."""
 _KEEP = "Keep the worker until the other process has received its results."
 
 
@@ -123,11 +124,14 @@ def _keep_socket() -> None:
 
 def _wait_for_receivers() -> None:
     """Let other processes receive the descriptors that this process has sent."""
-    end = time.monotonic() + MAX_WAIT
+    from multiprocessing import current_process
+
+    longest = MAX_DAEMON_WAIT if current_process().daemon else MAX_WAIT
+    end = time.monotonic() + longest
     while getattr(_sharer(), "_cache", None) and time.monotonic() < end:
         time.sleep(0.002)
     with contextlib.suppress(OSError, AttributeError):
-        _sharer().stop(MAX_WAIT)  # waits for the last message
+        _sharer().stop(longest)  # waits for the last message
 
 
 def _restore_segment(sent: Any, token: str, size: int) -> Segment:

@@ -390,6 +390,13 @@ def test_like_takes_every_kind():
         assert dlx.convert(example, like=example) is example
 
 
+def test_like_needs_no_parts_of_an_array_that_its_adapter_describes(torch):
+    """Such as one that cannot be split, because it would lose gradients."""
+    zeros = torch.zeros((2, 2), dtype=torch.int64)
+    example = torch.sparse_coo_tensor(zeros, torch.ones(2), check_invariants=True).requires_grad_()
+    assert type(dlx.convert(np.ones(2, "f4"), like=example)) is torch.Tensor
+
+
 @pytest.mark.parametrize("target", ("torch", "jax"))
 @pytest.mark.parametrize("count", (0, 1, 9))
 def test_coordinates_without_elements(target, count):

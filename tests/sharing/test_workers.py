@@ -220,6 +220,28 @@ def test_a_busy_process_receives_from_a_worker_that_has_nothing_else_to_do(tmp_p
     assert run(BUSY, folder=tmp_path) == "b'abc'"
 
 
+UNREAD = """
+import multiprocessing, time
+import dlx
+
+def put(queue):
+    queue.put(dlx.share(b"abc"))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=put, args=(queue,), daemon=True)
+    process.start()
+    process.join(4)
+    print(process.exitcode)
+"""
+
+
+def test_a_daemon_does_not_wait_for_a_process_that_reads_no_more(tmp_path):
+    """A DataLoader that is left early waits for its workers."""
+    assert run(UNREAD, folder=tmp_path) == "0"
+
+
 LIMIT = """
 import multiprocessing, resource, sys, time
 import dlx
