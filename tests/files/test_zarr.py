@@ -125,6 +125,21 @@ def test_named_dtypes(tmp_path, order):
         file["evil"]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("shape", [[1 << 63, 2], [1 << 70], [0, 1 << 65]])
+def test_impossible_extents(tmp_path, version, shape):
+    """An array whose extents do not fit into 64 bits is refused; the plan says so, and the others are read."""
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    group.create_array("a", data=np.ones((2,) * len(shape)))
+    group.create_array("b", data=np.ones(2))
+    path = tmp_path / "x.zarr" / "a" / ("zarr.json" if version == 3 else ".zarray")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "shape": shape}))
+    with dlx.open(tmp_path / "x.zarr", "numpy") as file:
+        assert "its shape is damaged" in str(dlx.plan(file, to="numpy")) and file["b"].tolist() == [1, 1]
+        with pytest.raises(DTypeError, match="its shape is damaged"):
+            file["a"]
+
+
 def _damage(data, length):
     """Return bytes with another length in the header of each of Blosc's chunks, and more bytes in it."""
     starts = [at for at in range(len(data) - 16) if data[at] == 2 and data[at + 3] == 8]
