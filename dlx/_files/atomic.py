@@ -1,6 +1,7 @@
 """Atomic writes: a file appears complete or not at all, even if the process is killed."""
 
-# ruff: noqa: PTH - pathlib takes as long as all other steps of a small file
+# pathlib takes as long as all other steps of a small file:
+# ruff: noqa: PTH105, PTH108, PTH112, PTH114, PTH116, PTH117, PTH118
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 @contextlib.contextmanager
 def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file named ``.NAME.dlx-partial``, which is renamed to `path` once it is complete (`sync`: on disk)."""
-    target = os.path.join(os.getcwd(), path)  # another thread may change the folder
-    if os.path.islink(target):  # follow it instead of replacing it
+    target = os.fspath(path)
+    if os.path.islink(target) or not os.path.isabs(target):  # follow a link instead of replacing it
         target = os.path.realpath(target)
     mode = _find_mode(target, force)
     folder, name = os.path.split(target)
@@ -104,20 +105,19 @@ def _exists_error(target: str) -> FileError:
 
 
 def _lock_partial(handle: BinaryIO, partial: str, target: str) -> bool:
-    """Lock the partial file and empty it; return False if another process has just completed it."""
+    """Lock and empty the partial file; return False if another process has just completed it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FileError("another process is writing it", source=target, fix="Try again later.") from None
     found = os.fstat(handle.fileno())
-    if not _is_named(found, partial):
-        return False
-    if found.st_nlink > 1:  # complete: its writer was killed after linking the file to its final name
+    is_new = _is_named(found, partial)
+    if is_new and found.st_nlink > 1:  # complete: its writer was killed after linking the file to its final name
         os.unlink(partial)
         return False
-    if found.st_size:  # of a killed process; ext4 flushes a truncated file at close
+    if is_new and found.st_size:  # of a killed process; ext4 flushes a truncated file at close
         handle.truncate(0)
-    return True
+    return is_new
 
 
 def _is_named(found: os.stat_result, name: str) -> bool:

@@ -43,8 +43,12 @@ class Item(NamedTuple):
     load: Callable[[], Tensor] | None  # returns a tensor in host memory, released once it is written; None: `source`
 
     def read(self) -> Tensor:
-        """Return a tensor in host memory."""
-        tensor: Tensor = self.source if self.load is None else self.load()
+        """Return a tensor in host memory; raise `FileError` if it is no longer the array that the item describes."""
+        if self.load is None:
+            return self.source  # type: ignore[no-any-return]
+        tensor = self.load()
+        if tensor.dtype != self.dtype or tensor.shape != self.shape:
+            raise FileError(f"{_item_text(self)} changed while dlx read it", fix="Try again.")
         return tensor
 
 
@@ -57,11 +61,7 @@ class _Output(NamedTuple):
 
     def data(self, item: Item, *, order: bool = False) -> None:
         """Write the bytes of an array in row-major order; with `order`, keep column-major order."""
-        tensor = item.source
-        if item.load is not None:
-            tensor = item.load()
-            if tensor.dtype != item.dtype or tensor.shape != item.shape:
-                raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
+        tensor = item.read()
         if not is_row_major(item.shape, tensor.strides) and not (
             order and contiguous(tensor.shape[::-1], tensor.strides[::-1])
         ):

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from support.files.samples import SHAPES, TORCH
 
 import dlx
+from dlx._api.save import write_items
+from dlx._files.writing import Item
 from dlx.errors import AdapterNotFoundError, ConversionError, DTypeError, FileError
 
 np = pytest.importorskip("numpy")
@@ -250,3 +252,14 @@ def test_names_as_long_as_the_file_system_allows(tmp_path, name):
     dlx.save(dlx.empty(4, "uint8"), tmp_path / name)
     assert [each.name for each in tmp_path.iterdir()] == [name]
     assert dlx.open(tmp_path / name)[""].shape == (4,)
+
+
+@pytest.mark.parametrize("kind", [".npy", ".npz", ".safetensors", ".arrow"])
+def test_an_array_that_changed_is_refused(tmp_path, kind):
+    """An array that is read late may have another shape by then; nothing is written."""
+    if kind == ".arrow":
+        pytest.importorskip("pyarrow")
+    item = Item("a", dlx.DType("float32"), (4,), 16, None, lambda: dlx.empty((2,), "float32"))
+    with pytest.raises(FileError, match="'a' changed while dlx read it"):
+        write_items([item], tmp_path / f"x{kind}", {}, force=True, sync=False)
+    assert not any(tmp_path.iterdir())
