@@ -92,6 +92,11 @@ def _saved(folder, rounds):
             old.unlink()
         return folder / f"saved{next(numbers)}{suffix}"
 
+    def renamed(path):
+        """Save as `dlx.save` does: under another name first, so that no reader sees a part."""
+        np.save(partial := path.with_name("partial.npy"), tree["w0"])
+        partial.replace(path)
+
     found = []
     for what, suffix, ours, theirs in (
         ("64 MiB", ".safetensors", lambda path: dlx.save(tree, path), lambda path: library.save_file(tree, path)),
@@ -102,6 +107,7 @@ def _saved(folder, rounds):
             lambda path: library.save_file(small, path),
         ),
         ("4 MiB", ".npy", lambda path: dlx.save(tree["w0"], path), lambda path: np.save(path, tree["w0"])),
+        ("4 MiB, renamed", ".npy", lambda path: dlx.save(tree["w0"], path), renamed),
     ):
         mine, other = race(lambda: ours(fresh(suffix)), lambda: theirs(fresh(suffix)), rounds=rounds)  # noqa: B023
         figure = compare(mine, other)
