@@ -77,11 +77,12 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"path must be a path, found {type_name(type(path))}. Save to a path, and read that file.")
-    target = Path(os.fsdecode(path))
-    kind = target.suffix if format is None else f".{format.removeprefix('.')}"
+    target = os.fsdecode(path)
+    stem, suffix = os.path.splitext(os.path.basename(target))  # noqa: PTH119, PTH122 - pathlib takes longer
+    kind = suffix if format is None else f".{format.removeprefix('.')}"
     if kind not in FORMATS:
         reason = f"unknown format {one_line(kind, 20)!r} (supported: {', '.join(FORMATS)})"
-        raise FileError(reason, source=str(target), fix="Pass format=, or a path with one of these suffixes.")
+        raise FileError(reason, source=target, fix="Pass format=, or a path with one of these suffixes.")
     if metadata is None:
         kept = text_metadata(tree) if kind in WITH_METADATA else {}
     else:
@@ -89,11 +90,11 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         if not all(isinstance(each, str) for pair in kept.items() for each in pair):
             raise TypeError("metadata must map text to text")
         if kept and kind not in WITH_METADATA:
-            raise FileError(f"{kind} cannot store metadata", source=str(target), fix="Write .safetensors or .arrow.")
+            raise FileError(f"{kind} cannot store metadata", source=target, fix="Write .safetensors or .arrow.")
     try:
         if is_view(tree) and tree._scope.options.request.casts:
             tree = tree.materialize()  # otherwise a view's source is written
-        items, others = collect_items(tree, target.stem)
+        items, others = collect_items(tree, stem)
         if others:
             name, value = others[0]
             is_refused = type(value) is Deferred  # such as a link in HDF5
@@ -103,7 +104,7 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         write_items(items, target, kept, kind=kind, force=True, sync=False)
     except DlxError as error:
         error.complete(source=type_name(type(tree)))
-        if error.source != str(target):
+        if error.source != target:
             error.target = kind
         raise
 
@@ -168,7 +169,7 @@ def _create_item(name: str, obj: Any, path: tuple[Any, ...]) -> Item:
 
 def write_items(
     items: Sequence[Item],
-    path: Path,
+    path: str | Path,
     metadata: dict[str, str],
     *,
     kind: str = "",
@@ -177,7 +178,7 @@ def write_items(
     advance: Callable[[int], object] = int,
 ) -> None:
     """Write arrays to a file, by default in the format of its suffix; `force` and `sync` are as in `replace_file`."""
-    kind = kind or path.suffix
+    kind = kind or Path(path).suffix
     if kind == ".safetensors":
         _check_ties(items)
     with replace_file(path, force=force, sync=sync) as file:

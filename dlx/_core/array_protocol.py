@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ _KINDS = {lib.kDLInt: "i", lib.kDLUInt: "u", lib.kDLFloat: "f", lib.kDLComplex: 
 _NUMPY = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
 
 
+@functools.cache
 def typestr(dtype: Any) -> str | None:
     """Return the name of a `DType` in numpy's array interface and .npy files (``"<f4"``), or None."""
     if _NUMPY.fullmatch(dtype.name) is None:

@@ -26,7 +26,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[BinaryIO]:
+def replace_file(path: str | Path, *, force: bool, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file named ``.NAME.dlx-partial``, which is renamed to `path` once it is complete (`sync`: on disk)."""
     target = os.fspath(path)
     if os.path.islink(target) or not os.path.isabs(target):  # follow a link instead of replacing it
