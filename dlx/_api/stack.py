@@ -454,7 +454,7 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype:
 def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
     """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
     if not (dtype is None or isinstance(dtype, Mapping)):
-        return read_dtype(dtype) if type(dtype) is str else DType(dtype)
+        return read_dtype(dtype)
     casts = read_casts(dtype)
     found = found if casts is None else [casts.find(each) or each for each in found]
     i = next((i for i, each in enumerate(found) if each != found[0]), None)

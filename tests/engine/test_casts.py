@@ -64,7 +64,7 @@ def test_halves_have_the_same_bits_in_every_layout(np):
     halves = np.arange(1 << 16, dtype="u2")
     signaling = (halves & 0x7E00 == 0x7C00) & (halves & 0x1FF != 0)
     wide = np.where(signaling, halves | 0x200, halves).view("f2").astype("f4").view("u4")
-    singles = np.concatenate([wide + step for step in (-1, 0, 1, 0xFFF, 0x1000, 0x1001)]).astype("u4")
+    singles = np.concatenate([wide.astype("i8") + step for step in (-1, 0, 1, 0xFFF, 0x1000, 0x1001)]).astype("u4")
     signaling = (singles & 0x7FC00000 == 0x7F800000) & (singles & 0x3FFFFF != 0)
     with np.errstate(all="ignore"):
         narrow = np.where(signaling, singles | 0x400000, singles).view("f4").astype("f2").view("u2")
