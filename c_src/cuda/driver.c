@@ -154,10 +154,7 @@ static int fill_table(void) {
 /* The caller holds cuda_once_lock. */
 static int initialise(void) {
   static int watched;
-  if (cu.Init == NULL) {
-    int status = fill_table();
-    if (status != DLX_OK) return status;
-  }
+  if (cu.Init == NULL) CUDA_TRY(fill_table());
   int code = cu.Init(0);
   if (code == CU_NOT_INITIALIZED) return report_forked(); /* another library used CUDA */
   if (code == CU_NO_DEVICE) return report_no_driver("the driver sees no device");
@@ -189,16 +186,13 @@ int dlx_cuda_load(void) {
 /* ---- devices and contexts -------------------------------------------------------------------- */
 
 int dlx_cuda_count(int32_t* count) {
-  int found = 0, status = dlx_cuda_load();
-  if (status == DLX_OK) status = CUDA(DeviceGetCount, &found);
-  if (status == DLX_OK) *count = found;
-  return status;
+  CUDA_TRY(dlx_cuda_load());
+  return CUDA(DeviceGetCount, count);
 }
 
 static int find_device(int32_t device_id, int* device) {
-  int32_t count = 0;
-  int status = dlx_cuda_count(&count);
-  if (status != DLX_OK) return status;
+  int32_t count;
+  CUDA_TRY(dlx_cuda_count(&count));
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
     report("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
            count);
@@ -208,21 +202,21 @@ static int find_device(int32_t device_id, int* device) {
 }
 
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
-  int device = 0, status = find_device(device_id, &device);
-  return status == DLX_OK ? CUDA(DeviceGetName, name, room, device) : status;
+  int device;
+  CUDA_TRY(find_device(device_id, &device));
+  return CUDA(DeviceGetName, name, room, device);
 }
 
 int cuda_get_primary(int32_t device_id, cu_context* context) {
-  int device = 0, status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  int device;
+  CUDA_TRY(dlx_cuda_load());
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load_explicit(&cuda_devices[device_id].primary, memory_order_acquire);
     if (*context) return DLX_OK;
   }
-  status = find_device(device_id, &device);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(find_device(device_id, &device));
   int before = cuda_relax(); /* this may allocate */
-  status = CUDA(DevicePrimaryCtxRetain, context, device);
+  int status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(before);
   /* Two threads may both retain it, which is harmless: it is never released. */
   if (status == DLX_OK)
@@ -236,9 +230,9 @@ int dlx_cuda_entered(int32_t device_id) {
 }
 
 int dlx_cuda_push(int32_t device_id) {
-  cu_context context = NULL;
-  int status = cuda_get_primary(device_id, &context);
-  return status == DLX_OK ? CUDA(CtxPushCurrent, context) : status;
+  cu_context context;
+  CUDA_TRY(cuda_get_primary(device_id, &context));
+  return CUDA(CtxPushCurrent, context);
 }
 
 void dlx_cuda_pop(void) {
@@ -247,8 +241,9 @@ void dlx_cuda_pop(void) {
 }
 
 int cuda_get_attribute(int32_t device_id, int attribute, int* value) {
-  int device = 0, status = CUDA(DeviceGet, &device, device_id);
-  return status == DLX_OK ? CUDA(DeviceGetAttribute, value, attribute, device) : status;
+  int device;
+  CUDA_TRY(CUDA(DeviceGet, &device, device_id));
+  return CUDA(DeviceGetAttribute, value, attribute, device);
 }
 
 int cuda_relax(void) {
@@ -261,9 +256,9 @@ void cuda_unrelax(int before) {
 }
 
 int cuda_enter(int32_t device_id, int* before) {
-  int status = dlx_cuda_push(device_id);
-  if (status == DLX_OK) *before = cuda_relax();
-  return status;
+  CUDA_TRY(dlx_cuda_push(device_id));
+  *before = cuda_relax();
+  return DLX_OK;
 }
 
 void cuda_leave(int before) {
@@ -275,14 +270,12 @@ int cuda_make_once(_Atomic(uint64_t)* place, int32_t device_id,
                    int (*create)(int32_t device_id, uint64_t* made), uint64_t* out) {
   *out = atomic_load_explicit(place, memory_order_acquire);
   if (*out) return DLX_OK;
-  int before, status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
+  CUDA_ENTER(device_id);
   begin_once();
   *out = atomic_load_explicit(place, memory_order_relaxed); /* under the lock */
-  if (*out == 0 && (status = create(device_id, out)) == DLX_OK)
-    atomic_store_explicit(place, *out, memory_order_release);
+  int status = *out ? DLX_OK : create(device_id, out);
+  if (status == DLX_OK) atomic_store_explicit(place, *out, memory_order_release);
   end_once();
-  cuda_leave(before);
   return status;
 }
 
@@ -294,8 +287,8 @@ void dlx_cuda_drop_event(int32_t device_id, void* event) {
 }
 
 int dlx_cuda_where(const void* address, DLDevice* device) {
-  int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
-  if (status != DLX_OK) return status;
+  int type = 0, managed = 0, ordinal = 0;
+  CUDA_TRY(dlx_cuda_load());
   cu_address at = (cu_address)(uintptr_t)address; /* a driver answers without a context, too */
   int code = cu.PointerGetAttribute(&type, CU_ATTRIBUTE_MEMORY_TYPE, at);
   if (code == CU_OK) code = cu.PointerGetAttribute(&managed, CU_ATTRIBUTE_MANAGED, at);

@@ -214,6 +214,25 @@ void cuda_unrelax(int before);
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
 
+static inline void cuda_end(const int* before) {
+  cuda_leave(*before);
+}
+
+/* Return from the function if a call fails. */
+#define CUDA_TRY(call)                                   \
+  do {                                                   \
+    int status_of_call = (call);                         \
+    if (status_of_call != DLX_OK) return status_of_call; \
+  } while (0)
+
+/* cuda_enter, or dlx_cuda_push alone, undone when the function returns; returns if it fails. */
+#define CUDA_ENTER(device_id) CUDA_SCOPE(cuda_enter(device_id, &mode_before))
+#define CUDA_PUSH(device_id) CUDA_SCOPE(dlx_cuda_push(device_id))
+#define CUDA_SCOPE(enter)               \
+  int mode_before = -1; /* unchanged */ \
+  CUDA_TRY(enter);                      \
+  int scope __attribute__((cleanup(cuda_end), unused)) = mode_before
+
 static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
