@@ -71,26 +71,21 @@ int cuda_is_child(void) {
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
-/* The thread that holds cuda_once_lock, or 0. Relaxed: each thread looks for its own writes. */
-static atomic_uintptr_t once_owner;
+/* Whether this thread holds cuda_once_lock: a driver may fork during its start. */
+static DLX_FEW_WORDS int holds_once_lock;
 
 static void begin_once(void) {
   dlx_lock(&cuda_once_lock);
-  atomic_store_explicit(&once_owner, dlx_thread_number(), memory_order_relaxed);
+  holds_once_lock = 1;
 }
 
 static void end_once(void) {
-  atomic_store_explicit(&once_owner, 0, memory_order_relaxed);
+  holds_once_lock = 0;
   dlx_unlock(&cuda_once_lock);
 }
 
-/* Return 1 if this thread holds cuda_once_lock: a driver may fork during its start. */
-static int holds_once_lock(void) {
-  return atomic_load_explicit(&once_owner, memory_order_relaxed) == dlx_thread_number();
-}
-
 static void take_locks(void) {
-  if (!holds_once_lock()) dlx_lock(&cuda_once_lock);
+  if (!holds_once_lock) dlx_lock(&cuda_once_lock);
   dlx_lock(&cuda_lock);
   dlx_lock(&cuda_event_lock);
 }
@@ -98,7 +93,7 @@ static void take_locks(void) {
 static void release_locks(void) {
   dlx_unlock(&cuda_event_lock);
   dlx_unlock(&cuda_lock);
-  if (!holds_once_lock()) dlx_unlock(&cuda_once_lock);
+  if (!holds_once_lock) dlx_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
@@ -113,16 +108,14 @@ static void at_exit(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-enum { WANTED, NEEDED };
-
 static const struct {
   const char* name;
   size_t offset;
   int is_needed;
 } entries[] = {
-#define ENTRY(is_needed, name, version, parameters) \
-  {"cu" #name #version, offsetof(cu_table, name), is_needed},
-    CU_CALLS(ENTRY)};
+#define NEED(name, version, parameters) {"cu" #name #version, offsetof(cu_table, name), 1},
+#define WANT(name, version, parameters) {"cu" #name #version, offsetof(cu_table, name), 0},
+    CU_CALLS(NEED, WANT)};
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
@@ -238,12 +231,6 @@ int dlx_cuda_push(int32_t device_id) {
 void dlx_cuda_pop(void) {
   cu_context popped;
   if (dlx_cuda_loaded()) cu.CtxPopCurrent(&popped);
-}
-
-int cuda_get_attribute(int32_t device_id, int attribute, int* value) {
-  int device;
-  CUDA_TRY(CUDA(DeviceGet, &device, device_id));
-  return CUDA(DeviceGetAttribute, value, attribute, device);
 }
 
 int cuda_relax(void) {

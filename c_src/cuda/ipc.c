@@ -7,7 +7,13 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) { /* makes no context o
   int device;
   CUDA_TRY(dlx_cuda_load());
   CUDA_TRY(CUDA(DeviceGet, &device, device_id));
-  return CUDA(DeviceGetUuid, (cu_uuid*)uuid, device);
+  return CUDA(DeviceGetUuid, uuid, device);
+}
+
+static int get_attribute(int32_t device_id, int attribute, int* value) {
+  int device;
+  CUDA_TRY(CUDA(DeviceGet, &device, device_id));
+  return CUDA(DeviceGetAttribute, value, attribute, device);
 }
 
 /* ---- an allocation --------------------------------------------------------------------------- */
@@ -57,10 +63,10 @@ static int allocate(memory* self) {
   cu_allocation made = 0;
   size_t step = 1;
   int yes;
-  CUDA_TRY(cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes));
+  CUDA_TRY(get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes));
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
   self->kind = DLX_IPC_DESCRIPTOR;
-  CUDA_TRY(cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes));
+  CUDA_TRY(get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes));
   if (!yes) return cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
   CUDA_TRY(CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM));
   self->size = (self->size + step - 1) / step * step;
@@ -90,11 +96,9 @@ int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int f
   int status = kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
   *address = (uintptr_t)self->address;
   *size = (int64_t)self->size;
-  if (status == DLX_OK)
-    *owner = self;
-  else
-    free(self);
-  return status;
+  if (status != DLX_OK) return free(self), status;
+  *owner = self;
+  return DLX_OK;
 }
 
 int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
@@ -109,7 +113,7 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   CUDA_TRY(CUDA(PointerGetAttribute, size, CU_ATTRIBUTE_SIZE, at));
   CUDA_TRY(CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at));
   CUDA_TRY(CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at));
-  if (legacy[0]) CUDA_TRY(cuda_get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle));
+  if (legacy[0]) CUDA_TRY(get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle));
   *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
   if (by_handle || !(handles & CU_DESCRIPTOR) || !cu.MemRetainAllocationHandle) return DLX_OK;
   int code = cu.MemRetainAllocationHandle(&found, (void*)*base); /* fails for memory of a pool */
@@ -129,10 +133,6 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
   int status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
   cu.MemRelease(found);
   return status;
-}
-
-int dlx_ipc_take(int32_t pid, int32_t fd) {
-  return dlx_take_descriptor(pid, fd);
 }
 
 int dlx_ipc_record(int32_t device_id, unsigned char* handle, void** event) {

@@ -63,39 +63,32 @@ static void release_block(void* owner) {
   free(self);
 }
 
-/* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
-  char operation[80];
-  uint64_t pool, own;
-  CUDA_TRY(dlx_cuda_work_stream(device_id, &own));
-  CUDA_ENTER(device_id);
-  CUDA_TRY(cuda_make_once(&cuda_devices[device_id].pool, device_id, create_pool, &pool));
-  block* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (block){.device = device_id, .stream = own};
-  snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
-           device_id);
-  int status = cuda_check(operation,
-                          cu.MemAllocFromPoolAsync(&self->address, nbytes, (cu_pool)(uintptr_t)pool,
-                                                   cuda_stream(stream ? stream : own)));
-  if (status == DLX_OK)
-    *out = self;
-  else
-    free(self);
-  return status;
-}
-
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    uint64_t stream, DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
-  block* made;
+  char operation[80];
+  uint64_t pool, own;
   CUDA_TRY(dlx_describe_fresh(like, flags, keep_order, strides, &fresh));
   CUDA_TRY(dlx_cuda_load());
   dlx_cuda_release_pending();
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  CUDA_TRY(new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made));
+  CUDA_TRY(dlx_cuda_work_stream(device_id, &own));
+  CUDA_ENTER(device_id);
+  CUDA_TRY(cuda_make_once(&cuda_devices[device_id].pool, device_id, create_pool, &pool));
+  block* made = dlx_allocate(sizeof *made);
+  if (made == NULL) return DLX_E_MEMORY;
+  *made = (block){.device = device_id, .stream = own};
+  size_t nbytes = (size_t)dlx_nbytes(like, flags);
+  int code = cu.MemAllocFromPoolAsync(&made->address, nbytes, (cu_pool)(uintptr_t)pool,
+                                      cuda_stream(stream ? stream : own));
+  if (code != CU_OK) {
+    free(made);
+    snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
+             device_id);
+    return cuda_fail(operation, code);
+  }
   fresh.data = (void*)(uintptr_t)made->address;
   int status = dlx_managed_new(&fresh, flags, made, release_block, out);
   if (status != DLX_OK) release_block(made);

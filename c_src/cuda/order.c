@@ -114,9 +114,8 @@ static int create_stream(int32_t device_id, uint64_t* made) {
 }
 
 uint64_t dlx_cuda_known_stream(int32_t device_id) {
-  return dlx_cuda_loaded() && device_id >= 0 && device_id < DLX_MAX_DEVICES
-             ? atomic_load_explicit(&cuda_devices[device_id].stream, memory_order_acquire)
-             : 0;
+  if (!dlx_cuda_entered(device_id)) return 0;
+  return atomic_load_explicit(&cuda_devices[device_id].stream, memory_order_acquire);
 }
 
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
@@ -164,17 +163,11 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
                   dlx_ready** out) {
   dlx_ready* ready = dlx_allocate(sizeof *ready);
   if (ready == NULL) return DLX_E_MEMORY;
-  *ready = (dlx_ready){.holders = 1,
-                       .device = device_id,
-                       .stream = stream,
-                       .keep = keep,
-                       .release_keep = release_keep};
+  *ready = (dlx_ready){1, device_id, stream, NULL, keep, release_keep};
   int status = stream ? record(ready) : dlx_cuda_work_stream(device_id, &ready->stream);
-  if (status == DLX_OK)
-    *out = ready;
-  else
-    free(ready);
-  return status;
+  if (status != DLX_OK) return free(ready), status;
+  *out = ready;
+  return DLX_OK;
 }
 
 int32_t dlx_ready_own_device(const dlx_ready* ready) {
@@ -200,12 +193,12 @@ static int is_alive(const dlx_ready* ready) {
   return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
 }
 
-static int is_finished(const dlx_ready* ready) {
-  int mode, code;
-  if (cuda_enter(ready->device, &mode) != DLX_OK) return 0;
-  code = ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
-  cuda_leave(mode);
-  return code == CU_OK;
+/* Check that memory is ready now, so that no capture has to wait for it. */
+static int check_finished(const dlx_ready* ready) {
+  CUDA_ENTER(ready->device);
+  int code =
+      ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
+  return code == CU_OK ? DLX_OK : DLX_E_CAPTURE;
 }
 
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
@@ -213,8 +206,7 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   uint64_t capture;
   CUDA_PUSH(device_id);
   CUDA_TRY(get_capture(stream, &capture));
-  if (capture && (ready->event || dlx_ready_own_device(ready) >= 0))
-    return is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
+  if (capture && (ready->event || dlx_ready_own_device(ready) >= 0)) return check_finished(ready);
   return ready->event ? CUDA(StreamWaitEvent, cuda_stream(stream), ready->event, 0)
                       : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
 }
@@ -244,9 +236,8 @@ typedef struct use {
   struct use *next, *last, *next_queue; /* only the first of a queue has the last two */
 } use;
 
-static use* queues; /* guarded by cuda_lock */
-static atomic_int_least64_t
-    n_waiting; /* relaxed: a hint outside of cuda_lock, which guards the uses */
+static use* queues;                    /* guarded by cuda_lock */
+static atomic_int_least64_t n_waiting; /* relaxed: a hint outside of cuda_lock */
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
@@ -257,13 +248,8 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   int may_die = keep == NULL && !is_own(device_id, stream);
   /* 2 would mean the releasing thread's stream; the legacy stream waits for all of them. */
   int is_substitute = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
-  *self = (use){.owner = owner,
-                .keep = keep,
-                .release = release,
-                .release_keep = release_keep,
-                .device = device_id,
-                .stream = is_substitute ? DLX_STREAM_LEGACY : stream,
-                .is_substitute = is_substitute};
+  if (is_substitute) stream = DLX_STREAM_LEGACY;
+  *self = (use){owner, keep, release, release_keep, device_id, stream, is_substitute};
   *out = self;
   return DLX_OK;
 }
@@ -344,11 +330,8 @@ void dlx_use_release(void* object) {
     return;
   }
   int mode, code = dlx_cuda_loaded() ? enter(self->device, &mode) : CU_DEINITIALIZED;
-  int done = code != CU_OK && is_final(code);
-  if (code == CU_OK) {
-    done = is_done(self);
-    cuda_leave(mode);
-  }
+  int done = code == CU_OK ? is_done(self) : is_final(code);
+  if (code == CU_OK) cuda_leave(mode);
   if (done) {
     finish(self);
     dlx_cuda_release_pending();

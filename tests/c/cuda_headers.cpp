@@ -74,11 +74,11 @@ struct same_function<A (*)(As...), B (*)(Bs...)> {
   static constexpr bool value = find();
 };
 
-#define FUNCTION(kind, name, version, parameters)                              \
+#define FUNCTION(name, version, parameters)                              \
   static_assert(                                                               \
       same_function<decltype(cu_table::name), decltype(&cu##name##version)>::value, #name);
 
-CU_CALLS(FUNCTION)
+CU_CALLS(FUNCTION, FUNCTION)
 
 #define MEMBER(type, ours, their_type, theirs)                                    \
   static_assert(offsetof(type, ours) == offsetof(their_type, theirs) &&           \
