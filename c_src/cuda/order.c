@@ -248,8 +248,8 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   int may_die = keep == NULL && !is_own(device_id, stream);
   /* 2 would mean the releasing thread's stream; the legacy stream waits for all of them. */
   int is_substitute = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
-  if (is_substitute) stream = DLX_STREAM_LEGACY;
-  *self = (use){owner, keep, release, release_keep, device_id, stream, is_substitute};
+  *self = (use){owner, keep, release, release_keep, device_id, .is_substitute = is_substitute};
+  self->stream = is_substitute ? DLX_STREAM_LEGACY : stream;
   *out = self;
   return DLX_OK;
 }
