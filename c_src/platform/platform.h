@@ -128,11 +128,16 @@ void* dlx_find_symbol(void* library, const char* symbol);
 void* dlx_find_loaded_symbol(const char* library, const char* symbol);
 
 /* Functions with vectors of 32 bytes, for processors that have them: DLX_WITH_WIDE(...) contains
- * them where they can be compiled, and DLX_HAS_WIDE says whether they can run. */
+ * them where they can be compiled, and DLX_HAS_WIDE says whether they can run. DLX_HALF_VECTORS, if
+ * defined, are those that can also convert float16. */
 #if defined(__x86_64__) && defined(__linux__)
 #define DLX_WIDE_VECTORS __attribute__((target("avx2")))
 #define DLX_HAS_WIDE (__builtin_cpu_supports("avx2") != 0)
 #define DLX_WITH_WIDE(...) __VA_ARGS__
+#if (defined(__clang__) ? __clang_major__ >= 18 : __GNUC__ >= 11) /* older ones cannot ask */
+#define DLX_HALF_VECTORS __attribute__((target("avx2,f16c")))
+#define DLX_HAS_HALVES (DLX_HAS_WIDE && __builtin_cpu_supports("f16c"))
+#endif
 #else
 #define DLX_HAS_WIDE 0
 #define DLX_WITH_WIDE(...)
