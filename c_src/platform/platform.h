@@ -69,9 +69,6 @@ static inline void dlx_run_once(dlx_once* once, void (*function)(void)) {
 }
 #endif
 
-/* Identify the current thread among the running ones. */
-uintptr_t dlx_thread_number(void);
-
 /* Let `function` run at the end of each thread that sets a value, with this value. Errors: values
  * of the key are ignored. */
 void dlx_create_key(dlx_thread_key* key, void (*function)(void*));
@@ -113,9 +110,6 @@ int dlx_copy_parts(const dlx_part* to, const dlx_part* from, size_t n);
 
 /* Write all parts to a file; changes `parts`. Errors: -1 with errno. */
 int dlx_write_parts(int fd, dlx_part* parts, int n, int64_t at);
-
-/* Duplicate a descriptor of another process. Owns: the caller closes it. Errors: -1. */
-int dlx_take_descriptor(int32_t pid, int32_t fd);
 
 /* Wait while a word of shared memory has a value, or wake all that wait. May return early. */
 void dlx_wait_word(void* word, uint32_t value, int64_t nanoseconds);
