@@ -192,6 +192,22 @@ def test_what_only_a_framework_casts(np):
         dlx.convert(array.array("d", [1, 2]), "dlx", dtype="float8_e4m3fn")
 
 
+def test_dtypes_of_ml_dtypes_between_which_it_has_no_cast(np):
+    """They are cast by way of a dtype that has all their values, as the plan says."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    pairs = [("float8_e8m0fnu", "float8_e5m2"), ("float8_e4m3fn", "float8_e8m0fnu"), ("int4", "uint4"), ("uint4", "int4")]
+    for old, new in [*pairs, ("float8_e8m0fnu", "int4"), ("int4", "float8_e8m0fnu")]:
+        x = np.array([1, 2, 4], "f4").astype(getattr(ml_dtypes, old))
+        for source in (x, x[::-1], x[:0], x[0]):
+            plan = dlx.plan(source, "numpy", dtype={old: new})
+            found = dlx.convert(source, "numpy", dtype={old: new})
+            assert plan.outcome == "copied" and found.dtype.name == new
+            assert np.array_equal(np.asarray(found).astype("f4"), np.asarray(source).astype("f4"))
+    whole = np.arange(-8, 8).astype(ml_dtypes.int4)
+    found = dlx.convert(whole, "numpy", dtype={"int4": "uint4"})
+    assert found.astype("i4").tolist() == [*range(8, 16), *range(8)]
+
+
 def test_views_and_files(np, torch, tmp_path):
     """A lazy view and a file cast each array when it is read; writes to a view keep the source's dtypes."""
     tree = {"x": np.ones(2), "i": np.arange(2)}
