@@ -343,7 +343,8 @@ class Tree:
             for i, link in node.links:
                 new = results[~link] if link < 0 else self._nodes[link].result
                 if type(new) is Column and not isinstance(node.handler, CompoundHandler):  # `errors="pass"`
-                    new = _column_of(self._nodes[node.parent].obj, node, i)
+                    node.is_kept = node.handler.kind == "wrapper"  # a whole series; else a table's column
+                    new = new if node.is_kept else _column_of(self._nodes[node.parent].obj, node, i)
                 if new is not parts[i]:
                     parts[i] = new
                     changed = True
