@@ -125,7 +125,10 @@ class Columnar:
         return self.array.__arrow_c_array__(requested_schema)
 
 
-@pytest.mark.parametrize("rows", ([1, None], ["a"], [[1, None]], [[1], None], [["a"]]))
+STRUCTURES = [{"a": "x", "b": 1.0}]
+
+
+@pytest.mark.parametrize("rows", ([1, None], ["a"], [[1, None]], [[1], None], [["a"]], STRUCTURES))
 def test_whole_columns_stay_the_same_objects(np, torch, rows):
     """A series of polars, and an object with Arrow's interface, anywhere in a tree."""
     pa = pytest.importorskip("pyarrow")
