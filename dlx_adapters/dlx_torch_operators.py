@@ -14,18 +14,6 @@ from typing import Any
 from dlx.adapter import GradSupport, Operation
 from dlx.errors import ConversionError, DlxError
 
-__all__ = [
-    "call_once",
-    "is_abstract",
-    "is_inexact",
-    "is_traced",
-    "is_tracing",
-    "random_state",
-    "record",
-    "refuse_batches",
-    "replayed",
-]
-
 
 def is_tracing() -> bool:
     """Return whether torch traces or transforms what this thread computes."""

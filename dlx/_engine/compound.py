@@ -55,25 +55,29 @@ def split(
             raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-    first, swaps, dtype = 0, False, None
-    if kind == "ragged":
-        first = _check_lists(parts["values"], parts["offsets"])
-    elif not is_own and kind in ("coo", *_MINOR):
-        _check_dimensions(kind, parts, source.dense)
-    limits: tuple[str, ...] = ()
-    if request is not None:
-        if wanted is not None:
-            _check_dtype(parts, wanted, request)
-        if not is_own:  # in its framework, padding and repeated indices keep their meaning
-            swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
-            limits = _check(kind, parts, "swapped" in source.limits, () if wanted is None else wanted.limits, target)
-        dtype = _choose_dtype(parts, wanted, request.target.dtypes())
-    indices = _indices_of(wanted)
-    made: dict[str, Any] = {}
-    for name, part in parts.items():
-        minus, new = first if name == "offsets" else 0, dtype if name in indices else None
-        whys = [f"{target} sorts it, and adds elements with equal indices"] * (name == "coords" and "sorts" in limits)
-        made[name] = _prepare(part, new, parts, whys, swaps=swaps and name == "coords", minus=minus)
+        first, swaps, dtype = 0, False, None
+        if kind == "ragged":
+            first = _check_lists(parts["values"], parts["offsets"])
+        elif not is_own and kind in ("coo", *_MINOR):
+            _check_dimensions(kind, parts, source.dense)
+        limits: tuple[str, ...] = ()
+        if request is not None:
+            if wanted is not None:
+                _check_dtype(parts, wanted, request)
+            if not is_own:  # in its framework, padding and repeated indices keep their meaning
+                swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
+                limits = _check(
+                    kind, parts, "swapped" in source.limits, () if wanted is None else wanted.limits, target
+                )
+            dtype = _choose_dtype(parts, wanted, request.target.dtypes())
+        indices = _indices_of(wanted)
+        made: dict[str, Any] = {}
+        for name, part in parts.items():
+            minus, new = first if name == "offsets" else 0, dtype if name in indices else None
+            whys = [f"{target} sorts it, and adds elements with equal indices"] * (
+                name == "coords" and "sorts" in limits
+            )
+            made[name] = _prepare(part, new, parts, whys, swaps=swaps and name == "coords", minus=minus)
     return made
 
 

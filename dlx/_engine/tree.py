@@ -17,7 +17,7 @@ from dlx._protocols.arrow import Column
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Whole
 from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
-from dlx._support.reflect import foreign_error, foreign_errors, is_key, type_name
+from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -343,7 +343,7 @@ class Tree:
             for i, link in node.links:
                 new = results[~link] if link < 0 else self._nodes[link].result
                 if type(new) is Column and not isinstance(node.handler, CompoundHandler):  # `errors="pass"`
-                    new = _column_of(self._nodes[node.parent].obj, node, i)
+                    new = self._find_column(node, i)
                 if new is not parts[i]:
                     parts[i] = new
                     changed = True
@@ -356,6 +356,19 @@ class Tree:
             else:
                 node.result = node.obj
         return self._nodes[0].result
+
+    def _find_column(self, node: Node, i: int) -> Any:
+        """Return a column as the object that its table has for it; a series, or a table without one, stays whole."""
+        outer = node if node.handler.kind == "wrapper" else self._nodes[node.parent]
+        try:
+            if outer is not node and node.keys is not None:
+                return outer.obj[node.keys[i]]
+        except MemoryError:
+            raise
+        except Exception:
+            pass  # such as a series of structures
+        outer.is_kept = True
+        return node.parts[i]
 
     def _new_empty(self, node: Node, target: str) -> Any:
         assert node.handler.new_empty is not None
@@ -428,12 +441,6 @@ def _failure(node: Node, cause: Exception, what: str) -> DlxError:
     is_set = node.handler.kind == "set" and isinstance(cause, TypeError)
     fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
     return foreign_error(f"the container {what}:", cause, fix=fix).complete(source=type_name(type(node.obj)))
-
-
-def _column_of(frame: Any, node: Node, i: int) -> Any:
-    """Return a column of a table as the table's own object."""
-    with foreign_errors(f"the table cannot return its column {node.keys and node.keys[i]!r}:"):
-        return frame[node.keys[i] if node.keys is not None else i]
 
 
 def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:

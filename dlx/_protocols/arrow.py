@@ -16,20 +16,6 @@ from dlx._protocols.dlpack import return_or_raise
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
-__all__ = [
-    "MAX_LIST",
-    "METHODS",
-    "NUMBERS",
-    "PACKED",
-    "Column",
-    "Table",
-    "column",
-    "has_interface",
-    "method_of",
-    "read_columns",
-    "split_lists",
-]
-
 METHODS = ("__arrow_c_device_array__", "__arrow_c_device_stream__", "__arrow_c_stream__", "__arrow_c_array__")
 """In order of preference: the first two never move data between devices, and streams allow any number of chunks."""
 
@@ -112,8 +98,9 @@ def _name(text: str) -> str:
 class Column:
     """A column of a table, or a whole array, series or column."""
 
-    def __init__(self, data: object, number: int, kind: type, described: Type) -> None:
+    def __init__(self, data: object, number: int, kind: type, described: Type, depth: int = 0) -> None:
         self._data, self.number = data, number  # index in the table; -1: not a table
+        self.depth = depth  # number of lists of varying length around the values
         self.kind, self.type = kind, described  # the Python type of the object, and the Arrow type
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))
@@ -175,7 +162,8 @@ def split_lists(obj: Any) -> dict[str, Column]:
     """Return the values and offsets of an object or column with lists of varying length."""
     lists = column(obj)
     data, tensor, *counts = native.arrow_lists(lists._data, lists.number, False)
-    return {"values": Column(data, -1, lists.kind, lists.type.child()), "offsets": Offsets(lists, tensor, *counts)}
+    values = Column(data, -1, lists.kind, lists.type.child(), lists.depth + 1)
+    return {"values": values, "offsets": Offsets(lists, tensor, *counts)}
 
 
 class Table(dict[str, Column]):
@@ -283,12 +271,15 @@ def null_fix(column: Column) -> str:
     start, many, one = in_pyarrow(column)
     calls = f"{many}.drop_null()", f"{many}.fill_null(value)", f"{one}.flatten()"
     drop, fill, flat, *_ = _CALLS.get(_package_of(column.kind), calls)
+    inside = flat + flat.removeprefix(one) * (column.depth + len(column.shape) - 2)
+    if column.depth:
+        call = (drop if column.type.is_list else fill).removeprefix(many)
+        return f"{start} {inside}{call}, and keep the lengths of its rows yourself."
     if column.type.is_list:
         return f"{start} {drop}."
     if len(column.shape) == 1:
         return f"{start} {fill} or {drop}."
-    inner = f"{flat}{fill.removeprefix(many)}"
-    return f"{start} {drop} if whole rows are null, else {inner}, and reshape the result."
+    return f"{start} {drop} if whole rows are null, else {inside}{fill.removeprefix(many)}, and reshape the result."
 
 
 def why_not_gathered(column: Column) -> tuple[str, str]:
@@ -325,7 +316,7 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)
     call, many, one = in_pyarrow(column)
-    depth = sum(each.format.startswith("+w:") for each in _levels(described))
+    depth = column.depth + sum(each.format.startswith("+w:") for each in _levels(described))
     if depth:
         many = one = one + ".flatten()" * depth
     take = "Convert its" if call == "Call" else f"{call.removesuffix('call')}convert"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import dlx
@@ -159,8 +161,44 @@ def test_null_rows_are_described():
         assert info.dtype.name == "int64" and info.notes == ("ragged: values, offsets",)
         assert dlx.shares_memory(source, source)
         for call in calls[: 2 if source is nested else 3]:
-            with pytest.raises(LayoutError, match=r"its row \d is null. Call \.drop_null\(\)\."):
+            fix = r"\.flatten\(\)\.drop_null\(\), and keep" if source is nested else r"\.drop_null\(\)\."
+            with pytest.raises(LayoutError, match=rf"its row \d is null. Call {fix}") as caught:
                 call(source)
+            assert re.match(r"cannot (split|stack|convert) pyarrow\.lib\.\w+", str(caught.value))
+
+
+def test_the_fix_for_values_in_lists_works_on_the_lists():
+    """It flattens the lists first: the array of lists has no nulls and no text itself."""
+    pairs = [[1.0, None], [2.0, 3.0]]
+    inner = pa.list_(pa.float64(), 2)
+    sources = [
+        *(
+            pa.array(pairs),
+            pa.chunked_array([pairs[:1], pairs[1:]]),
+            pa.array([pairs]),
+            pa.array([pairs], pa.list_(inner)),
+        ),
+        *(
+            pa.array([[None, [1.0]]]),
+            pa.array([["a"]]),
+            pa.array([[["a", "b"]]]),
+            pa.array([[0]], pa.list_(pa.timestamp("us"))),
+        ),
+    ]
+    for name in ("polars", "pandas"):
+        try:
+            module = __import__(name)
+        except ImportError:
+            continue
+        kind = {} if name == "polars" else {"dtype": module.ArrowDtype(pa.list_(pa.float64()))}
+        sources.append(module.Series(pairs if name == "polars" else pa.array(pairs), **kind))
+    for x in sources:
+        for call in (dlx.parts, dlx.stack):
+            with pytest.raises((LayoutError, DTypeError)) as caught:
+                call(x, "numpy")
+            chain = re.match(r"(?:Call|Convert its) ([.\w()\[\]'{}!]+)", caught.value.fix)[1].rstrip(".")
+            found = eval(f"x{chain}", {"x": x, "value": 0.0})
+            assert dlx.parts(found, "numpy") if "drop_null" in chain else dlx.convert(found, "numpy").ndim == 1
 
 
 def test_empty_columns_share_nothing():

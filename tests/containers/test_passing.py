@@ -115,6 +115,40 @@ def test_columns_of_arrow_tables(np):
     assert new["x"].tolist() == [1, 2] and new["t"].equals(table["t"]) and new["n"].equals(table["n"])
 
 
+class Columnar:
+    """An object that only has Arrow's interface."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self.array.__arrow_c_array__(requested_schema)
+
+
+STRUCTURES = [{"a": "x", "b": 1.0}]
+
+
+@pytest.mark.parametrize("rows", ([1, None], ["a"], [[1, None]], [[1], None], [["a"]], STRUCTURES))
+def test_whole_columns_stay_the_same_objects(np, torch, rows):
+    """A series of polars, and an object with Arrow's interface, anywhere in a tree."""
+    pa = pytest.importorskip("pyarrow")
+    odd = [Columnar(pa.array(rows))]
+    try:
+        import polars
+    except ImportError:
+        pass
+    else:
+        odd.append(polars.Series(rows))
+    for x in odd:
+        for tree in ([np.ones(2), x], {"q": np.ones(2), 1: x}, (np.ones(2), [x])):
+            new = dlx.convert(tree, "torch", errors="pass")
+            first, last = new.values() if isinstance(new, dict) else new
+            assert (last[0] if isinstance(last, list) else last) is x and type(first) is torch.Tensor
+            assert dlx.plan(tree, "torch", errors="pass").run() is not tree
+        if dlx.plan(x, "torch", errors="pass").outcome == "passed":
+            assert dlx.convert(x, "torch", errors="pass") is x
+
+
 def test_a_capsule_that_the_consumer_refuses_stays_usable(np, torch, monkeypatch):
     """It gets its name back."""
     capsule, real = np.ones(2).__dlpack__(), torch.from_dlpack

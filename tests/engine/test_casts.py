@@ -195,7 +195,12 @@ def test_what_only_a_framework_casts(np):
 def test_dtypes_of_ml_dtypes_between_which_it_has_no_cast(np):
     """They are cast by way of a dtype that has all their values, as the plan says."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    pairs = [("float8_e8m0fnu", "float8_e5m2"), ("float8_e4m3fn", "float8_e8m0fnu"), ("int4", "uint4"), ("uint4", "int4")]
+    pairs = [
+        ("float8_e8m0fnu", "float8_e5m2"),
+        ("float8_e4m3fn", "float8_e8m0fnu"),
+        ("int4", "uint4"),
+        ("uint4", "int4"),
+    ]
     for old, new in [*pairs, ("float8_e8m0fnu", "int4"), ("int4", "float8_e8m0fnu")]:
         x = np.array([1, 2, 4], "f4").astype(getattr(ml_dtypes, old))
         for source in (x, x[::-1], x[:0], x[0]):
