@@ -53,6 +53,20 @@ SEARCHES = {
     "BufferError": "quickstart.html",
     "CopyRequiredError": "reference/errors.html",
     "requires_grad": "troubleshooting.html",
+    "install": "install.html",
+    "pip install": "install.html",
+    "hdf5": "files.html",
+    "arrow": "how-to/tables-and-columns.html",
+    "jax to torch": "cookbook/jax-torch.html",
+    "plugin": "write-an-adapter.html",
+    "thread safe": "how-to/threads.html",
+    "dtype cast": "how-to/dtype-and-memory.html",
+    "ragged": "how-to/sparse-and-ragged.html",
+    "checkpoint": "how-to/lazy-checkpoints.html",
+    "negative strides": "troubleshooting.html",
+    "capsule": "explanation/lifecycle.html",
+    "ctypes": "c-authors.html",
+    "from_dlpack": "index.html",
 }
 
 # Faults of the current layout. Only a table may scroll sideways, and no part may be wider than the window.
