@@ -94,10 +94,14 @@ class _DTypes(api.DTypes):
         return super().from_native(native_dtype)
 
     def cast(self, array: Any, dtype: api.DType, out: Any = None) -> Any:
+        np = sys.modules[self.package]
         if out is not None:
-            sys.modules[self.package].copyto(out, array, casting="unsafe")
+            np.copyto(out, array, casting="unsafe")
             return out
-        return sys.modules[self.package].asanyarray(array).astype(self.to_native(dtype), order="K")  # of a scalar, too
+        array, new = np.asanyarray(array), self.to_native(dtype)  # of a scalar, too
+        if not np.can_cast(array.dtype, new, "unsafe"):  # ml_dtypes lacks casts between its dtypes
+            array = array.astype("int8" if "int" in array.dtype.name else "f4")
+        return array.astype(new, order="K")
 
     def refusals(self) -> dict[str, tuple[str, str]]:
         """Return (reason, fix) for the missing dtypes of ml_dtypes."""

@@ -154,7 +154,10 @@ def convert(
         if not (to is like is device is stream is None) or lazy or copy is False or errors != "raise" or not wait:
             names = "to=, like=, device=, stream=, lazy=, errors=, wait= and copy=False"
             raise TypeError(f"convert takes out= without {names}. Leave these or out= out.")
-        return output.convert_into(obj, out, dtype, detach=detach, strict=strict)
+        casts = casting.read_casts(dtype)
+        if casts is not None and output.fill_plain([obj], out, -1, casts):
+            return out
+        return output.convert_into(obj, out, casts, detach=detach, strict=strict)
     options: tuple[Any, ...] = to, readonly, errors
     casts_only = dtype is not None and like is device is copy is stream is None and detach is lazy is strict is False
     if casts_only and wait is True and all(type(each) is str for each in options) and options[1:] == ("copy", "raise"):

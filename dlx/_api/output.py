@@ -16,7 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
-from dlx._engine.casting import Casts, can_cast, read_casts, suggest_cast
+from dlx._engine.casting import Casts, can_cast, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
@@ -121,17 +121,28 @@ def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
 _borrow = FAST_PATH._borrow
 
 
-def fill_plain(objs: list[Any], out: Any, axis: int) -> bool:
-    """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked or cast."""
+def fill_plain(objs: list[Any], out: Any, axis: int, casts: Casts | None = None) -> bool:
+    """Copy host arrays of the fast path as `fill`; return False if anything else has to be checked.
+
+    With `casts`, cast one array, if dlx does not have to check anything but its shape and dtype.
+    """
     whole, tensors = _borrow(out, "dlx", True), [_borrow(obj, "dlx", True) for obj in objs]
     if whole is None or None in tensors or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
         return False
-    if native.tensor_fill(whole, tensors, axis, True):
+    if casts is not None and not _is_plain_cast(tensors[0], whole, casts):
+        return False
+    if native.tensor_fill(whole, tensors, axis, casts is None):
         return False
     source = native.source_find(type(out))  # faster than `lookup.kind`
     adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
     mark_written(adapter, out)
     return True
+
+
+def _is_plain_cast(tensor: Tensor, whole: Tensor, casts: Casts) -> bool:
+    is_alike = tensor.shape == whole.shape and casts.dtypes.get(tensor.dtype.name) == whole.dtype
+    is_plain = is_alike and tensor.is_host and whole.is_host and not (whole.readonly or trace.observers)
+    return is_plain and can_cast(tensor.dtype, whole.dtype, whole.device) and not _overlaps_itself(whole)
 
 
 native.register(fill=lambda obj, out: not trace.observers and fill_plain([obj], out, -1))
@@ -173,9 +184,9 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     return False
 
 
-def convert_into(obj: Any, out: Any, dtype: Any, *, detach: bool, strict: bool) -> Any:
+def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
-    target, casts = type_name(type(out)), read_casts(dtype)
+    target = type_name(type(out))
     try:
         pairs = [
             (_read(source, adapter, path, detach=detach), open_output(there, path))

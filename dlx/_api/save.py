@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,32 +116,29 @@ def text_metadata(tree: Any) -> dict[str, str]:
 
 def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any]]]:
     """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
-    paths: dict[str, tuple[Any, ...]] = {}
-    arrays: list[Any] = []
+    items: dict[str, Item] = {}
     others: list[tuple[str, Any]] = []
     handler = lookup.kind_of(tree).handler
-    if handler is None:
-        paths[stem] = ()
-        arrays.append(tree)
-    else:
+    leaves: Iterable[tuple[tuple[Any, ...], Any, bool]] = [((), tree, True)]
+    if handler is not None:
         found = Tree(tree, handler, Failures(""))
         for path, obj, compound, *_ in found.compounds():
             if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
                 reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
                 raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape'{dense}.")
-        for path, child, is_array in found.leaves():
-            name = dotted_path(path, str) or stem
-            if not is_array or (type(child) is Deferred and child.info.dtype_name in NO_ARRAYS):
-                others.append((name, child))
-            elif name in paths:
-                raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
-            else:
-                paths[name] = path
-                arrays.append(child)
-    if not arrays:
+        leaves = found.leaves()
+    for path, child, is_array in leaves:
+        name = dotted_path(path, str) or stem
+        if not is_array or (type(child) is Deferred and child.info.dtype_name in NO_ARRAYS):
+            others.append((name, child))
+        elif name in items:
+            raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
+        else:
+            items[name] = _create_item(name, child, path)
+    if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    return [_create_item(name, obj, path) for (name, path), obj in zip(paths.items(), arrays, strict=True)], others
+    return [*items.values()], others
 
 
 def _create_item(name: str, obj: Any, path: tuple[Any, ...]) -> Item:
@@ -189,11 +186,11 @@ def write_items(
 
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
-    placed = [item for item in items if type(item.source) is Tensor and item.nbytes]
-    starts = sorted((item.source.data_ptr, item.nbytes) for item in placed)
-    if all(is_row_major(item.shape, item.source.strides) for item in placed) and all(
-        at + size <= next_one for (at, size), (next_one, _) in itertools.pairwise(starts)
-    ):
+    placed = [item for item in items if item.nbytes and type(item.source) is Tensor]
+    placed.sort(key=lambda item: item.source.data_ptr)
+    starts = [item.source.data_ptr for item in placed]
+    ends = map(operator.add, starts, [item.nbytes for item in placed])
+    if all(map(operator.le, ends, starts[1:])) and all(is_row_major(x.shape, x.source.strides) for x in placed):
         return
     if pair := collision([item.source for item in placed], []):
         one, other = sorted(one_line(placed[each].name, 80) for each in pair)

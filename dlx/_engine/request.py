@@ -122,10 +122,11 @@ def _host_device(target: Target, wanted: Device) -> Device:
 
 def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
     """Return the framework and the device of an example, and whether it is committed to the device."""
-    kind, shown = registry.kinds().find(type(like)), type_name(type(like))
+    own = type(like)
+    kind, shown = registry.kinds().find(own), type_name(own)
     with foreign_errors(NOT_INSPECTED, AdapterNotFoundError, source=shown):
-        known = registry.owner(type(like)) if kind is None else kind.adapter
-        handlers = registry.declared_handlers(type(like)) if kind is None else (kind.handler, *kind.compounds)
+        known = registry.owner(own) if kind is None else kind.adapter
+        handlers = registry.declared_handlers(own) if kind is None else (kind.handler, *kind.compounds)
         for handler in handlers:
             if isinstance(handler, CompoundHandler):
                 known, compound = known or handler.adapter, handler.compound
@@ -136,7 +137,7 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
                     break
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:
-        if error := find_source(module_of(type(like))):
+        if error := find_source(module_of(own)):
             raise error
         raise AdapterNotFoundError(
             f"like= is {shown}, whose framework is no target",

@@ -231,11 +231,11 @@ class Tree:
         """Yield (path, object, whether it is an array) for each place; raise for a container in two places."""
         entered = {0}
         for number, node in enumerate(self._nodes):
-            links = dict(node.links)
+            links, above, path = dict(node.links), self.path_in(number), node.handler.path
             for i, child in enumerate(node.parts):
                 link = links.get(i)
                 if link is None or link < 0:
-                    yield self._path(number, i), child, link is not None
+                    yield (*above, *path(node.keys, i)), child, link is not None
                 elif link in entered:
                     reason = f"it is the same container as {path_text(self.path_in(link))}"
                     self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")

@@ -1,5 +1,7 @@
 """Atomic writes: a file appears complete or not at all, even if the process is killed."""
 
+# ruff: noqa: PTH - pathlib takes as long as all other steps of a small file
+
 from __future__ import annotations
 
 import contextlib
@@ -25,34 +27,39 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 @contextlib.contextmanager
 def replace_file(path: Path, *, force: bool, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file named ``.NAME.dlx-partial``, which is renamed to `path` once it is complete (`sync`: on disk)."""
-    path = Path(os.path.realpath(path))  # follow a link instead of replacing it
-    mode = _find_mode(path, force)
-    if not path.parent.is_dir():
-        raise FileError(f"the folder {path.parent} does not exist", source=str(path), fix="Create it first.")
+    target = os.path.join(os.getcwd(), path)  # another thread may change the folder
+    if os.path.islink(target):  # follow it instead of replacing it
+        target = os.path.realpath(target)
+    mode = _find_mode(target, force)
+    folder, name = os.path.split(target)
+    if not os.path.isdir(folder):
+        raise FileError(f"the folder {folder} does not exist", source=target, fix="Create it first.")
     if sys.platform == "win32":
-        with _replace_closed(path, force) as handle:
+        with _replace_closed(Path(target), force) as handle:
             yield handle
         return
-    partial = path.with_name(f".{_shorten(path.name)}.dlx-partial")
-    while (handle := _lock_partial(partial, path)) is None:
-        pass
-    with handle:
-        try:
-            if os.fstat(handle.fileno()).st_size:  # of a killed process; ext4 flushes a truncated file at close
-                handle.truncate(0)
-            yield handle
-            handle.flush()
-            if mode is not None:
-                os.fchmod(handle.fileno(), mode)
-            if sync:
-                os.fsync(handle.fileno())
-            _rename(partial, path, force)
+    partial = os.path.join(folder, f".{_shorten(name)}.dlx-partial")
+    while True:
+        descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
+        with os.fdopen(descriptor, "r+b") as handle:
+            if not _lock_partial(handle, partial, target):
+                continue
+            try:
+                yield handle
+                handle.flush()
+                if mode is not None:
+                    os.fchmod(descriptor, mode)
+                if sync:
+                    os.fsync(descriptor)
+                _rename(partial, target, force)
+            except BaseException:
+                if _is_named(os.fstat(descriptor), partial):
+                    os.unlink(partial)
+                raise
             if sync:
                 with contextlib.suppress(OSError):  # unsupported by some file systems
-                    _synchronise(path.parent)
-        finally:
-            if _is_named(handle, partial):
-                partial.unlink()
+                    _synchronise(folder)
+            return
 
 
 @contextlib.contextmanager
@@ -67,7 +74,7 @@ def _replace_closed(path: Path, force: bool) -> Iterator[BinaryIO]:
             handle.close()
             (partial.replace if force else partial.rename)(path)  # a rename replaces no file on Windows
         except FileExistsError:
-            raise _exists_error(path) from None
+            raise _exists_error(str(path)) from None
         finally:
             handle.close()
             partial.unlink(missing_ok=True)
@@ -79,65 +86,66 @@ def _shorten(name: str) -> str:
     return name if len(raw) <= MAX_NAME else importlib.import_module("hashlib").sha256(raw).hexdigest()
 
 
-def _find_mode(path: Path, force: bool) -> int | None:
+def _find_mode(target: str, force: bool) -> int | None:
     """Return the permissions of the file to replace, or None if no such file exists."""
     try:
-        found = path.stat().st_mode
+        found = os.stat(target).st_mode
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found):
-        raise FileError("it exists and is not a regular file", source=str(path), fix="Choose another name.")
+        raise FileError("it exists and is not a regular file", source=target, fix="Choose another name.")
     if not force:
-        raise _exists_error(path)
+        raise _exists_error(target)
     return stat.S_IMODE(found)
 
 
-def _exists_error(path: Path) -> FileError:
-    return FileError("it already exists", source=str(path), fix="Pass --force to replace it, or choose another name.")
+def _exists_error(target: str) -> FileError:
+    return FileError("it already exists", source=target, fix="Pass --force to replace it, or choose another name.")
 
 
-def _lock_partial(partial: Path, path: Path) -> BinaryIO | None:
-    """Open the partial file and lock it; return None if another process has just completed it."""
-    descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
-    with contextlib.ExitStack() as stack:
-        handle = stack.enter_context(os.fdopen(descriptor, "r+b"))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileError("another process is writing it", source=str(path), fix="Try again later.") from None
-        if _is_named(handle, partial):
-            if os.fstat(descriptor).st_nlink == 1:
-                stack.pop_all()
-                return handle
-            partial.unlink()  # complete: its writer was killed after linking the file to its final name
-    return None
+def _lock_partial(handle: BinaryIO, partial: str, target: str) -> bool:
+    """Lock the partial file and empty it; return False if another process has just completed it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileError("another process is writing it", source=target, fix="Try again later.") from None
+    found = os.fstat(handle.fileno())
+    if not _is_named(found, partial):
+        return False
+    if found.st_nlink > 1:  # complete: its writer was killed after linking the file to its final name
+        os.unlink(partial)
+        return False
+    if found.st_size:  # of a killed process; ext4 flushes a truncated file at close
+        handle.truncate(0)
+    return True
 
 
-def _is_named(handle: BinaryIO, name: Path) -> bool:
+def _is_named(found: os.stat_result, name: str) -> bool:
     """Return whether `name` is a name of an open file."""
     try:
-        return os.path.samestat(os.fstat(handle.fileno()), name.lstat())
+        return os.path.samestat(found, os.lstat(name))
     except FileNotFoundError:
         return False
 
 
-def _rename(partial: Path, path: Path, force: bool) -> None:
+def _rename(partial: str, target: str, force: bool) -> None:
     """Move a complete file to its final name atomically."""
     if force:
-        partial.replace(path)
+        os.replace(partial, target)
         return
     try:
-        os.link(partial, path)  # unlike a rename, this never replaces a file
+        os.link(partial, target)  # unlike a rename, this never replaces a file
     except FileExistsError:
-        raise _exists_error(path) from None
+        raise _exists_error(target) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         why = "its file system has no hard links, so dlx could overwrite a file that another program creates"
-        raise FileError(why, source=str(path), fix="Pass --force, or choose another folder.") from None
+        raise FileError(why, source=target, fix="Pass --force, or choose another folder.") from None
+    os.unlink(partial)
 
 
-def _synchronise(folder: Path) -> None:
+def _synchronise(folder: str) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

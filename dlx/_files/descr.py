@@ -41,6 +41,8 @@ def entry_from_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, 
 
 def entry_from_dtype(name: str, dtype: Any, shape: tuple[int, ...]) -> Stored:
     """Return the entry for an array that a library decodes, given its ``numpy.dtype``."""
+    if max(shape, default=0) >= MAX_BYTES:  # more than DLPack's extents can be
+        return Stored(name, None, str(dtype), None, None, refused=f"its shape is damaged: {one_line(str(shape), 80)}")
     if dtype.names is not None:
         dtype = dtype[sorted(dtype.names, key=lambda field: dtype.fields[field][1])]
     return entry_from_descr(name, dtype.str if dtype.names is None else dtype.descr, shape, "C", None)

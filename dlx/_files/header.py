@@ -95,10 +95,10 @@ def _check_regular(path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if not path.is_symlink():
-            if not any(each in str(path) for each in "*?["):
-                raise
-            reason, fix = "no file has this name; dlx expands no patterns", "Open each file of glob.glob(path)."
-            raise FileError(reason, source=str(path), fix=fix) from None
+            if any(each in str(path) for each in "*?["):
+                reason = "no file has this name; dlx expands no patterns. Open each file of glob.glob(path)."
+                raise FileNotFoundError(errno.ENOENT, reason, str(path)) from None
+            raise
         place = os.readlink(path)  # noqa: PTH115 - unresolved
         fix = "Run: git annex get FILE." if "annex/objects" in place else "Download it again."
         reason = f"it is a link to {one_line(place, 200)!r}, which does not exist"

@@ -6,11 +6,13 @@ import functools
 import importlib
 import json
 import math
+import operator
 import re
 import struct
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from dlx._core.array_protocol import typestr
@@ -26,6 +28,7 @@ from dlx.errors import DTypeError, FileError
 
 MAX_NAME = 0xFFFF - len(".npy")  # bytes in a zip file
 _SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 has none
+_BYTES = ffi.typeof("char *")
 PIECE = 64 << 20  # bytes written at a time: 4 MiB take 5 % longer
 
 
@@ -54,17 +57,19 @@ class _Output(NamedTuple):
 
     def data(self, item: Item, *, order: bool = False) -> None:
         """Write the bytes of an array in row-major order; with `order`, keep column-major order."""
-        tensor = item.read()
-        if tensor.dtype != item.dtype or tensor.shape != item.shape:
-            raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
+        tensor = item.source
+        if item.load is not None:
+            tensor = item.load()
+            if tensor.dtype != item.dtype or tensor.shape != item.shape:
+                raise FileError(f"{_item_text(item)} changed while dlx read it", fix="Try again.")
         if not is_row_major(item.shape, tensor.strides) and not (
             order and contiguous(tensor.shape[::-1], tensor.strides[::-1])
         ):
             tensor = tensor_copy(tensor, False)
         at, end = (tensor.data_ptr, tensor.data_ptr + item.nbytes) if item.nbytes else (0, 0)
         while at < end:
-            size = min(end - at, PIECE)
-            self.file.write(ffi.buffer(ffi.cast("char *", at), size))
+            size = end - at if end - at < PIECE else PIECE
+            self.file.write(ffi.buffer(ffi.cast(_BYTES, at), size))
             self.advance(size)
             at += size
 
@@ -75,12 +80,12 @@ def _item_text(item: Item) -> str:
 
 def _check_dtypes(items: Sequence[Item], kind: str) -> None:
     """Raise `DTypeError` for the first array whose dtype a format lacks."""
-    for item in items:
-        if _DTYPES[kind](item.dtype) is None:
-            others = [name for name, has in _DTYPES.items() if name != kind and has(item.dtype) is not None]
-            reason = f"{kind} cannot store {item.dtype} ({_item_text(item)}); dlx does not change dtypes"
-            casts = can_cast(item.dtype, DType("float32"), HOST)
-            option = (("dtype", {item.dtype.name: "float32"}),) if casts else ()
+    for dtype in dict.fromkeys([item.dtype for item in items]):
+        if _DTYPES[kind](dtype) is None:
+            item = next(item for item in items if item.dtype == dtype)
+            others = [name for name, has in _DTYPES.items() if name != kind and has(dtype) is not None]
+            reason = f"{kind} cannot store {dtype} ({_item_text(item)}); dlx does not change dtypes"
+            option = (("dtype", {dtype.name: "float32"}),) if can_cast(dtype, DType("float32"), HOST) else ()
             fix = f"Write {' or '.join(others)} instead." if others else ""
             raise DTypeError(reason, option=option, via="to dlx.convert(obj, to='dlx')", fix=fix)
 
@@ -88,11 +93,12 @@ def _check_dtypes(items: Sequence[Item], kind: str) -> None:
 def _check_names(items: Sequence[Item], kind: str) -> None:
     """Raise `FileError` for the first name that UTF-8 or a zip file cannot store."""
     for item in items:
-        if _SURROGATE.search(item.name):
+        name = item.name
+        if not name.isascii() and _SURROGATE.search(name):
             why = "a lone surrogate"
-        elif kind == ".npz" and "\0" in item.name:
+        elif kind == ".npz" and "\0" in name:
             why = "NUL"
-        elif kind == ".npz" and len(item.name.encode()) > MAX_NAME:
+        elif kind == ".npz" and len(name.encode()) > MAX_NAME:
             why = f"more than {MAX_NAME:,} bytes"
         else:
             continue
@@ -144,6 +150,7 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_name_of = operator.itemgetter(0)
 
 
 def _dtype_name(dtype: DType) -> str | None:
@@ -155,16 +162,17 @@ def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, 
     kinds: dict[Any, str] = {}
     end = 0
     # Wide elements first, in the order of the safetensors library, so that each array is aligned.
-    ordered = sorted(items, key=lambda item: (-item.dtype.bits, item.name))
-    for item in ordered:
-        if item.name == "__metadata__":
+    widths = {dtype: -dtype.bits for dtype in {item.dtype for item in items}}
+    ordered = sorted(sorted(items, key=_name_of), key=lambda item: widths[item.dtype])
+    for name, dtype, shape, nbytes, *_ in ordered:
+        if name == "__metadata__":
             raise FileError("an array is named '__metadata__', which the format reserves", fix="Rename it.")
-        key = item.dtype, item.shape
+        key = dtype, shape
         kind = kinds.get(key)
         if kind is None:
-            kind = kinds[key] = f'"dtype":"{_dtype_name(item.dtype)}","shape":{_to_json(item.shape)}'
-        start, end = end, end + item.nbytes
-        header.append(f'{_to_json(item.name)}:{{{kind},"data_offsets":[{start},{end}]}}')
+            kind = kinds[key] = f'{{"dtype":"{_dtype_name(dtype)}","shape":{_to_json(shape)},"data_offsets":['
+        header.append(f"{encode_basestring(name)}:{kind}{end},{end + nbytes}]}}")
+        end += nbytes
     raw = f"{{{','.join(header)}}}".encode()
     raw += b" " * (-(len(raw) + 8) % 64)
     out.file.write(len(raw).to_bytes(8, "little") + raw)

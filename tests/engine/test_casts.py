@@ -59,6 +59,23 @@ def test_every_half_is_rounded_like_numpy_s(np):
             assert np.array_equal(found.astype("f4"), expected.astype("f4"), equal_nan=True)
 
 
+def test_halves_have_the_same_bits_in_every_layout(np):
+    """Adjacent elements are cast by other instructions; quiet NaN have the sign and payload of numpy's."""
+    halves = np.arange(1 << 16, dtype="u2")
+    signaling = (halves & 0x7E00 == 0x7C00) & (halves & 0x1FF != 0)
+    wide = np.where(signaling, halves | 0x200, halves).view("f2").astype("f4").view("u4")
+    singles = np.concatenate([wide.astype("i8") + step for step in (-1, 0, 1, 0xFFF, 0x1000, 0x1001)]).astype("u4")
+    signaling = (singles & 0x7FC00000 == 0x7F800000) & (singles & 0x3FFFFF != 0)
+    with np.errstate(all="ignore"):
+        narrow = np.where(signaling, singles | 0x400000, singles).view("f4").astype("f2").view("u2")
+    for bits, old, new, expected in ((halves, "f2", "float32", wide), (singles, "f4", "float16", narrow)):
+        for x, there in ((bits, expected), (bits[3:], expected[3:]), (np.stack([bits] * 2, 1)[:, 0], expected)):
+            for n in (len(x), 7, 9):
+                assert np.array_equal(cast(x[:n].view(old), new).view(there.dtype), there[:n])
+    apart = np.stack([singles] * 2, 1)[:, 0].view("f4")
+    assert np.array_equal(cast(singles.view("f4"), "uint8"), cast(apart, "uint8"))
+
+
 def test_complex_numbers(np):
     """Both parts are cast; nothing drops the imaginary part."""
     x = (np.arange(12).reshape(3, 4) + 1j)[:, ::-1]
@@ -173,6 +190,22 @@ def test_what_only_a_framework_casts(np):
     assert plan.run().astype("f4").tolist() == [1, 2]
     with pytest.raises(errors.DTypeError, match="neither its framework nor dlx casts float64 to float8"):
         dlx.convert(array.array("d", [1, 2]), "dlx", dtype="float8_e4m3fn")
+
+
+def test_dtypes_of_ml_dtypes_between_which_it_has_no_cast(np):
+    """They are cast by way of a dtype that has all their values, as the plan says."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    pairs = [("float8_e8m0fnu", "float8_e5m2"), ("float8_e4m3fn", "float8_e8m0fnu"), ("int4", "uint4"), ("uint4", "int4")]
+    for old, new in [*pairs, ("float8_e8m0fnu", "int4"), ("int4", "float8_e8m0fnu")]:
+        x = np.array([1, 2, 4], "f4").astype(getattr(ml_dtypes, old))
+        for source in (x, x[::-1], x[:0], x[0]):
+            plan = dlx.plan(source, "numpy", dtype={old: new})
+            found = dlx.convert(source, "numpy", dtype={old: new})
+            assert plan.outcome == "copied" and found.dtype.name == new
+            assert np.array_equal(np.asarray(found).astype("f4"), np.asarray(source).astype("f4"))
+    whole = np.arange(-8, 8).astype(ml_dtypes.int4)
+    found = dlx.convert(whole, "numpy", dtype={"int4": "uint4"})
+    assert found.astype("i4").tolist() == [*range(8, 16), *range(8)]
 
 
 def test_views_and_files(np, torch, tmp_path):

@@ -214,7 +214,10 @@ def test_without_the_attribute_that_is_read_arrow_serves(monkeypatch):
 
 def test_pandas_is_no_target():
     """By name, module, type or example, the error names the call that makes a Series of the result."""
-    for options in ({"to": "pandas"}, {"to": pd}, {"to": pd.Series}, {"to": pd.DataFrame}, {"like": pd.Series([1.0])}):
+    pa = pytest.importorskip("pyarrow")
+    lists = pd.Series(pa.array([[1.0]]), dtype=pd.ArrowDtype(pa.list_(pa.float64())))
+    targets = [{"to": each} for each in ("pandas", pd, pd.Series, pd.DataFrame)]
+    for options in (*targets, {"like": pd.Series([1.0])}, {"like": lists}):
         with pytest.raises(errors.AdapterNotFoundError, match="'pandas' is a source, but not a target") as caught:
             dlx.convert(np.ones(2), **options)
         call = caught.value.fix.removeprefix("Call ").removesuffix(".")

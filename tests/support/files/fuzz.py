@@ -90,12 +90,17 @@ def write_records(path, draw):
 
 
 def write_zarr(path, draw):
-    """Write a group of arrays."""
+    """Write a group of one or two arrays, whose chunks are compressed or in shards."""
     np, zarr = importlib.import_module("numpy"), importlib.import_module("zarr")
-    group = zarr.open_group(path, mode="w", zarr_format=draw(st.sampled_from([2, 3])))
-    for name in draw(names()):
-        array = np.arange(6, dtype=draw(st.sampled_from(["u1", "<i4", "<f8"]))).reshape(2, 3)
-        group.create_array(name.replace("/", "."), shape=(2, 3), dtype=array.dtype, chunks=(1, 3))[...] = array
+    blosc = importlib.import_module("numcodecs").Blosc(), zarr.codecs.BloscCodec(typesize=4)
+    version = draw(st.sampled_from([2, 3]))
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    for name in draw(names())[:2]:
+        array = np.arange(24, dtype=draw(st.sampled_from(["u1", "<i4", "<f8"]))).reshape(2, 12)
+        options = {"compressors": draw(st.sampled_from(["auto", None, blosc[version - 2]]))}
+        options |= {"shards": (2, 12)} if version == 3 and draw(st.booleans()) else {}
+        made = group.create_array(name.replace("/", "."), shape=(2, 12), dtype=array.dtype, chunks=(1, 12), **options)
+        made[...] = array
 
 
 ALL = {
