@@ -1,4 +1,4 @@
-# ruff: noqa: E402
+# ruff: noqa: E402, SIM115
 """Calls with objects of many libraries, each with its type beside it, at run time and for both checkers.
 
 ``# mypy: Any`` adds what mypy says instead, such as for libraries that it cannot read. A section runs if the libraries
@@ -105,7 +105,7 @@ dlx.adapters()  # Adapters
 functools.partial(dlx.convert, to="torch")(samples)  # Tensor  # mypy: Any
 dlx.convert(mmap.mmap(-1, 16), to="numpy")  # NDArray[Any]
 dlx.convert(arrays.array("d", [1.0]), to=torch.Tensor)  # Tensor
-dlx.convert(collections.OrderedDict(a=samples), to="torch")["a"]  # Tensor  # mypy: Any
+dlx.convert(collections.OrderedDict(a=samples), to="torch")["a"]  # Tensor
 dlx.convert((samples, {"k": [tensor]}), to="torch", errors="pass")  # tuple[Any, ...]
 dlx.convert(samples.__dlpack__(), to="torch")  # Tensor
 dlx.open(io.BytesIO(Path("x.npy").read_bytes()), to=np)[""].mean()  # Any
