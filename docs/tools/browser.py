@@ -115,10 +115,15 @@ def serve(folder: Path) -> Iterator[str]:
 def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
     """Open a page and yield its faults."""
     faults: list[str] = []
+
+    def note_failure(request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # what the page before still loaded when the browser left it
+            faults.append(f"does not get {request.url}")
+
     listeners = {
         "console": lambda message: faults.append(f"logs {message.text}") if message.type == "error" else None,
         "pageerror": lambda error: faults.append(f"raises {error}"),
-        "requestfailed": lambda request: faults.append(f"does not get {request.url}"),
+        "requestfailed": note_failure,
     }
     for event, listener in listeners.items():
         page.on(event, listener)
