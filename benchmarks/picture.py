@@ -77,8 +77,8 @@ def _short(code):
 
 CELL, LINE = 84, 24  # width and height of a cell
 HEAT = {  # upper limit of the ratio; fills; meaning
-    "half": (0.5, ("#1a7f37", "#238636"), "at most 0.5"),
-    "even": (1.0, ("#4ac26b", "#2ea043"), "at most 1.0: as fast as by hand, or faster"),
+    "half": (0.5, ("#3fb950", "#116329"), "at most 0.5"),
+    "even": (1.0, ("#aceebb", "#238636"), "at most 1.0: as fast as by hand, or faster"),
     "near": (1.5, ("#eac54f", "#9e6a03"), "at most 1.5"),
     "slow": (2.0, ("#fb8f44", "#bd561d"), "at most 2.0"),
     "worse": (float("inf"), ("#fa4549", "#da3633"), "more"),

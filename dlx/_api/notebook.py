@@ -9,8 +9,9 @@ from typing import Any
 
 __all__ = ["complete_targets", "install"]
 
+# A call may span lines: an unfinished one ends in a comma or an open bracket.
 _CALL = re.compile(
-    r"""\b(?:convert|plan|stack|open|attach|parts)\((?:[^\n]*,)?\s*to\s*=\s*["'](?P<start>\w*)$"""
+    r"""\b(?:convert|plan|stack|open|attach|parts)\((?:(?:[^\n]|(?<=[,(\[{])\n)*[,\n])?\s*to\s*=\s*["'](?P<start>\w*)$"""
     r"""|\busing\(\s*(?:to\s*=\s*)?["'](?P<first>\w*)$"""
 )
 
@@ -29,7 +30,8 @@ def install(settle: Callable[[], None]) -> None:
     @completer.context_matcher(identifier="dlx.targets")  # type: ignore[untyped-decorator]
     def match_targets(context: Any) -> Any:
         settle()
-        names = complete_targets(context.text_until_cursor)
+        lines = context.full_text.split("\n")[: context.cursor_line]
+        names = complete_targets("\n".join([*lines, context.text_until_cursor]))
         found = [completer.SimpleCompletion(text=name, type="param") for name in names]
         return {"completions": found, "suppress": bool(found)}
 

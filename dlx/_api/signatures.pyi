@@ -148,6 +148,7 @@ if MYPY:
         def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
 
     class NoSuchOption(NothingElse[_T_co], Protocol[_T_co]): ...
+    class KeywordOnly(NothingElse[_T_co], Protocol[_T_co]): ...
     class MissingToOrLike(NothingElse[_T_co], Protocol[_T_co]): ...
     class MissingTo(NothingElse[_T_co], Protocol[_T_co]): ...
     class ArrayOrContainer(NothingElse[_T_co], Protocol[_T_co]): ...
@@ -155,6 +156,7 @@ if MYPY:
 else:
     class NothingElse(Generic[_T_co]): ...
     class NoSuchOption(Generic[_T_co]): ...
+    class KeywordOnly(Generic[_T_co]): ...
     class MissingToOrLike(Generic[_T_co]): ...
     class MissingTo(Generic[_T_co]): ...
     class ArrayOrContainer(Generic[_T_co]): ...
@@ -512,7 +514,7 @@ class Convert:
         self,
         obj: Convertible,
         to: None = ...,
-        *,
+        *more: KeywordOnly[Never],
         like: Any,
         device: DeviceLike | None = ...,
         copy: bool | None = ...,
@@ -531,7 +533,7 @@ class Convert:
         self,
         obj: Convertible,
         to: Target,
-        *,
+        *more: KeywordOnly[Never],
         like: None = ...,
         device: DeviceLike | None = ...,
         copy: bool | None = ...,
@@ -576,7 +578,7 @@ class Stack:
         self,
         arrays: Iterable[Any] | NothingElse[Never],
         to: Target | NothingElse[Never],
-        *,
+        *more: KeywordOnly[Never],
         axis: int | NothingElse[Never] = ...,
         dtype: DTypeLike = ...,
         pad: float | NothingElse[Never] | None = ...,
@@ -624,7 +626,7 @@ class Open:
         self,
         path: FileOrPath,
         to: Target = ...,
-        *,
+        *more: KeywordOnly[Never],
         only: Names = ...,
         skip: Names = ...,
         mmap: bool = ...,
@@ -717,7 +719,7 @@ class Attach:
         self,
         handle: Mapping[str, Any] | NothingElse[Never],
         to: Target | NothingElse[Never] = ...,
-        *,
+        *more: KeywordOnly[Never],
         writable: bool | NothingElse[Never] = ...,
         device: DeviceLike | None = ...,
         readonly: Readonly | NothingElse[Never] = ...,

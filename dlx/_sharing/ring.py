@@ -181,7 +181,7 @@ class Ring(_Member):
     def _claim(self, timeout: float | None) -> int:
         slot = self._current
         if slot is None or self._lock is None:
-            slot = self._current = self._wait(timeout, "no reader released a frame")
+            slot = self._current = self._wait(timeout, "no reader joined or released a frame")
         return int(slot)
 
     def _publish(self, slot: int) -> None:

@@ -53,6 +53,20 @@ SEARCHES = {
     "BufferError": "quickstart.html",
     "CopyRequiredError": "reference/errors.html",
     "requires_grad": "troubleshooting.html",
+    "install": "install.html",
+    "pip install": "install.html",
+    "hdf5": "files.html",
+    "arrow": "how-to/tables-and-columns.html",
+    "jax to torch": "cookbook/jax-torch.html",
+    "plugin": "write-an-adapter.html",
+    "thread safe": "how-to/threads.html",
+    "dtype cast": "how-to/dtype-and-memory.html",
+    "ragged": "how-to/sparse-and-ragged.html",
+    "checkpoint": "how-to/lazy-checkpoints.html",
+    "negative strides": "troubleshooting.html",
+    "capsule": "explanation/lifecycle.html",
+    "ctypes": "c-authors.html",
+    "from_dlpack": "index.html",
 }
 
 # Faults of the current layout. Only a table may scroll sideways, and no part may be wider than the window.
@@ -101,10 +115,15 @@ def serve(folder: Path) -> Iterator[str]:
 def check_page(page: Any, address: str, name: str, picture: Path | None) -> Iterator[str]:
     """Open a page and yield its faults."""
     faults: list[str] = []
+
+    def note_failure(request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # what the page before still loaded when the browser left it
+            faults.append(f"does not get {request.url}")
+
     listeners = {
         "console": lambda message: faults.append(f"logs {message.text}") if message.type == "error" else None,
         "pageerror": lambda error: faults.append(f"raises {error}"),
-        "requestfailed": lambda request: faults.append(f"does not get {request.url}"),
+        "requestfailed": note_failure,
     }
     for event, listener in listeners.items():
         page.on(event, listener)

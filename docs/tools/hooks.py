@@ -24,8 +24,11 @@ PLACES = {"convert": "dlx._api.convert.convert", "open": "dlx._api.open.open", "
 # Weights in the search: pages for users come before pages about dlx itself.
 BOOSTS = {
     **dict.fromkeys(("index.md", "quickstart.md", "how-to/see-copies.md", "how-to/share.md"), 3),
-    "reference/convert.md": 3,
-    "troubleshooting.md": 1.5,
+    **dict.fromkeys(("reference/convert.md", "install.md", "how-to/threads.md", "how-to/streams.md"), 3),
+    **dict.fromkeys(("cookbook/jax-torch.md", "files.md"), 2),
+    **dict.fromkeys(("troubleshooting.md", "write-an-adapter.md", "cookbook/pandas-polars.md"), 1.5),
+    "how-to/dtype-and-memory.md": 1.5,
+    **dict.fromkeys(("reference/adapters.md", "reference/ctypes.md", "matrix.md"), 0.4),
     **dict.fromkeys(("changelog.md", "conformance.md", "contributing.md", "design.md", "performance.md"), 0.2),
 }
 WIDE = {"matrix.md", "conformance.md"}  # pages whose figures and tables need the place of their contents

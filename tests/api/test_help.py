@@ -161,6 +161,10 @@ def test_notebooks_complete_the_keys_of_views(tmp_path):
         ('with dlx.open("x.npz", to="nu', {"numpy"}),
         ('plan(x, to = "tor', {"torch"}),
         ('@dlx.using("to', {"torch"}),
+        ('dlx.convert(\n    x,\n    to="to', {"torch"}),
+        ('y = dlx.stack(\n    [f(x), g(\n        y,\n    )],\n    axis=1, to="nu', {"numpy"}),
+        ('with dlx.open(\n    to="nu', {"numpy"}),
+        ('dlx.convert(x)\ndf.save(a, to="', set()),
         ('print("to=")', set()),
         ('dlx.convert(x, to="torch", device="c', set()),
         ('save(x, to="', set()),
@@ -188,7 +192,7 @@ def test_ipython_completes_targets_keys_and_public_names(jedi):
         shell.Completer.use_jedi = sys.argv[1] == "True"
         shell.run_cell("import dlx; view = dlx.convert({'alpha': bytearray(2)}, to='dlx', lazy=True)")
         with provisionalcompleter():
-            for typed in ('dlx.convert(b"a", to="to', "view['", "dlx.errors.D"):
+            for typed in ('dlx.convert(\\n    b"a",\\n    to="to', "view['", "dlx.errors.D"):
                 print(*[each.text for each in shell.Completer.completions(typed, len(typed))])
         assert "torch" not in sys.modules
     """

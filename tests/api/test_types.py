@@ -126,7 +126,7 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
 SHORT = (
     "neither to", "both to", "a number", "a text", "copy is", "no such word", "no such option", "no path", "no target",
     "nothing to stack", "unknown object",
-    "may be nothing",
+    "may be nothing", "options are named",
     "a generator", "a module holds",
 )  # fmt: skip
 

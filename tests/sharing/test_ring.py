@@ -221,7 +221,7 @@ class TestWaiting:
         own.put(frame(1))
         own.put(frame(2))
         quick.read(), quick.read(), quick.release()
-        with pytest.raises(TimeoutError, match="no reader released a frame within 0"):
+        with pytest.raises(TimeoutError, match="no reader joined or released a frame within 0"):
             own.put(frame(3), timeout=0)
         assert value(slow.read()) == 1
         with pytest.raises(TimeoutError):  # it is still reading

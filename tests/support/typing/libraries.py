@@ -1,4 +1,4 @@
-# ruff: noqa: E402
+# ruff: noqa: E402, SIM115
 """Calls with objects of many libraries, each with its type beside it, at run time and for both checkers.
 
 ``# mypy: Any`` adds what mypy says instead, such as for libraries that it cannot read. A section runs if the libraries
@@ -7,7 +7,10 @@ that it imports are installed.
 
 # ---- numpy, torch, jax
 import array as arrays
+import collections
 import functools
+import io
+import mmap
 from pathlib import Path
 
 import jax
@@ -100,6 +103,16 @@ dlx.from_dlpack(tensor)  # Tensor
 dlx.array_namespace(tensor)  # Any
 dlx.adapters()  # Adapters
 functools.partial(dlx.convert, to="torch")(samples)  # Tensor  # mypy: Any
+dlx.convert(mmap.mmap(-1, 16), to="numpy")  # NDArray[Any]
+dlx.convert(arrays.array("d", [1.0]), to=torch.Tensor)  # Tensor
+dlx.convert(collections.OrderedDict(a=samples), to="torch")["a"]  # Tensor
+dlx.convert((samples, {"k": [tensor]}), to="torch", errors="pass")  # tuple[Any, ...]
+dlx.convert(samples.__dlpack__(), to="torch")  # Tensor
+dlx.open(io.BytesIO(Path("x.npy").read_bytes()), to=np)[""].mean()  # Any
+dlx.open(Path("x.npy").open("rb"), to="torch", dtype="float64")[""].double()  # Tensor
+dlx.empty((2, 3), torch.float32, device=tensor.device).nbytes  # int
+dlx.parts(tensor.to_sparse(), to="numpy")  # dict[str, Any]
+[record.outcome for record in dlx.trace().records]  # list[str]
 
 
 @dlx.using("numpy", device=tensor.device)
@@ -138,6 +151,8 @@ dlx.convert(image.resize((2, 2)).convert("L"), to="numpy")  # NDArray[Any]
 dlx.convert([image, image], to="torch")  # list[Any]
 dlx.stack([image, image], to="torch")  # Tensor
 dlx.describe(image).nbytes  # int | None
+dlx.stack([image, image], to="torch").permute(0, 3, 1, 2)  # Tensor
+dlx.convert(file, to="torch", lazy=True)["g"]  # Any
 dlx.shares_memory(image, samples)  # bool
 dlx.convert(file["a"], to="torch")  # Any
 dlx.convert(file["g"], to="torch")  # Any
@@ -164,6 +179,9 @@ dlx.convert({"x": frame["a"]}, to="torch")  # dict[str, Any]  # mypy: Any
 dlx.stack(frame, to="torch")  # Tensor
 dlx.stack([frame["a"], frame["b"]], to="torch")  # Tensor  # mypy: Any
 dlx.plan(frame, to="torch").outcome  # Outcome
+dlx.plan(frame, like=tensor, errors="collect").leaves[0].nbytes  # int
+dlx.convert(frame.loc[:, ["a"]], to=torch)["a"].sum()  # Tensor
+dlx.stack(frame, to="torch", axis=1, dtype=torch.float32).shape  # Size
 dlx.describe(frame["a"]).readonly  # bool
 dlx.shares_memory(frame["a"], frame["b"])  # bool
 dlx.attach(dlx.share(frame["a"]), to="numpy")  # NDArray[Any]
@@ -214,6 +232,7 @@ chunks: da.Array = da.from_array(samples)  # type: ignore[no-untyped-call]
 dlx.convert(chunks, to="torch")  # Any | Array  # mypy: Array
 dlx.stack([chunks[0].compute()], to="torch")  # Tensor  # mypy: Any
 dlx.plan(chunks, to="torch").outcome  # Outcome
+dlx.convert(chunks, like=tensor).chunks  # Any
 
 # ---- datasets
 import datasets

@@ -40,6 +40,11 @@ dlx.convert(samples, to="torch", out=tensor)  # error: no such option
 dlx.convert({"a": samples}, like=tensor, error="pass")  # error: no such option
 dlx.stack([samples], to="torch", outt=tensor)  # error: no such option
 dlx.open("x.npy", onl="a")  # error: no such option
+dlx.convert(samples, "torch", "cpu")  # error: options are named
+dlx.convert([samples], "torch", "cpu")  # error: options are named
+dlx.stack([samples], "torch", 1)  # error: options are named
+dlx.open("x.npy", "torch", "weight")  # error: options are named
+dlx.attach({}, "torch", True)  # error: options are named
 dlx.save({"a": samples}, "x.npz", formt="npz")  # error: no such option
 dlx.parts(tensor, "numpy", only="a")  # error: no such option
 dlx.attach({}, to="torch", writeable=True)  # error: no such option
