@@ -7,9 +7,11 @@ import functools
 import hashlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -32,14 +34,27 @@ def find_conflict() -> str:
         version = ""
     if not version and not changed:
         return ""
-    repair = f"pip install --force-reinstall --no-deps {_find_source(ours)}"
+    repair = f"{_pip('install')} --force-reinstall --no-deps {_find_source(ours)}"
     if changed:
         reason = f"{changed[0]} of {OURS} is missing or was changed"
     if version:
         reason = f"an unrelated project, dlx {version}, is installed, too; both have a dlx/__init__.py"
-        remove = f"pip uninstall --yes {OTHER}"
+        remove = f"{_pip('uninstall')} --yes {OTHER}"
         repair = f"{remove} && {repair}" if ours is not None and _has_packages(ours) else remove
     return f"{reason}. Run: {repair}"
+
+
+def _pip(verb: str) -> str:
+    """Return a command of pip or uv for this environment: the first pip on the path may belong to another one."""
+    python = _quote(sys.executable)
+    if find_spec("pip") is None and shutil.which("uv"):
+        return f"uv pip {verb} --python {python}"
+    return f"{python} -m pip {verb}"
+
+
+def _quote(path: str) -> str:
+    """Quote a path for the system's shell."""
+    return subprocess.list2cmdline([path]) if sys.platform == "win32" else shlex.quote(path)
 
 
 def _has_packages(ours: metadata.Distribution) -> bool:
@@ -68,6 +83,4 @@ def _find_source(ours: metadata.Distribution | None) -> str:
     found = ours.read_text("direct_url.json") if ours is not None else None
     text = unquote(urlsplit(json.loads(found)["url"]).path) if found else ""
     path = Path(text.lstrip("/") if sys.platform == "win32" else text) if text else None
-    if path is None or not path.exists():
-        return OURS
-    return subprocess.list2cmdline([path]) if sys.platform == "win32" else shlex.quote(str(path))
+    return OURS if path is None or not path.exists() else _quote(str(path))
