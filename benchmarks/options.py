@@ -82,14 +82,16 @@ _PAIRS = (
 """Dtypes of numpy and of torch; by hand, `astype` or `to`, whichever takes less time."""
 
 
-_SHAPES = (100_000, 20), (1_000, 200), (1_000_000, 4)
+_SHAPES = (100, 4), (1_000, 10), (100_000, 20), (1_000, 200), (1_000_000, 4)
 _MIXED = "f8", "i8", "f4", "?"
 
 
 def _frames(np, torch):
-    """Long, wide and narrow frames of one dtype or several, against the frame's own copy."""
-    polars, pandas = peer("polars"), peer("pandas")
+    """Short, long, wide and narrow frames of one dtype or several, against the frame's own copy."""
+    polars, pandas, pyarrow = peer("polars"), peer("pandas"), peer("pyarrow")
     for rows, width in _SHAPES:
+        number = max(1, 100_000 // (rows * width))
+        goal = 1.2 if number == 1 else 2.5  # dlx needs 3 µs to find the frame's numbers and the target
         values = np.random.default_rng(0).standard_normal((width, rows)) * 100
         many = {
             None: {f"c{i}": column for i, column in enumerate(values)},
@@ -103,13 +105,21 @@ def _frames(np, torch):
                     *(f"{label}, polars' to_torch", 1.2),
                     lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
                     lambda f=frame, d=native: f.to_torch(dtype=d),
-                    1,
+                    number,
                 )
             if pandas is not None:
                 frame = pandas.DataFrame(columns)
                 yield (
-                    *(f"{label}, pandas' to_numpy", 1.2),
+                    *(f"{label}, pandas' to_numpy", goal),
                     lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
                     lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
-                    1,
+                    number,
+                )
+            if pyarrow is not None and not dtype:
+                frame = pyarrow.table(columns)
+                yield (
+                    *(f"{label}, pyarrow's columns", goal),
+                    lambda f=frame: dlx.stack(f, "torch", axis=1),
+                    lambda f=frame: torch.from_numpy(np.column_stack([each.to_numpy() for each in f.columns])),
+                    number,
                 )

@@ -166,33 +166,22 @@ class CupyAdapter(api.Adapter):
     )
 
     def describe(self, obj: Any) -> api.Description:
-        info, blocker = functools.partial(self._info, obj), self._blocker(obj)
-        if blocker is not None:
-            return api.Description(info, (blocker,))
-        return api.Description(info, (), None if DEVICES.kind == "rocm" else self.export(obj))
-
-    def _blocker(self, obj: Any) -> api.Blocker | None:
+        info = functools.partial(self._info, obj)
         if DTYPES.from_native(obj.dtype) is None:
             fix = "Call .view('uint8') or .view('uint16') if you need the bytes."
-            return api.Blocker(f"cupy does not export {obj.dtype} correctly", fix, DTypeError)
-        if not _whole_elements(obj):
+            return api.Description(info, (api.Blocker(f"cupy does not export {obj.dtype} correctly", fix, DTypeError),))
+        if _strides_of(obj) is None:
             because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
-            return api.Blocker(because, resolution=self.copy, needs="copy")
-        return None
+            return api.Description(info, (api.Blocker(because, resolution=self.copy, needs="copy"),))
+        return api.Description(info, (), None if DEVICES.kind == "rocm" else self.export(obj))
 
     def _info(self, obj: Any) -> api.ArrayInfo:
-        itemsize = obj.dtype.itemsize
-        whole = _whole_elements(obj)
         return api.ArrayInfo(
-            framework=self.name,
-            type_name=api.type_name(type(obj)),
-            dtype=DTYPES.from_native(obj.dtype),
-            dtype_name=str(obj.dtype),
-            shape=tuple(obj.shape),
-            strides=tuple(step // itemsize for step in obj.strides) if whole else None,
-            device=_device_of(obj),
-            nbytes=obj.size * itemsize,
-            address=int(obj.data.ptr) if obj.size else 0,
+            self.name,
+            api.type_name(type(obj)),
+            *(DTYPES.from_native(obj.dtype), str(obj.dtype), tuple(obj.shape), _strides_of(obj), _device_of(obj)),
+            nbytes=obj.size * obj.dtype.itemsize,
+            address=_address_of(obj),
             owner=api.type_name(type(obj.data.mem)),
             protocols=("__dlpack__", "__cuda_array_interface__"),
         )
@@ -204,8 +193,7 @@ class CupyAdapter(api.Adapter):
         assert dtype is not None
         strides = [step // obj.dtype.itemsize for step in obj.strides]
         # The owner is the memory, because the array's shape and strides may change.
-        address = int(obj.data.ptr) if obj.size else 0
-        return api.over_memory(address, obj.shape, strides, dtype, _device_of(obj), owner=obj.data)
+        return api.over_memory(_address_of(obj), obj.shape, strides, dtype, _device_of(obj), owner=obj.data)
 
     def capabilities(self) -> api.Capabilities:
         kinds = ("rocm",) if DEVICES.kind == "rocm" else ("cuda", "cuda_managed")
@@ -238,9 +226,15 @@ def _is_capturing(stream: Any) -> bool:
     return bool(stream.ptr and stream.is_capturing())  # must not be called on the default stream
 
 
-def _whole_elements(obj: Any) -> bool:
+def _address_of(obj: Any) -> int:
+    return int(obj.data.ptr) if obj.size else 0
+
+
+def _strides_of(obj: Any) -> tuple[int, ...] | None:
+    """Return the strides in elements; None for partial elements."""
     itemsize = obj.dtype.itemsize
-    return all(step % itemsize == 0 for step, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
+    odd = any(step % itemsize for step, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
+    return None if odd else tuple(step // itemsize for step in obj.strides)
 
 
 dlx_adapters = api.offer(CupyAdapter())

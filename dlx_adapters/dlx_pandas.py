@@ -81,17 +81,20 @@ def _flatten(frame: Any) -> tuple[None, list[Any]]:
 
 
 def _columns(frame: Any) -> tuple[Any, list[Any], list[slice]] | None:
-    """Return the blocks of numbers, whose rows are columns, and their places: a Series of each column takes longer."""
+    """Return the matrices of numbers, and the places of their columns: a Series of each column takes longer."""
     names, blocks = _names(frame), getattr(getattr(frame, "_mgr", None), "blocks", ())
     found: list[tuple[slice, Any]] = []
     for block in blocks:
-        values, places = block.values, block.mgr_locs
+        values = block.values
         if not (_is_number(values) and values.ndim == 2):
             return None
+        if len(blocks) == 1:
+            return names, [values.T], [slice(0, len(values))]
+        places = block.mgr_locs
         if places.is_slice_like and places.as_slice.step > 0:
-            found.append((places.as_slice, values))
+            found.append((places.as_slice, values.T))
         else:
-            found += [(slice(place, place + 1), values[i : i + 1]) for i, place in enumerate(places)]
+            found += [(slice(place, place + 1), values[i : i + 1].T) for i, place in enumerate(places)]
     found.sort(key=lambda each: each[0].start)
     return (names, [each for _, each in found], [at for at, _ in found]) if found else None
 

@@ -67,15 +67,9 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
 static PyObject* allocate(const py_target* t, const DLTensor* like, PyObject* device) {
   DLManagedTensorVersioned* made;
   if (dlx_managed_new(like, 0, NULL, NULL, &made) != DLX_OK) return NULL;
-  PyObject *tensor = py_tensor_wrap(made), *array = NULL;
-  PyObject* args[] = {tensor ? PyObject_GetAttr(tensor, py_name_shape) : NULL, NULL, device, NULL};
-  if (args[0]) args[1] = PyObject_GetAttr(tensor, py_name_dtype);
-  if (args[1]) args[3] = PyObject_GetAttr(tensor, py_name_strides);
-  if (args[3]) array = PyObject_Vectorcall(t->allocate, args, 4, NULL);
+  PyObject *args[] = {py_tensor_wrap(made), device}, *array = NULL;
+  if (args[0]) array = PyObject_Vectorcall(t->allocate, args, 2, NULL);
   Py_XDECREF(args[0]);
-  Py_XDECREF(args[1]);
-  Py_XDECREF(args[3]);
-  Py_XDECREF(tensor);
   if (array == Py_None) Py_CLEAR(array);
   return array;
 }
@@ -143,12 +137,12 @@ typedef struct {
   const DLTensor* to;   /* of `out` */
   int axis;
   place* rows;
+  const DLTensor** tensors; /* of `rows`; in the same memory */
   py_stream_pairs streams;
 } arrays;
 
 /* Whether a row is like the first one, and has no memory of the output. */
 static int fits(const arrays* a, const DLTensor* first, const DLTensor* row) {
-  int64_t low, high, from, end;
   if (row->device.device_type != kDLCUDA || row->device.device_id != first->device.device_id ||
       !dlx_has_same_elements(first, row) || row->ndim == DLX_MAX_NDIM)
     return 0;
@@ -157,41 +151,31 @@ static int fits(const arrays* a, const DLTensor* first, const DLTensor* row) {
   for (int i = 0; i < row->ndim; i++) {
     if (a->to->shape[i + (i >= a->axis)] != row->shape[i]) return 0;
   }
-  int64_t base = (int64_t)(uintptr_t)a->to->data + (int64_t)a->to->byte_offset;
-  int64_t start = (int64_t)(uintptr_t)row->data + (int64_t)row->byte_offset;
-  dlx_extent(a->to, 0, &low, &high);
-  dlx_extent(row, 0, &from, &end);
   return a->to->shape[a->axis] == PyTuple_GET_SIZE(a->objs) &&
          memcmp(&a->to->dtype, &row->dtype, sizeof row->dtype) == 0 &&
-         (start + end <= base + low || base + high <= start + from);
+         !py_may_meet(a->to, 0, row, 0);
 }
 
 /* Have a framework stack its own arrays on its stream. Errors: NULL = fallback. */
 static PyObject* stack_own(const py_call* call, const py_pair* pair, const arrays* a) {
-  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
-  DLTensor first, row;
+  DLManagedTensorVersioned* first = NULL; /* the description of a row */
+  DLTensor row;
   py_target* t = pair->target;
   int are_own = t->stack != NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a->objs) && are_own; i++) {
     PyObject* obj = PyTuple_GET_ITEM(a->objs, i);
     place taken = {.made = NULL};
-    if (!Py_IS_TYPE(obj, t->kind.type)) return NULL;
-    if (!py_borrow(pair->source, t, obj, i ? &first : NULL, &row)) { /* it has no table */
-      if (!take_in_place(call, obj, &taken)) return NULL;
-      row = taken.made->dl_tensor;
+    are_own = Py_IS_TYPE(obj, t->kind.type);
+    if (are_own && !py_borrow(pair->source, t, obj, first ? &first->dl_tensor : NULL, &row)) {
+      are_own = take_in_place(call, obj, &taken) != NULL; /* it has no table */
+      if (are_own) row = taken.made->dl_tensor;
     }
-    if (i == 0) {
-      first = row;
-      for (int k = 0; k < row.ndim && k < DLX_MAX_NDIM; k++) {
-        shape[k] = row.shape[k];
-        strides[k] = row.strides[k];
-      }
-      first.shape = shape;
-      first.strides = strides;
-    }
-    are_own = fits(a, &first, &row) && (!a->to || a->to->device.device_id == row.device.device_id);
+    if (are_own && first == NULL) are_own = dlx_managed_new(&row, 0, NULL, NULL, &first) == DLX_OK;
+    are_own = are_own && fits(a, &first->dl_tensor, &row) &&
+              (!a->to || a->to->device.device_id == row.device.device_id);
     drop_place(&taken);
   }
+  if (first) dlx_managed_release(first);
   PyObject *axis = are_own ? PyLong_FromLong(a->axis) : NULL, *result = NULL;
   PyObject* args[] = {a->objs, a->out ? a->out : Py_None, axis};
   if (axis) result = PyObject_Vectorcall(t->stack, args, 3, NULL);
@@ -210,43 +194,12 @@ static int take_arrays(const py_call* call, py_target* t, arrays* a) {
     if (!fits(a, &a->rows[0].made->dl_tensor, &row->made->dl_tensor) ||
         !py_streams_order(&a->streams, row->pair.source, t, row->made, obj))
       return 0;
+    a->tensors[i] = &row->made->dl_tensor;
   }
   return 1;
 }
 
-/* Copy the rows by the driver. Errors: a status. */
-static int copy_rows(const py_call* call, const arrays* a, PyObject* array) {
-  place to;
-  int status = DLX_E_MEMORY;
-  if (!take_in_place(call, array, &to)) return status;
-  Py_ssize_t n = PyTuple_GET_SIZE(a->objs);
-  const DLTensor** from = PyMem_Calloc((size_t)n, sizeof *from);
-  if (from) {
-    for (Py_ssize_t i = 0; i < n; i++) from[i] = &a->rows[i].made->dl_tensor;
-    uint64_t stream = a->streams.at[0].to;
-    PY_WITHOUT_GIL(status = dlx_cuda_stack(from, n, &to.made->dl_tensor, 0, a->axis, stream));
-  }
-  PyMem_Free(from);
-  drop_place(&to);
-  return status;
-}
-
-/* Make the producers' streams wait for the copies; the host waits if that fails. */
-static void order_back(const arrays* a) {
-  int status = DLX_OK;
-  for (int i = 0; i < a->streams.n; i++) {
-    const py_stream_pair* x = &a->streams.at[i];
-    int is_first = 1;
-    for (int k = 0; k < i; k++) is_first &= a->streams.at[k].from != x->from;
-    if (is_first && status == DLX_OK)
-      PY_WITHOUT_GIL(status = dlx_cuda_order(x->device, x->to, x->device, x->from));
-  }
-  const py_stream_pair* x = &a->streams.at[0];
-  if (status != DLX_OK) PY_WITHOUT_GIL(dlx_cuda_synchronize(x->device, x->to));
-}
-
-/* Create the array to copy to. Memory of dlx would not belong to a graph. Errors: NULL = fallback.
- */
+/* Create the array to copy to; dlx's memory cannot belong to a graph. Errors: NULL = fallback. */
 static PyObject* new_array(const py_target* t, const arrays* a, const DLTensor* like) {
   const py_stream_pair* x = &a->streams.at[0];
   if (t->kind.type == NULL)
@@ -263,6 +216,8 @@ static PyObject* new_array(const py_target* t, const arrays* a, const DLTensor* 
 
 static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
   int64_t strides[DLX_MAX_NDIM], shape[DLX_MAX_NDIM], dense[DLX_MAX_NDIM], step = 1;
+  place to = {.made = NULL};
+  int status = DLX_E_MEMORY;
   if (!take_arrays(call, t, a)) return NULL;
   const DLTensor* row = &a->rows[0].made->dl_tensor;
   const py_stream_pair* x = &a->streams.at[0];
@@ -282,8 +237,11 @@ static PyObject* stack(const py_call* call, py_target* t, arrays* a) {
   if (!a->out && !accepts_copy(t, &whole, dense, &copy)) return NULL;
   PyObject* array = a->out ? Py_NewRef(a->out) : new_array(t, a, &copy);
   if (array == NULL) return NULL;
-  int status = copy_rows(call, a, array);
-  order_back(a);
+  if (take_in_place(call, array, &to))
+    PY_WITHOUT_GIL(status = dlx_cuda_stack(a->tensors, PyTuple_GET_SIZE(a->objs),
+                                           &to.made->dl_tensor, 0, a->axis, x->to));
+  drop_place(&to);
+  py_streams_order_back(&a->streams);
   if (status != DLX_OK ||
       (t->kind.type == NULL &&
        py_cuda_set_ready((TensorObject*)array, x->device, x->to, x->to_keep) < 0))
@@ -295,7 +253,8 @@ PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis)
   py_pair pair;
   place to = {.made = NULL};
   arrays a = {.objs = objs, .out = out, .axis = axis, .streams = {.copies = 1}};
-  if (!dlx_cuda_loaded() || PyTuple_GET_SIZE(objs) == 0 ||
+  Py_ssize_t n = PyTuple_GET_SIZE(objs);
+  if (!dlx_cuda_loaded() || n == 0 ||
       !py_pair_learn(call->function, Py_TYPE(PyTuple_GET_ITEM(objs, 0)), call->to, &pair))
     return NULL;
   py_target* t = pair.target;
@@ -307,12 +266,15 @@ PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis)
   if ((is_place || !out) && t->place == NULL && t->hand_over && py_target_holds(t, 0)) {
     result = stack_own(call, &pair, &a);
     if (result == NULL && !PyErr_Occurred() && (t->allocate || t->kind.type == NULL))
-      a.rows = PyMem_Calloc((size_t)PyTuple_GET_SIZE(objs), sizeof *a.rows);
-    if (a.rows) result = stack(call, t, &a);
+      a.rows = PyMem_Calloc((size_t)n, sizeof *a.rows + sizeof *a.tensors);
+    if (a.rows) {
+      a.tensors = (const DLTensor**)(a.rows + n);
+      result = stack(call, t, &a);
+    }
   }
   if (result == NULL && PyErr_Occurred()) py_error_forget();
   py_pending pending = py_pending_save();
-  for (Py_ssize_t i = 0; a.rows && i < PyTuple_GET_SIZE(objs); i++) drop_place(&a.rows[i]);
+  for (Py_ssize_t i = 0; a.rows && i < n; i++) drop_place(&a.rows[i]);
   py_streams_clear(&a.streams);
   drop_place(&to);
   py_pending_restore(pending);

@@ -95,8 +95,7 @@ static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_targe
   py_stream_pair x = {.source = s, .device = device};
   if (is_own && all->copies) is_known = find_event_stream(obj, device, &x.from, &x.from_keep);
   py_stream_pair* found = get_stream_pair(all, s, device, x.from);
-  /* A framework may initialize CUDA in its Python functions: the first use is left to the Python
-   * path. */
+  /* Python makes the first use: a framework may initialize CUDA in its Python functions. */
   int asks = !is_own || t->kind.type;
   int was_used = found || (atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &
                            atomic_exchange_explicit(&t->has_worked, 1, memory_order_relaxed));
@@ -120,22 +119,17 @@ static py_stream_pair* find_streams(py_stream_pairs* all, py_source* s, py_targe
 /* Make the consumer's stream wait for a dlx.Tensor, once per call. Owns: takes `ready`. GIL:
  * needed, released during the wait. Errors: a status. */
 static int wait_for_tensor(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* ready) {
-  int own =
-      dlx_ready_own_device(ready); /* all tensors on dlx's stream of a device share one wait */
-  for (int i = 0; i < all->n_waited; i++) {
+  int own = dlx_ready_own_device(ready), status = DLX_OK, is_new = 1;
+  for (int i = 0; i < all->n_waited && is_new; i++) {
     const dlx_ready* other = all->waited[i].ready;
-    if (all->waited[i].device == x->device && all->waited[i].stream == x->to &&
-        (other == ready || (own >= 0 && dlx_ready_own_device(other) == own))) {
-      dlx_ready_drop(ready);
-      return DLX_OK;
-    }
+    /* all tensors on dlx's stream of a device share one wait */
+    is_new = all->waited[i].pair != x ||
+             (other != ready && (own < 0 || dlx_ready_own_device(other) != own));
   }
-  int status;
-  PY_WITHOUT_GIL(status = dlx_ready_wait(ready, x->device, x->to));
-  if (status == DLX_OK && all->n_waited < DLX_MAX_STREAM_PAIRS) {
+  if (is_new) PY_WITHOUT_GIL(status = dlx_ready_wait(ready, x->device, x->to));
+  if (is_new && status == DLX_OK && all->n_waited < DLX_MAX_STREAM_PAIRS) {
     all->waited[all->n_waited].ready = ready;
-    all->waited[all->n_waited].device = x->device;
-    all->waited[all->n_waited++].stream = x->to;
+    all->waited[all->n_waited++].pair = x;
   } else {
     dlx_ready_drop(ready);
   }
@@ -179,6 +173,15 @@ PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const 
   PyObject* result = made ? t->hand_over(call, t, made, obj) : NULL;
   if (result && x->ready) ((TensorObject*)result)->ready = dlx_ready_hold(x->ready);
   return result;
+}
+
+void py_streams_order_back(py_stream_pairs* all) {
+  int status = DLX_OK;
+  for (py_stream_pair* x = all->at; x < all->at + all->n && status == DLX_OK; x++) {
+    if (get_stream_pair(all, NULL, x->device, x->from) == x) /* once for each stream */
+      PY_WITHOUT_GIL(status = dlx_cuda_order(x->device, x->to, x->device, x->from));
+  }
+  if (status != DLX_OK) PY_WITHOUT_GIL(dlx_cuda_synchronize(all->at->device, all->at->to));
 }
 
 void py_streams_clear(py_stream_pairs* all) {

@@ -2,9 +2,8 @@
 #define DLX_STREAMS_H_
 
 /* Arrays on CUDA devices: the streams of producer and consumer, one wait per pair of streams, and a
- * release that waits for the consumer's stream. Equivalent to StreamSync in dlx/_engine/streams.py
- * for shared memory, by the same functions of cuda/order.c. Other cases and errors of the driver
- * are left to the Python path. */
+ * release that waits for the consumer's stream, as by StreamSync in dlx/_engine/streams.py. Other
+ * cases and errors of the driver are left to that. */
 
 #include "target.h"
 
@@ -27,13 +26,11 @@ typedef struct {
   py_stream_pair at[DLX_MAX_STREAM_PAIRS];
   struct {
     dlx_ready* ready;
-    int32_t device;
-    uint64_t stream;              /* of `device`: each device has its own 1 and 2 */
+    const py_stream_pair* pair;
   } waited[DLX_MAX_STREAM_PAIRS]; /* waits that are already recorded; each holds a count */
 } py_stream_pairs;
 
-/* Find a framework's current stream on a device. Owns: *keep is a new reference that keeps it
- * alive, or NULL. Errors: 0. */
+/* Get a framework's current stream on a device. Owns: *keep, or NULL, keeps it alive. Errors: 0. */
 int py_stream_ask(const py_stream_source* source, int32_t device, uint64_t* stream,
                   PyObject** keep);
 
@@ -55,6 +52,9 @@ PyObject* py_streams_hand_over(py_stream_pairs* all, const py_call* call, const 
 /* Order and hand over one array. Owns: as py_hand_over. */
 PyObject* py_streams_convert(const py_call* call, py_source* source, py_target* target,
                              DLManagedTensorVersioned* made, PyObject* obj);
+
+/* Make the producers' streams wait for copies; the host waits if that fails. */
+void py_streams_order_back(py_stream_pairs* all);
 
 /* Owns: releases the contents of the pairs. A pending exception is kept. */
 void py_streams_clear(py_stream_pairs* all);

@@ -31,8 +31,8 @@ struct py_target {
   const DLPackExchangeAPI* table;             /* or NULL */
   PyObject* load;                             /* load(dlx.Tensor), without a table; or NULL */
   PyObject* place; /* place(dlx.Tensor, committed), if the call names the host; or NULL */
-  /* where(device option): a CUDA device, or None; allocate(shape, dtype, device, strides): a new
-   * array on it, or None; or both NULL. stack(arrays, out): see Devices.stack; or NULL */
+  /* where(device option): a CUDA device, or None; allocate(dlx.Tensor, device): a new array like
+   * it, or None; or both NULL. stack(arrays, out): see Devices.stack; or NULL */
   PyObject *where, *allocate, *stack;
   PyObject* storage; /* {code | bits << 8: (code | bits << 8 of the storage dtype, function that
                         restores the real dtype)}, or NULL */

@@ -39,6 +39,7 @@ static inline float widen_half(uint32_t x) {
   uint32_t exponent = x & 0x7c00, normal = ((x & 0x7fff) << 13) + (112u << 23);
   uint32_t small = bits_of((float)(int32_t)(x & 0x3ff) * 0x1p-24f); /* without subnormal floats */
   normal |= exponent == 0x7c00 ? 0x7f800000 : 0;
+  normal |= (x & 0x7fff) > 0x7c00 ? 0x400000 : 0; /* a quiet NaN, as processors make it */
   return float_of((exponent ? normal : small) | (x & 0x8000) << 16);
 }
 
@@ -49,7 +50,7 @@ static inline uint16_t narrow_half(float value) {
   uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
   uint32_t small = bits_of(float_of(bits) + 0.5f) - bits_of(0.5f);
   uint32_t found = bits < 113u << 23 ? small : normal > 0x7c00 ? 0x7c00 : normal;
-  return (uint16_t)(sign | (bits > 0x7f800000 ? 0x7e00 : found));
+  return (uint16_t)(sign | (bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 0x3ff) : found));
 }
 
 static inline uint16_t narrow_bfloat(float value) {
@@ -207,6 +208,33 @@ enum { KINDS = 13 };
 static const caster casters[][KINDS][KINDS] = {{ALL(ROW, usual)}, DLX_WITH_WIDE({ALL(ROW, wide)})};
 // clang-format on
 
+#ifdef DLX_HALF_VECTORS
+#include <immintrin.h>
+
+/* Eight elements at a time, with the same results; the compiler does not find the instructions. */
+#define CAST_EIGHT(S, T, convert)                                                                  \
+  DLX_HALF_VECTORS static void S##_to_##T##_by_eight(char* restrict to, const char* restrict from, \
+                                                     int64_t n, int64_t to_step,                   \
+                                                     int64_t from_step) {                          \
+    int is_run = to_step == sizeof(T) && from_step == sizeof(S);                                   \
+    for (; is_run && n >= 8; n -= 8, to += 8 * sizeof(T), from += 8 * sizeof(S)) convert;          \
+    S##_to_##T##wide(to, from, n, to_step, from_step);                                             \
+  }
+CAST_EIGHT(half, single,
+           _mm256_storeu_ps((void*)to, _mm256_cvtph_ps(_mm_loadu_si128((const void*)from))))
+CAST_EIGHT(single, half,
+           _mm_storeu_si128((void*)to, _mm256_cvtps_ph(_mm256_loadu_ps((const void*)from), 0)))
+
+DLX_HALF_VECTORS static inline void narrow_eight(char* to, const char* from) {
+  __m256 x = _mm256_max_ps(_mm256_loadu_ps((const void*)from), _mm256_setzero_ps()); /* NaN: 0 */
+  __m256i whole = _mm256_cvttps_epi32(_mm256_min_ps(x, _mm256_set1_ps(255)));
+  __m128i high = _mm256_extracti128_si256(whole, 1);
+  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), high);
+  _mm_storel_epi64((void*)to, _mm_packus_epi16(words, words));
+}
+CAST_EIGHT(single, uint8_t, narrow_eight(to, from))
+#endif
+
 /* Return the number of a dtype, or of the parts of a complex one; -1 = not supported. */
 static int find_kind(DLDataType dtype) {
   int bits = dtype.code == kDLComplex ? dtype.bits / 2 : dtype.bits;
@@ -225,10 +253,21 @@ int dlx_can_cast(DLDataType from, DLDataType to) {
   return are_alike && find_kind(from) >= 0 && find_kind(to) >= 0;
 }
 
+static caster find_caster(int64_t from, int64_t to) {
+#ifdef DLX_HALF_VECTORS
+  enum { UINT8 = 5, HALF = 9, SINGLE = 11 };
+  int is_single = from == SINGLE && DLX_HAS_HALVES;
+  if (from == HALF && to == SINGLE && DLX_HAS_HALVES) return half_to_single_by_eight;
+  if (is_single && to == HALF) return single_to_half_by_eight;
+  if (is_single && to == UINT8) return single_to_uint8_t_by_eight;
+#endif
+  return casters[DLX_HAS_WIDE][from][to];
+}
+
 /* `pair` has both kinds and, for complex numbers, half their sizes. */
 static void cast_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t pair) {
   static const dlx_axis single_axis = {1, 0, 0};
-  caster cast = casters[DLX_HAS_WIDE][pair & 15][pair >> 4 & 15];
+  caster cast = find_caster(pair & 15, pair >> 4 & 15);
   int64_t from_half = pair >> 8 & 15, to_half = pair >> 12 & 15, index[DLX_MAX_NDIM] = {0};
   const dlx_axis* inner = n > 0 ? &axes[n - 1] : &single_axis;
   do {

@@ -71,26 +71,21 @@ int cuda_is_child(void) {
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
-/* The thread that holds cuda_once_lock, or 0. Relaxed: each thread looks for its own writes. */
-static atomic_uintptr_t once_owner;
+/* Whether this thread holds cuda_once_lock: a driver may fork during its start. */
+static DLX_FEW_WORDS int holds_once_lock;
 
 static void begin_once(void) {
   dlx_lock(&cuda_once_lock);
-  atomic_store_explicit(&once_owner, dlx_thread_number(), memory_order_relaxed);
+  holds_once_lock = 1;
 }
 
 static void end_once(void) {
-  atomic_store_explicit(&once_owner, 0, memory_order_relaxed);
+  holds_once_lock = 0;
   dlx_unlock(&cuda_once_lock);
 }
 
-/* Return 1 if this thread holds cuda_once_lock: a driver may fork during its start. */
-static int holds_once_lock(void) {
-  return atomic_load_explicit(&once_owner, memory_order_relaxed) == dlx_thread_number();
-}
-
 static void take_locks(void) {
-  if (!holds_once_lock()) dlx_lock(&cuda_once_lock);
+  if (!holds_once_lock) dlx_lock(&cuda_once_lock);
   dlx_lock(&cuda_lock);
   dlx_lock(&cuda_event_lock);
 }
@@ -98,7 +93,7 @@ static void take_locks(void) {
 static void release_locks(void) {
   dlx_unlock(&cuda_event_lock);
   dlx_unlock(&cuda_lock);
-  if (!holds_once_lock()) dlx_unlock(&cuda_once_lock);
+  if (!holds_once_lock) dlx_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
@@ -113,16 +108,14 @@ static void at_exit(void) {
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-enum { WANTED, NEEDED };
-
 static const struct {
   const char* name;
   size_t offset;
   int is_needed;
 } entries[] = {
-#define ENTRY(is_needed, name, version, parameters) \
-  {"cu" #name #version, offsetof(cu_table, name), is_needed},
-    CU_CALLS(ENTRY)};
+#define NEED(name, version, parameters) {"cu" #name #version, offsetof(cu_table, name), 1},
+#define WANT(name, version, parameters) {"cu" #name #version, offsetof(cu_table, name), 0},
+    CU_CALLS(NEED, WANT)};
 
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
@@ -154,10 +147,7 @@ static int fill_table(void) {
 /* The caller holds cuda_once_lock. */
 static int initialise(void) {
   static int watched;
-  if (cu.Init == NULL) {
-    int status = fill_table();
-    if (status != DLX_OK) return status;
-  }
+  if (cu.Init == NULL) CUDA_TRY(fill_table());
   int code = cu.Init(0);
   if (code == CU_NOT_INITIALIZED) return report_forked(); /* another library used CUDA */
   if (code == CU_NO_DEVICE) return report_no_driver("the driver sees no device");
@@ -189,16 +179,13 @@ int dlx_cuda_load(void) {
 /* ---- devices and contexts -------------------------------------------------------------------- */
 
 int dlx_cuda_count(int32_t* count) {
-  int found = 0, status = dlx_cuda_load();
-  if (status == DLX_OK) status = CUDA(DeviceGetCount, &found);
-  if (status == DLX_OK) *count = found;
-  return status;
+  CUDA_TRY(dlx_cuda_load());
+  return CUDA(DeviceGetCount, count);
 }
 
 static int find_device(int32_t device_id, int* device) {
-  int32_t count = 0;
-  int status = dlx_cuda_count(&count);
-  if (status != DLX_OK) return status;
+  int32_t count;
+  CUDA_TRY(dlx_cuda_count(&count));
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
     report("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
            count);
@@ -208,21 +195,21 @@ static int find_device(int32_t device_id, int* device) {
 }
 
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
-  int device = 0, status = find_device(device_id, &device);
-  return status == DLX_OK ? CUDA(DeviceGetName, name, room, device) : status;
+  int device;
+  CUDA_TRY(find_device(device_id, &device));
+  return CUDA(DeviceGetName, name, room, device);
 }
 
 int cuda_get_primary(int32_t device_id, cu_context* context) {
-  int device = 0, status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  int device;
+  CUDA_TRY(dlx_cuda_load());
   if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
     *context = atomic_load_explicit(&cuda_devices[device_id].primary, memory_order_acquire);
     if (*context) return DLX_OK;
   }
-  status = find_device(device_id, &device);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(find_device(device_id, &device));
   int before = cuda_relax(); /* this may allocate */
-  status = CUDA(DevicePrimaryCtxRetain, context, device);
+  int status = CUDA(DevicePrimaryCtxRetain, context, device);
   cuda_unrelax(before);
   /* Two threads may both retain it, which is harmless: it is never released. */
   if (status == DLX_OK)
@@ -236,19 +223,14 @@ int dlx_cuda_entered(int32_t device_id) {
 }
 
 int dlx_cuda_push(int32_t device_id) {
-  cu_context context = NULL;
-  int status = cuda_get_primary(device_id, &context);
-  return status == DLX_OK ? CUDA(CtxPushCurrent, context) : status;
+  cu_context context;
+  CUDA_TRY(cuda_get_primary(device_id, &context));
+  return CUDA(CtxPushCurrent, context);
 }
 
 void dlx_cuda_pop(void) {
   cu_context popped;
   if (dlx_cuda_loaded()) cu.CtxPopCurrent(&popped);
-}
-
-int cuda_get_attribute(int32_t device_id, int attribute, int* value) {
-  int device = 0, status = CUDA(DeviceGet, &device, device_id);
-  return status == DLX_OK ? CUDA(DeviceGetAttribute, value, attribute, device) : status;
 }
 
 int cuda_relax(void) {
@@ -261,9 +243,9 @@ void cuda_unrelax(int before) {
 }
 
 int cuda_enter(int32_t device_id, int* before) {
-  int status = dlx_cuda_push(device_id);
-  if (status == DLX_OK) *before = cuda_relax();
-  return status;
+  CUDA_TRY(dlx_cuda_push(device_id));
+  *before = cuda_relax();
+  return DLX_OK;
 }
 
 void cuda_leave(int before) {
@@ -275,14 +257,12 @@ int cuda_make_once(_Atomic(uint64_t)* place, int32_t device_id,
                    int (*create)(int32_t device_id, uint64_t* made), uint64_t* out) {
   *out = atomic_load_explicit(place, memory_order_acquire);
   if (*out) return DLX_OK;
-  int before, status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
+  CUDA_ENTER(device_id);
   begin_once();
   *out = atomic_load_explicit(place, memory_order_relaxed); /* under the lock */
-  if (*out == 0 && (status = create(device_id, out)) == DLX_OK)
-    atomic_store_explicit(place, *out, memory_order_release);
+  int status = *out ? DLX_OK : create(device_id, out);
+  if (status == DLX_OK) atomic_store_explicit(place, *out, memory_order_release);
   end_once();
-  cuda_leave(before);
   return status;
 }
 
@@ -294,8 +274,8 @@ void dlx_cuda_drop_event(int32_t device_id, void* event) {
 }
 
 int dlx_cuda_where(const void* address, DLDevice* device) {
-  int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
-  if (status != DLX_OK) return status;
+  int type = 0, managed = 0, ordinal = 0;
+  CUDA_TRY(dlx_cuda_load());
   cu_address at = (cu_address)(uintptr_t)address; /* a driver answers without a context, too */
   int code = cu.PointerGetAttribute(&type, CU_ATTRIBUTE_MEMORY_TYPE, at);
   if (code == CU_OK) code = cu.PointerGetAttribute(&managed, CU_ATTRIBUTE_MANAGED, at);

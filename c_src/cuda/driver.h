@@ -14,7 +14,7 @@ typedef struct cu_context_s* cu_context;
 typedef struct cu_stream_s* cu_stream;
 typedef struct cu_event_s* cu_event;
 typedef struct cu_pool_s* cu_pool;
-typedef unsigned long long cu_address;
+typedef unsigned long long cu_address, cu_allocation, cu_flags;
 
 enum {
   CU_OK = 0,
@@ -81,89 +81,74 @@ enum {
 enum { CU_DEVICE_HAS_DESCRIPTORS = 103, CU_DEVICE_HAS_IPC = 125 };
 enum { CU_EVENT_BETWEEN_PROCESSES = 4, CU_IPC_PEERS = 1, CU_DESCRIPTOR = 1, CU_MINIMUM = 0 };
 
-typedef unsigned long long cu_allocation;
-
 typedef struct {
   unsigned char bytes[64];
 } cu_ipc;
 
-typedef struct {
-  unsigned char bytes[16];
-} cu_uuid;
-
-/* All driver functions that dlx calls. A driver without a NEEDED one is rejected (the oldest is
- * CUDA 11.2). A call of a missing WANTED one fails: capture ids, and sharing between processes. A
+/* All driver functions that dlx calls. A driver without one that it NEEDs is rejected (the oldest
+ * is CUDA 11.2). A call of a missing other one fails: capture ids, and sharing between processes. A
  * symbol is "cu", a name and a version. */
-#define CU_CALLS(CALL)                                                                           \
-  CALL(NEEDED, Init, , (unsigned flags))                                                         \
-  CALL(NEEDED, GetErrorName, , (int code, const char** name))                                    \
-  CALL(NEEDED, GetErrorString, , (int code, const char** text))                                  \
-  CALL(NEEDED, DeviceGetCount, , (int* count))                                                   \
-  CALL(NEEDED, DeviceGet, , (int* device, int ordinal))                                          \
-  CALL(NEEDED, DeviceGetName, , (char* name, int room, int device))                              \
-  CALL(NEEDED, DeviceGetAttribute, , (int* value, int attribute, int device))                    \
-  CALL(NEEDED, DeviceCanAccessPeer, , (int* yes, int device, int peer))                          \
-  CALL(NEEDED, DevicePrimaryCtxRetain, , (cu_context * context, int device))                     \
-  CALL(NEEDED, CtxPushCurrent, _v2, (cu_context context))                                        \
-  CALL(NEEDED, CtxPopCurrent, _v2, (cu_context * context))                                       \
-  CALL(NEEDED, PointerGetAttribute, , (void* value, int attribute, cu_address address))          \
-  CALL(NEEDED, StreamCreate, , (cu_stream * stream, unsigned flags))                             \
-  CALL(NEEDED, StreamSynchronize, , (cu_stream stream))                                          \
-  CALL(NEEDED, StreamQuery, , (cu_stream stream))                                                \
-  CALL(NEEDED, StreamWaitEvent, , (cu_stream stream, cu_event event, unsigned flags))            \
-  CALL(NEEDED, StreamIsCapturing, , (cu_stream stream, int* status))                             \
-  CALL(NEEDED, EventCreate, , (cu_event * event, unsigned flags))                                \
-  CALL(NEEDED, EventRecord, , (cu_event event, cu_stream stream))                                \
-  CALL(NEEDED, EventQuery, , (cu_event event))                                                   \
-  CALL(NEEDED, EventSynchronize, , (cu_event event))                                             \
-  CALL(NEEDED, EventDestroy, _v2, (cu_event event))                                              \
-  CALL(NEEDED, MemAlloc, _v2, (cu_address * address, size_t nbytes))                             \
-  CALL(NEEDED, MemFree, _v2, (cu_address address))                                               \
-  CALL(NEEDED, MemcpyAsync, , (cu_address to, cu_address from, size_t nbytes, cu_stream stream)) \
-  CALL(NEEDED, MemcpyPeerAsync, ,                                                                \
-       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,          \
-        size_t nbytes, cu_stream stream))                                                        \
-  CALL(NEEDED, Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                        \
-  CALL(NEEDED, ThreadExchangeStreamCaptureMode, , (int* mode))                                   \
-  CALL(NEEDED, MemPoolCreate, , (cu_pool * pool, const cu_properties* properties))               \
-  CALL(NEEDED, MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                \
-  CALL(NEEDED, MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))       \
-  CALL(NEEDED, MemAllocFromPoolAsync, ,                                                          \
-       (cu_address * address, size_t nbytes, cu_pool pool, cu_stream stream))                    \
-  CALL(NEEDED, MemFreeAsync, , (cu_address address, cu_stream stream))                           \
-  CALL(WANTED, StreamGetCaptureInfo, _v2,                                                        \
-       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,            \
-        void* n_dependencies))                                                                   \
-  CALL(WANTED, DeviceGetUuid, _v2, (cu_uuid * uuid, int device))                                 \
-  CALL(WANTED, IpcGetMemHandle, , (cu_ipc * handle, cu_address address))                         \
-  CALL(WANTED, IpcOpenMemHandle, _v2, (cu_address * address, cu_ipc handle, unsigned flags))     \
-  CALL(WANTED, IpcCloseMemHandle, , (cu_address address))                                        \
-  CALL(WANTED, IpcGetEventHandle, , (cu_ipc * handle, cu_event event))                           \
-  CALL(WANTED, IpcOpenEventHandle, , (cu_event * event, cu_ipc handle))                          \
-  CALL(WANTED, MemCreate, ,                                                                      \
-       (cu_allocation * made, size_t size, const cu_properties* properties,                      \
-        unsigned long long flags))                                                               \
-  CALL(WANTED, MemRelease, , (cu_allocation allocation))                                         \
-  CALL(WANTED, MemRetainAllocationHandle, , (cu_allocation * found, void* address))              \
-  CALL(WANTED, MemGetAllocationGranularity, ,                                                    \
-       (size_t* bytes, const cu_properties* properties, int option))                             \
-  CALL(WANTED, MemAddressReserve, ,                                                              \
-       (cu_address * address, size_t size, size_t alignment, cu_address wish,                    \
-        unsigned long long flags))                                                               \
-  CALL(WANTED, MemAddressFree, , (cu_address address, size_t size))                              \
-  CALL(WANTED, MemMap, ,                                                                         \
-       (cu_address address, size_t size, size_t offset, cu_allocation allocation,                \
-        unsigned long long flags))                                                               \
-  CALL(WANTED, MemUnmap, , (cu_address address, size_t size))                                    \
-  CALL(WANTED, MemSetAccess, ,                                                                   \
-       (cu_address address, size_t size, const cu_pool_access* access, size_t count))            \
-  CALL(WANTED, MemExportToShareableHandle, ,                                                     \
-       (void* handle, cu_allocation allocation, int kind, unsigned long long flags))             \
-  CALL(WANTED, MemImportFromShareableHandle, , (cu_allocation * made, void* handle, int kind))
+#define CU_CALLS(NEED, WANT)                                                                      \
+  NEED(Init, , (unsigned flags))                                                                  \
+  NEED(GetErrorName, , (int code, const char** name))                                             \
+  NEED(GetErrorString, , (int code, const char** text))                                           \
+  NEED(DeviceGetCount, , (int* count))                                                            \
+  NEED(DeviceGet, , (int* device, int ordinal))                                                   \
+  NEED(DeviceGetName, , (char* name, int room, int device))                                       \
+  NEED(DeviceGetAttribute, , (int* value, int attribute, int device))                             \
+  NEED(DeviceCanAccessPeer, , (int* yes, int device, int peer))                                   \
+  NEED(DevicePrimaryCtxRetain, , (cu_context * context, int device))                              \
+  NEED(CtxPushCurrent, _v2, (cu_context context))                                                 \
+  NEED(CtxPopCurrent, _v2, (cu_context * context))                                                \
+  NEED(PointerGetAttribute, , (void* value, int attribute, cu_address address))                   \
+  NEED(StreamCreate, , (cu_stream * stream, unsigned flags))                                      \
+  NEED(StreamSynchronize, , (cu_stream stream))                                                   \
+  NEED(StreamQuery, , (cu_stream stream))                                                         \
+  NEED(StreamWaitEvent, , (cu_stream stream, cu_event event, unsigned flags))                     \
+  NEED(StreamIsCapturing, , (cu_stream stream, int* status))                                      \
+  NEED(EventCreate, , (cu_event * event, unsigned flags))                                         \
+  NEED(EventRecord, , (cu_event event, cu_stream stream))                                         \
+  NEED(EventQuery, , (cu_event event))                                                            \
+  NEED(EventSynchronize, , (cu_event event))                                                      \
+  NEED(EventDestroy, _v2, (cu_event event))                                                       \
+  NEED(MemAlloc, _v2, (cu_address * address, size_t nbytes))                                      \
+  NEED(MemFree, _v2, (cu_address address))                                                        \
+  NEED(MemcpyAsync, , (cu_address to, cu_address from, size_t nbytes, cu_stream stream))          \
+  NEED(MemcpyPeerAsync, ,                                                                         \
+       (cu_address to, cu_context to_context, cu_address from, cu_context from_context,           \
+        size_t nbytes, cu_stream stream))                                                         \
+  NEED(Memcpy2DAsync, _v2, (const cu_box* box, cu_stream stream))                                 \
+  NEED(ThreadExchangeStreamCaptureMode, , (int* mode))                                            \
+  NEED(MemPoolCreate, , (cu_pool * pool, const cu_properties* kind))                              \
+  NEED(MemPoolSetAttribute, , (cu_pool pool, int attribute, void* value))                         \
+  NEED(MemPoolSetAccess, , (cu_pool pool, const cu_pool_access* access, size_t n))                \
+  NEED(MemAllocFromPoolAsync, , (cu_address * made, size_t size, cu_pool pool, cu_stream stream)) \
+  NEED(MemFreeAsync, , (cu_address address, cu_stream stream))                                    \
+  WANT(StreamGetCaptureInfo, _v2,                                                                 \
+       (cu_stream stream, int* status, uint64_t* id, void* graph, void* dependencies,             \
+        void* n_dependencies))                                                                    \
+  WANT(DeviceGetUuid, _v2, (void* uuid, int device))                                              \
+  WANT(IpcGetMemHandle, , (cu_ipc * handle, cu_address address))                                  \
+  WANT(IpcOpenMemHandle, _v2, (cu_address * address, cu_ipc handle, unsigned flags))              \
+  WANT(IpcCloseMemHandle, , (cu_address address))                                                 \
+  WANT(IpcGetEventHandle, , (cu_ipc * handle, cu_event event))                                    \
+  WANT(IpcOpenEventHandle, , (cu_event * event, cu_ipc handle))                                   \
+  WANT(MemCreate, , (cu_allocation * made, size_t size, const cu_properties* kind, cu_flags))     \
+  WANT(MemRelease, , (cu_allocation allocation))                                                  \
+  WANT(MemRetainAllocationHandle, , (cu_allocation * found, void* address))                       \
+  WANT(MemGetAllocationGranularity, , (size_t* bytes, const cu_properties* kind, int option))     \
+  WANT(MemAddressReserve, ,                                                                       \
+       (cu_address * address, size_t size, size_t alignment, cu_address wish, cu_flags))          \
+  WANT(MemAddressFree, , (cu_address address, size_t size))                                       \
+  WANT(MemMap, , (cu_address address, size_t size, size_t offset, cu_allocation made, cu_flags))  \
+  WANT(MemUnmap, , (cu_address address, size_t size))                                             \
+  WANT(MemSetAccess, , (cu_address address, size_t size, const cu_pool_access* access, size_t n)) \
+  WANT(MemExportToShareableHandle, , (void* handle, cu_allocation made, int kind, cu_flags))      \
+  WANT(MemImportFromShareableHandle, , (cu_allocation * made, void* handle, int kind))
 
-#define CU_MEMBER(kind, name, version, parameters) int(*name) parameters;
+#define CU_MEMBER(name, version, parameters) int(*name) parameters;
 typedef struct {
-  CU_CALLS(CU_MEMBER)
+  CU_CALLS(CU_MEMBER, CU_MEMBER)
 } cu_table;
 
 extern cu_table cu;
@@ -199,8 +184,6 @@ int cuda_make_once(_Atomic(uint64_t)* place, int32_t device_id,
 /* Get a device's primary context, which is never released. Errors: as dlx_cuda_load. */
 int cuda_get_primary(int32_t device_id, cu_context* context);
 
-int cuda_get_attribute(int32_t device_id, int attribute, int* value);
-
 /* Check that the host may wait for a stream of the current device. Errors: also DLX_E_CAPTURE. */
 int cuda_can_wait(uint64_t stream);
 
@@ -213,6 +196,25 @@ void cuda_unrelax(int before);
  * dlx_cuda_load. */
 int cuda_enter(int32_t device_id, int* before);
 void cuda_leave(int before);
+
+static inline void cuda_end(const int* before) {
+  cuda_leave(*before);
+}
+
+/* Return from the function if a call fails. */
+#define CUDA_TRY(call)                                   \
+  do {                                                   \
+    int status_of_call = (call);                         \
+    if (status_of_call != DLX_OK) return status_of_call; \
+  } while (0)
+
+/* cuda_enter, or dlx_cuda_push alone, undone when the function returns; returns if it fails. */
+#define CUDA_ENTER(device_id) CUDA_SCOPE(cuda_enter(device_id, &mode_before))
+#define CUDA_PUSH(device_id) CUDA_SCOPE(dlx_cuda_push(device_id))
+#define CUDA_SCOPE(enter)               \
+  int mode_before = -1; /* unchanged */ \
+  CUDA_TRY(enter);                      \
+  int scope __attribute__((cleanup(cuda_end), unused)) = mode_before
 
 static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;

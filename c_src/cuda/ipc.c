@@ -4,9 +4,16 @@
 #include "core/allocate.h"
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) { /* makes no context on the device */
-  int device = 0, status = dlx_cuda_load();
-  if (status == DLX_OK) status = CUDA(DeviceGet, &device, device_id);
-  return status == DLX_OK ? CUDA(DeviceGetUuid, (cu_uuid*)uuid, device) : status;
+  int device;
+  CUDA_TRY(dlx_cuda_load());
+  CUDA_TRY(CUDA(DeviceGet, &device, device_id));
+  return CUDA(DeviceGetUuid, uuid, device);
+}
+
+static int get_attribute(int32_t device_id, int attribute, int* value) {
+  int device;
+  CUDA_TRY(CUDA(DeviceGet, &device, device_id));
+  return CUDA(DeviceGetAttribute, value, attribute, device);
 }
 
 /* ---- an allocation --------------------------------------------------------------------------- */
@@ -55,58 +62,61 @@ static int allocate(memory* self) {
                               .where = {CU_LOCATION_DEVICE, self->device}};
   cu_allocation made = 0;
   size_t step = 1;
-  int yes = 0, status = cuda_get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes);
-  if (status != DLX_OK) return status;
+  int yes;
+  CUDA_TRY(get_attribute(self->device, CU_DEVICE_HAS_IPC, &yes));
   if (yes) return CUDA(MemAlloc, &self->address, self->size); /* DLX_IPC_NONE */
   self->kind = DLX_IPC_DESCRIPTOR;
-  status = cuda_get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes);
-  if (status == DLX_OK && !yes)
-    status = cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
-  if (status == DLX_OK) status = CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM);
+  CUDA_TRY(get_attribute(self->device, CU_DEVICE_HAS_DESCRIPTORS, &yes));
+  if (!yes) return cuda_fail("sharing memory of this device", CU_NOT_SUPPORTED);
+  CUDA_TRY(CUDA(MemGetAllocationGranularity, &step, &properties, CU_MINIMUM));
   self->size = (self->size + step - 1) / step * step;
-  if (status == DLX_OK) status = CUDA(MemCreate, &made, self->size, &properties, 0);
-  return status == DLX_OK ? map(self, made) : status;
+  CUDA_TRY(CUDA(MemCreate, &made, self->size, &properties, 0));
+  return map(self, made);
 }
 
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
   cu_allocation made = 0;
   if (self->kind != DLX_IPC_HANDLE) {
-    int status = CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
-    return status == DLX_OK ? map(self, made) : status;
+    CUDA_TRY(CUDA(MemImportFromShareableHandle, &made, (void*)(uintptr_t)fd, CU_DESCRIPTOR));
+    return map(self, made);
   }
-  int status = CUDA(IpcOpenMemHandle, &self->address, *(const cu_ipc*)handle, CU_IPC_PEERS);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(CUDA(IpcOpenMemHandle, &self->address, *(const cu_ipc*)handle, CU_IPC_PEERS));
   /* Do not trust the exporter's size: ask the driver. */
-  status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
+  int status = CUDA(PointerGetAttribute, &self->size, CU_ATTRIBUTE_SIZE, self->address);
   if (status != DLX_OK) cu.IpcCloseMemHandle(self->address);
   return status;
 }
 
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address) {
+  CUDA_ENTER(device_id);
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (memory){.device = device_id, .kind = kind, .size = (size_t)*size};
-  int before, status = cuda_enter(device_id, &before);
-  if (status == DLX_OK) {
-    status = kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
-    cuda_leave(before);
-  }
+  int status = kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
   *address = (uintptr_t)self->address;
   *size = (int64_t)self->size;
-  if (status == DLX_OK)
-    *owner = self;
-  else
-    free(self);
-  return status;
+  if (status != DLX_OK) return free(self), status;
+  *owner = self;
+  return DLX_OK;
 }
 
-/* Set `kind` to DLX_IPC_DESCRIPTOR if the driver can export the allocation as one. */
-static int find_descriptor(uintptr_t start, int* kind) {
+int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
+                 int* kind) {
+  cu_address at = (cu_address)(uintptr_t)address;
   cu_allocation found = 0;
-  int code = CU_NOT_SUPPORTED;
-  if (cu.MemRetainAllocationHandle) /* fails for memory of a pool */
-    code = cu.MemRetainAllocationHandle(&found, (void*)start);
+  unsigned long long handles = 0;
+  char legacy[8] = {0}; /* a bool, of the driver's size */
+  int by_handle = 0;
+  CUDA_ENTER(device_id);
+  CUDA_TRY(CUDA(PointerGetAttribute, base, CU_ATTRIBUTE_START, at));
+  CUDA_TRY(CUDA(PointerGetAttribute, size, CU_ATTRIBUTE_SIZE, at));
+  CUDA_TRY(CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at));
+  CUDA_TRY(CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at));
+  if (legacy[0]) CUDA_TRY(get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle));
+  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
+  if (by_handle || !(handles & CU_DESCRIPTOR) || !cu.MemRetainAllocationHandle) return DLX_OK;
+  int code = cu.MemRetainAllocationHandle(&found, (void*)*base); /* fails for memory of a pool */
   if (code == CU_INVALID_VALUE || code == CU_NOT_PERMITTED || code == CU_NOT_SUPPORTED)
     return DLX_OK;
   if (code != CU_OK) return cuda_fail("cuMemRetainAllocationHandle", code);
@@ -115,72 +125,34 @@ static int find_descriptor(uintptr_t start, int* kind) {
   return DLX_OK;
 }
 
-int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
-                 int* kind) {
-  cu_address at = (cu_address)(uintptr_t)address;
-  unsigned long long handles = 0;
-  char legacy[8] = {0}; /* a bool, of the driver's size */
-  int by_handle = 0;
-  int before, status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
-  status = CUDA(PointerGetAttribute, base, CU_ATTRIBUTE_START, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, size, CU_ATTRIBUTE_SIZE, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, legacy, CU_ATTRIBUTE_IPC, at);
-  if (status == DLX_OK) status = CUDA(PointerGetAttribute, &handles, CU_ATTRIBUTE_HANDLES, at);
-  if (status == DLX_OK && legacy[0])
-    status = cuda_get_attribute(device_id, CU_DEVICE_HAS_IPC, &by_handle);
-  *kind = by_handle ? DLX_IPC_HANDLE : DLX_IPC_NONE;
-  if (status == DLX_OK && !by_handle && handles & CU_DESCRIPTOR)
-    status = find_descriptor(*base, kind);
-  cuda_leave(before);
-  return status;
-}
-
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {
   cu_allocation found = 0;
-  int before, status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
-  if (kind == DLX_IPC_HANDLE) {
-    status = CUDA(IpcGetMemHandle, (cu_ipc*)handle, (cu_address)base);
-  } else {
-    status = CUDA(MemRetainAllocationHandle, &found, (void*)base);
-    if (status == DLX_OK) {
-      status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
-      cu.MemRelease(found);
-    }
-  }
-  cuda_leave(before);
+  CUDA_ENTER(device_id);
+  if (kind == DLX_IPC_HANDLE) return CUDA(IpcGetMemHandle, (cu_ipc*)handle, (cu_address)base);
+  CUDA_TRY(CUDA(MemRetainAllocationHandle, &found, (void*)base));
+  int status = CUDA(MemExportToShareableHandle, fd, found, CU_DESCRIPTOR, 0);
+  cu.MemRelease(found);
   return status;
-}
-
-int dlx_ipc_take(int32_t pid, int32_t fd) {
-  return dlx_take_descriptor(pid, fd);
 }
 
 int dlx_ipc_record(int32_t device_id, unsigned char* handle, void** event) {
   cu_event made = NULL;
   uint64_t stream;
-  int before, status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK) status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
-  status = CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING);
-  if (status == DLX_OK) status = CUDA(EventRecord, made, cuda_stream(stream));
+  CUDA_TRY(dlx_cuda_work_stream(device_id, &stream));
+  CUDA_ENTER(device_id);
+  CUDA_TRY(CUDA(EventCreate, &made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
+  int status = CUDA(EventRecord, made, cuda_stream(stream));
   if (status == DLX_OK) status = CUDA(IpcGetEventHandle, (cu_ipc*)handle, made);
-  if (status != DLX_OK && made) cu.EventDestroy(made);
+  if (status != DLX_OK) cu.EventDestroy(made);
   *event = made;
-  cuda_leave(before);
   return status;
 }
 
 int dlx_ipc_wait(int32_t device_id, const unsigned char* handle) {
   cu_event event = NULL;
-  int before, status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
-  status = CUDA(IpcOpenEventHandle, &event, *(const cu_ipc*)handle);
-  if (status == DLX_OK) {
-    status = dlx_cuda_wait_event(device_id, event); /* keeps the event's current state */
-    cu.EventDestroy(event);
-  }
-  cuda_leave(before);
+  CUDA_ENTER(device_id);
+  CUDA_TRY(CUDA(IpcOpenEventHandle, &event, *(const cu_ipc*)handle));
+  int status = dlx_cuda_wait_event(device_id, event); /* keeps the event's current state */
+  cu.EventDestroy(event);
   return status;
 }

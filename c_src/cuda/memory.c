@@ -31,12 +31,11 @@ static void allow_peers(cu_pool pool, int32_t device_id, int device) {
 
 static int create_pool(int32_t device_id, uint64_t* made) {
   cu_pool pool = NULL;
-  int device = 0, status = CUDA(DeviceGet, &device, device_id);
-  if (status != DLX_OK) return status;
+  int device;
+  CUDA_TRY(CUDA(DeviceGet, &device, device_id));
   cu_properties properties = {.allocation = CU_ALLOCATION_PINNED,
                               .where = {CU_LOCATION_DEVICE, device}};
-  status = CUDA(MemPoolCreate, &pool, &properties);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(CUDA(MemPoolCreate, &pool, &properties));
   uint64_t bytes = POOL_BYTES;
   int no = 0; /* an allocation must not wait for the stream of another thread */
   cu.MemPoolSetAttribute(pool, CU_POOL_RELEASE_THRESHOLD, &bytes);
@@ -64,48 +63,34 @@ static void release_block(void* owner) {
   free(self);
 }
 
-/* Owns: the caller owns `out`. Errors: DLX_E_MEMORY, as dlx_cuda_load. */
-static int new_block(int32_t device_id, size_t nbytes, uint64_t stream, block** out) {
-  char operation[80];
-  uint64_t pool;
-  int before;
-  block* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (block){.device = device_id};
-  int status = dlx_cuda_work_stream(device_id, &self->stream);
-  if (status == DLX_OK) status = cuda_enter(device_id, &before);
-  if (status == DLX_OK) {
-    status = cuda_make_once(&cuda_devices[device_id].pool, device_id, create_pool, &pool);
-    snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
-             device_id);
-    if (status == DLX_OK)
-      status = cuda_check(operation,
-                          cu.MemAllocFromPoolAsync(&self->address, nbytes, (cu_pool)(uintptr_t)pool,
-                                                   cuda_stream(stream ? stream : self->stream)));
-    cuda_leave(before);
-  }
-  if (status == DLX_OK)
-    *out = self;
-  else
-    free(self);
-  return status;
-}
-
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    uint64_t stream, DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh;
-  block* made;
-  int status = dlx_describe_fresh(like, flags, keep_order, strides, &fresh);
-  if (status == DLX_OK) status = dlx_cuda_load();
-  if (status != DLX_OK) return status;
+  char operation[80];
+  uint64_t pool, own;
+  CUDA_TRY(dlx_describe_fresh(like, flags, keep_order, strides, &fresh));
+  CUDA_TRY(dlx_cuda_load());
   dlx_cuda_release_pending();
   fresh.device = (DLDevice){kDLCUDA, device_id};
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), stream, &made);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(dlx_cuda_work_stream(device_id, &own));
+  CUDA_ENTER(device_id);
+  CUDA_TRY(cuda_make_once(&cuda_devices[device_id].pool, device_id, create_pool, &pool));
+  block* made = dlx_allocate(sizeof *made);
+  if (made == NULL) return DLX_E_MEMORY;
+  *made = (block){.device = device_id, .stream = own};
+  size_t nbytes = (size_t)dlx_nbytes(like, flags);
+  int code = cu.MemAllocFromPoolAsync(&made->address, nbytes, (cu_pool)(uintptr_t)pool,
+                                      cuda_stream(stream ? stream : own));
+  if (code != CU_OK) {
+    free(made);
+    snprintf(operation, sizeof operation, "cuMemAllocFromPoolAsync of %zu bytes on cuda:%d", nbytes,
+             device_id);
+    return cuda_fail(operation, code);
+  }
   fresh.data = (void*)(uintptr_t)made->address;
-  status = dlx_managed_new(&fresh, flags, made, release_block, out);
+  int status = dlx_managed_new(&fresh, flags, made, release_block, out);
   if (status != DLX_OK) release_block(made);
   return status;
 }
@@ -133,9 +118,8 @@ static int copy_run(const transfer* t, char* to, const char* from, size_t nbytes
   cu_context from_context = NULL, to_context = NULL;
   if (t->from_device < 0 || t->to_device < 0 || t->from_device == t->to_device)
     return CUDA(MemcpyAsync, to_address(to), to_address(from), nbytes, t->stream);
-  int status = cuda_get_primary(t->from_device, &from_context);
-  if (status == DLX_OK) status = cuda_get_primary(t->to_device, &to_context);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(cuda_get_primary(t->from_device, &from_context));
+  CUDA_TRY(cuda_get_primary(t->to_device, &to_context));
   return CUDA(MemcpyPeerAsync, to_address(to), to_context, to_address(from), from_context, nbytes,
               t->stream);
 }
@@ -218,13 +202,12 @@ static int start_copy(const transfer* t) {
   if (item == 0) return copy_run(t, target, source, (size_t)dlx_nbytes(from, t->flags));
   dlx_axis axes[DLX_MAX_NDIM];
   parts p;
-  int status = plan_calls(t, axes, dlx_find_axes(from, to, item, item, axes), item, &p);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(plan_calls(t, axes, dlx_find_axes(from, to, item, item, axes), item, &p));
   do {
-    status = p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
-                    : copy_run(t, target, source, (size_t)p.width);
-  } while (status == DLX_OK && dlx_next(axes, p.n, index, &target, &source));
-  return status;
+    CUDA_TRY(p.rows ? copy_rows(t, target, source, p.rows, (size_t)p.width)
+                    : copy_run(t, target, source, (size_t)p.width));
+  } while (dlx_next(axes, p.n, index, &target, &source));
+  return DLX_OK;
 }
 
 /* Wait for a copy, also if one of its calls failed: the memory may be freed next. */
@@ -237,9 +220,8 @@ static int send_packed(transfer t) {
   DLTensor like = *t.to; /* keep its layout: one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
-  int status = dlx_managed_empty(&like, t.flags, 1, &packed);
-  if (status != DLX_OK) return status;
-  status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
+  CUDA_TRY(dlx_managed_empty(&like, t.flags, 1, &packed));
+  int status = dlx_copy(t.from, &packed->dl_tensor, t.flags);
   t.from = &packed->dl_tensor;
   if (status == DLX_OK) status = finish_copy(&t, start_copy(&t));
   dlx_managed_release(packed);
@@ -282,32 +264,12 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   int32_t to_device = down ? -1 : to->device.device_id;
   int packs = up || (down && !is_sparse(from, flags));
   transfer t = {from_device, to_device, packs, cuda_stream(stream), from, to, flags};
-  int before, status = cuda_enter(up ? to_device : from_device, &before);
-  if (status != DLX_OK) return status;
-  if (wait && (status = cuda_can_wait(stream)) != DLX_OK) return cuda_leave(before), status;
-  status = start_copy(&t);
-  if (status == DLX_E_SCATTERED && (up || down)) {
-    status = wait ? DLX_OK : cuda_can_wait(stream); /* the host takes part in this one */
-    if (status == DLX_OK) status = up ? send_packed(t) : fetch_whole(&t);
-  } else if (wait) {
-    status = finish_copy(&t, status);
-  }
-  cuda_leave(before);
-  return status;
-}
-
-/* Add a leading axis to a tensor. */
-static DLTensor add_axis(const DLTensor* tensor, int64_t extent, int64_t step, int64_t* shape,
-                         int64_t* strides) {
-  DLTensor more = *tensor;
-  shape[0] = extent;
-  strides[0] = step;
-  memcpy(&shape[1], tensor->shape, (size_t)tensor->ndim * sizeof *shape);
-  memcpy(&strides[1], tensor->strides, (size_t)tensor->ndim * sizeof *strides);
-  more.ndim++;
-  more.shape = shape;
-  more.strides = strides;
-  return more;
+  CUDA_ENTER(up ? to_device : from_device);
+  if (wait) CUDA_TRY(cuda_can_wait(stream));
+  int status = start_copy(&t);
+  if (status != DLX_E_SCATTERED || !(up || down)) return wait ? finish_copy(&t, status) : status;
+  if (!wait) CUDA_TRY(cuda_can_wait(stream)); /* the host takes part in this one */
+  return up ? send_packed(t) : fetch_whole(&t);
 }
 
 /* Count the rows from the first one at equal distances, and of equal strides; set the distance. */
@@ -325,29 +287,34 @@ static int64_t count_even(const DLTensor* const* rows, int64_t n, int64_t* step)
 
 int dlx_cuda_stack(const DLTensor* const* rows, int64_t n, const DLTensor* to, uint64_t flags,
                    int axis, uint64_t stream) {
-  int64_t shapes[2][DLX_MAX_NDIM], strides[2][DLX_MAX_NDIM], inner[DLX_MAX_NDIM];
-  int64_t item = dlx_itemsize(to->dtype, flags), step = 0, count = 1;
+  int64_t shape[DLX_MAX_NDIM], steps[DLX_MAX_NDIM], strides[DLX_MAX_NDIM], step = 0, count = 1;
+  int64_t item = dlx_itemsize(to->dtype, flags);
   int64_t pace = axis < 0 ? 0 : item ? to->strides[axis] * item : dlx_nbytes(rows[0], flags);
-  int32_t from_device = rows[0]->device.device_id, to_device = to->device.device_id;
+  int ndim = rows[0]->ndim, more = axis >= 0; /* a leading axis for rows that are copied together */
   if (dlx_size(rows[0]) == 0) return DLX_OK;
-  int before, status = cuda_enter(to_device, &before);
-  if (status != DLX_OK) return status;
-  DLTensor place = *rows[0]; /* of one row */
-  for (int i = 0; i < place.ndim; i++) inner[i] = to->strides[i + (axis >= 0 && i >= axis)];
-  place.strides = inner;
-  place.byte_offset = to->byte_offset;
-  for (int64_t i = 0; i < n && status == DLX_OK; i += count) {
-    place.data = (char*)to->data + i * pace;
-    DLTensor from = *rows[i], part = place;
-    count = item && axis >= 0 ? count_even(&rows[i], n - i, &step) : 1;
-    if (item && step % item) count = 1;
-    if (count > 1) {
-      from = add_axis(rows[i], count, step / item, shapes[0], strides[0]);
-      part = add_axis(&place, count, to->strides[axis], shapes[1], strides[1]);
-    }
-    status = start_copy(
-        &(transfer){from_device, to_device, 0, cuda_stream(stream), &from, &part, flags});
+  CUDA_ENTER(to->device.device_id);
+  DLTensor part = *to, from;
+  part.ndim = ndim + more;
+  part.shape = shape;
+  part.strides = strides;
+  if (more) strides[0] = to->strides[axis];
+  for (int i = 0; i < ndim; i++) {
+    shape[more + i] = rows[0]->shape[i];
+    strides[more + i] = to->strides[i + (more && i >= axis)];
   }
-  cuda_leave(before);
-  return status;
+  for (int64_t i = 0; i < n; i += count) {
+    count = item && more ? count_even(&rows[i], n - i, &step) : 1;
+    if (item && step % item) count = 1;
+    if (more) shape[0] = count;
+    if (more) steps[0] = item ? step / item : 0;
+    for (int k = 0; k < ndim; k++) steps[more + k] = rows[i]->strides[k];
+    from = *rows[i];
+    from.ndim = part.ndim;
+    from.shape = shape;
+    from.strides = steps;
+    part.data = (char*)to->data + i * pace;
+    CUDA_TRY(start_copy(&(transfer){from.device.device_id, to->device.device_id, 0,
+                                    cuda_stream(stream), &from, &part, flags}));
+  }
+  return DLX_OK;
 }

@@ -55,45 +55,40 @@ static int get_capture(uint64_t stream, uint64_t* id) {
 
 int cuda_can_wait(uint64_t stream) {
   uint64_t capture;
-  int status = get_capture(stream, &capture);
-  return status == DLX_OK && capture ? DLX_E_CAPTURE : status;
+  CUDA_TRY(get_capture(stream, &capture));
+  return capture ? DLX_E_CAPTURE : DLX_OK;
 }
-
-static int64_t release_finished(void);
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
 /* Like dlx_cuda_can_order, for different streams; `from_device` is current. */
 static int can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  uint64_t here = 0, there = 0;
-  int hop = from_device != to_device, status = get_capture(from, &here);
-  if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
-  if (status != DLX_OK) return status;
-  status = get_capture(to, &there);
+  uint64_t here, there;
+  int hop = from_device != to_device;
+  CUDA_TRY(get_capture(from, &here));
+  if (hop) CUDA_TRY(dlx_cuda_push(to_device));
+  int status = get_capture(to, &there);
   if (hop) dlx_cuda_pop();
+  if (status != DLX_OK) return status;
   /* Within one capture, a dependency is an edge of the graph. */
-  if (status == DLX_OK && (here != there || here == UNKNOWN_CAPTURE)) status = DLX_E_CAPTURE;
-  if (status == DLX_OK && !here) release_finished(); /* owners may add nodes to a graph */
-  return status;
+  if (here != there || here == UNKNOWN_CAPTURE) return DLX_E_CAPTURE;
+  if (!here) dlx_cuda_release_pending(); /* owners may add nodes to a graph */
+  return DLX_OK;
 }
 
 int dlx_cuda_can_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   if (from == to && from_device == to_device) return DLX_OK;
-  int status = dlx_cuda_push(from_device);
-  if (status != DLX_OK) return status;
-  status = to_device < 0 ? cuda_can_wait(from) : can_order(from_device, from, to_device, to);
-  dlx_cuda_pop();
-  return status;
+  CUDA_PUSH(from_device);
+  return to_device < 0 ? cuda_can_wait(from) : can_order(from_device, from, to_device, to);
 }
 
 int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
   int hop = from_device != to_device;
-  cu_event event = NULL;
+  cu_event event;
   if (from == to && !hop) return DLX_OK;
-  int status = dlx_cuda_push(from_device);
-  if (status != DLX_OK) return status;
-  status = take_event(from_device, &event);
-  if (status == DLX_OK) status = can_order(from_device, from, to_device, to);
+  CUDA_PUSH(from_device);
+  CUDA_TRY(take_event(from_device, &event));
+  int status = can_order(from_device, from, to_device, to);
   if (status == DLX_OK) status = CUDA(EventRecord, event, cuda_stream(from));
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
@@ -101,17 +96,13 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
     if (hop) dlx_cuda_pop();
   }
   return_event(from_device, event, status == DLX_E_DRIVER);
-  dlx_cuda_pop();
   return status;
 }
 
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
-  int before, status = cuda_enter(device_id, &before);
-  if (status != DLX_OK) return status;
-  status = cuda_can_wait(stream);
-  if (status == DLX_OK) status = CUDA(StreamSynchronize, cuda_stream(stream));
-  cuda_leave(before);
-  return status;
+  CUDA_ENTER(device_id);
+  CUDA_TRY(cuda_can_wait(stream));
+  return CUDA(StreamSynchronize, cuda_stream(stream));
 }
 
 static int create_stream(int32_t device_id, uint64_t* made) {
@@ -123,26 +114,21 @@ static int create_stream(int32_t device_id, uint64_t* made) {
 }
 
 uint64_t dlx_cuda_known_stream(int32_t device_id) {
-  return dlx_cuda_loaded() && device_id >= 0 && device_id < DLX_MAX_DEVICES
-             ? atomic_load_explicit(&cuda_devices[device_id].stream, memory_order_acquire)
-             : 0;
+  if (!dlx_cuda_entered(device_id)) return 0;
+  return atomic_load_explicit(&cuda_devices[device_id].stream, memory_order_acquire);
 }
 
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   cu_context context; /* checks the number */
-  int status = cuda_get_primary(device_id, &context);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(cuda_get_primary(device_id, &context));
   return cuda_make_once(&cuda_devices[device_id].stream, device_id, create_stream, stream);
 }
 
 int dlx_cuda_wait_event(int32_t device_id, void* event) {
   uint64_t stream;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK) status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
-  dlx_cuda_pop();
-  return status;
+  CUDA_TRY(dlx_cuda_work_stream(device_id, &stream));
+  CUDA_PUSH(device_id);
+  return CUDA(StreamWaitEvent, cuda_stream(stream), event, 0);
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
@@ -163,16 +149,13 @@ struct dlx_ready {
 /* Record the event, unless the stream captures: then the stream itself is the event. */
 static int record(dlx_ready* ready) {
   uint64_t capture;
-  int status = dlx_cuda_push(ready->device);
-  if (status != DLX_OK) return status;
-  status = get_capture(ready->stream, &capture);
-  if (status == DLX_OK && !capture) {
-    release_finished();
-    status = take_event(ready->device, &ready->event);
-    if (status == DLX_OK) status = CUDA(EventRecord, ready->event, cuda_stream(ready->stream));
-    if (status != DLX_OK) return_event(ready->device, ready->event, 1);
-  }
-  dlx_cuda_pop();
+  CUDA_PUSH(ready->device);
+  CUDA_TRY(get_capture(ready->stream, &capture));
+  if (capture) return DLX_OK;
+  dlx_cuda_release_pending();
+  CUDA_TRY(take_event(ready->device, &ready->event));
+  int status = CUDA(EventRecord, ready->event, cuda_stream(ready->stream));
+  if (status != DLX_OK) return_event(ready->device, ready->event, 1);
   return status;
 }
 
@@ -180,17 +163,11 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
                   dlx_ready** out) {
   dlx_ready* ready = dlx_allocate(sizeof *ready);
   if (ready == NULL) return DLX_E_MEMORY;
-  *ready = (dlx_ready){.holders = 1,
-                       .device = device_id,
-                       .stream = stream,
-                       .keep = keep,
-                       .release_keep = release_keep};
+  *ready = (dlx_ready){1, device_id, stream, NULL, keep, release_keep};
   int status = stream ? record(ready) : dlx_cuda_work_stream(device_id, &ready->stream);
-  if (status == DLX_OK)
-    *out = ready;
-  else
-    free(ready);
-  return status;
+  if (status != DLX_OK) return free(ready), status;
+  *out = ready;
+  return DLX_OK;
 }
 
 int32_t dlx_ready_own_device(const dlx_ready* ready) {
@@ -216,27 +193,22 @@ static int is_alive(const dlx_ready* ready) {
   return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
 }
 
-static int is_finished(const dlx_ready* ready) {
-  int mode, code;
-  if (cuda_enter(ready->device, &mode) != DLX_OK) return 0;
-  code = ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
-  cuda_leave(mode);
-  return code == CU_OK;
+/* Check that memory is ready now, so that no capture has to wait for it. */
+static int check_finished(const dlx_ready* ready) {
+  CUDA_ENTER(ready->device);
+  int code =
+      ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
+  return code == CU_OK ? DLX_OK : DLX_E_CAPTURE;
 }
 
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (ready->device == device_id && ready->stream == stream && is_alive(ready)) return DLX_OK;
   uint64_t capture;
-  int status = dlx_cuda_push(device_id);
-  if (status != DLX_OK) return status;
-  status = get_capture(stream, &capture);
-  if (status == DLX_OK && capture && (ready->event || dlx_ready_own_device(ready) >= 0))
-    status = is_finished(ready) ? DLX_OK : DLX_E_CAPTURE;
-  else if (status == DLX_OK)
-    status = ready->event ? CUDA(StreamWaitEvent, cuda_stream(stream), ready->event, 0)
-                          : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
-  dlx_cuda_pop();
-  return status;
+  CUDA_PUSH(device_id);
+  CUDA_TRY(get_capture(stream, &capture));
+  if (capture && (ready->event || dlx_ready_own_device(ready) >= 0)) return check_finished(ready);
+  return ready->event ? CUDA(StreamWaitEvent, cuda_stream(stream), ready->event, 0)
+                      : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
 }
 
 uint64_t dlx_ready_stream(const dlx_ready* ready, int32_t* device_id) {
@@ -246,11 +218,8 @@ uint64_t dlx_ready_stream(const dlx_ready* ready, int32_t* device_id) {
 
 int dlx_ready_synchronize(dlx_ready* ready) {
   if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
-  int before, status = cuda_enter(ready->device, &before);
-  if (status != DLX_OK) return status;
-  status = CUDA(EventSynchronize, ready->event);
-  cuda_leave(before);
-  return status;
+  CUDA_ENTER(ready->device);
+  return CUDA(EventSynchronize, ready->event);
 }
 
 /* ---- deferred release ------------------------------------------------------------------------ */
@@ -267,27 +236,20 @@ typedef struct use {
   struct use *next, *last, *next_queue; /* only the first of a queue has the last two */
 } use;
 
-static use* queues; /* guarded by cuda_lock */
-static atomic_int_least64_t
-    n_waiting; /* relaxed: a hint outside of cuda_lock, which guards the uses */
+static use* queues;                    /* guarded by cuda_lock */
+static atomic_int_least64_t n_waiting; /* relaxed: a hint outside of cuda_lock */
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
   cu_context context = NULL; /* retain it now: a release must not wait, and cannot report errors */
-  int status = cuda_get_primary(device_id, &context);
-  if (status != DLX_OK) return status;
+  CUDA_TRY(cuda_get_primary(device_id, &context));
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);
   /* 2 would mean the releasing thread's stream; the legacy stream waits for all of them. */
   int is_substitute = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
-  *self = (use){.owner = owner,
-                .keep = keep,
-                .release = release,
-                .release_keep = release_keep,
-                .device = device_id,
-                .stream = is_substitute ? DLX_STREAM_LEGACY : stream,
-                .is_substitute = is_substitute};
+  *self = (use){owner, keep, release, release_keep, device_id, .is_substitute = is_substitute};
+  self->stream = is_substitute ? DLX_STREAM_LEGACY : stream;
   *out = self;
   return DLX_OK;
 }
@@ -368,14 +330,11 @@ void dlx_use_release(void* object) {
     return;
   }
   int mode, code = dlx_cuda_loaded() ? enter(self->device, &mode) : CU_DEINITIALIZED;
-  int done = code != CU_OK && is_final(code);
-  if (code == CU_OK) {
-    done = is_done(self);
-    cuda_leave(mode);
-  }
+  int done = code == CU_OK ? is_done(self) : is_final(code);
+  if (code == CU_OK) cuda_leave(mode);
   if (done) {
     finish(self);
-    release_finished();
+    dlx_cuda_release_pending();
   } else {
     dlx_lock(&cuda_lock);
     append(self);
@@ -405,7 +364,7 @@ static use** take_finished(use** queue, use** done) {
   return self ? &self->next_queue : queue;
 }
 
-static int64_t release_finished(void) {
+int64_t dlx_cuda_release_pending(void) {
   int64_t n = atomic_load_explicit(&n_waiting, memory_order_relaxed);
   if (n == 0 || !dlx_cuda_loaded()) return n;
   use* done = NULL;
@@ -418,8 +377,4 @@ static int64_t release_finished(void) {
     finish(self);
   }
   return atomic_load_explicit(&n_waiting, memory_order_relaxed);
-}
-
-int64_t dlx_cuda_release_pending(void) {
-  return release_finished();
 }

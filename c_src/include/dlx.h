@@ -267,6 +267,9 @@ enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
 void* dlx_map(int fd, int64_t size, int mode);
 void dlx_unmap(void* address, int64_t size);
 
+/* Duplicate a descriptor of another process. Owns: the caller owns it. Errors: -1 with errno. */
+int dlx_take_descriptor(int32_t pid, int32_t fd);
+
 /* Return 1 if a descriptor refers to this file. */
 int dlx_is_file(int fd, uint64_t device, uint64_t inode);
 

@@ -36,8 +36,7 @@ const char* dlx_cuda_message(void);
 int dlx_cuda_count(int32_t* count);
 int dlx_cuda_name(int32_t device_id, char* name, int32_t room);
 
-/* Find the device of an address: device, pinned or managed memory with its device id, or the
- * host. */
+/* Find the device of an address: device, pinned or managed memory with its device, or the host. */
 int dlx_cuda_where(const void* address, DLDevice* device);
 
 /* Push a device's primary context on this thread; pop it. After a failed push, pop nothing. */
@@ -47,8 +46,8 @@ void dlx_cuda_pop(void);
 /* Destroy an event. Does nothing in a forked child or at exit. */
 void dlx_cuda_drop_event(int32_t device_id, void* event);
 
-/* Unload the driver's table, so that the next use loads it again. For tests: no object of the
- * driver may be in use. */
+/* For tests: unload the driver, so that the next use loads it again. None of its objects may be in
+ * use. */
 void dlx_cuda_forget(void);
 
 /* ---- cuda/order.c: streams, readiness events, release behind a stream ------------------------ */
@@ -77,9 +76,9 @@ typedef struct dlx_ready dlx_ready;
 
 /* Create an event for a stream's current work; if the stream captures, the stream itself is the
  * event. `keep` keeps a temporary stream alive; if it is NULL, the handle is used in this call only
- * (or trusted, during a capture). Stream 0 means all work on dlx's own stream at the time of the
- * wait; such events of a device are alike. dlx_ready_own_device returns the device of such an
- * event, -1 for others. Owns: `out` releases `keep`. Errors: also DLX_E_MEMORY. */
+ * (or trusted, during a capture). Stream 0: all work on dlx's own stream at the time of the wait;
+ * such events of a device are alike, and dlx_ready_own_device returns the device (-1 for others).
+ * Owns: `out` releases `keep`. Errors: also DLX_E_MEMORY. */
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
                   dlx_ready** out);
 int32_t dlx_ready_own_device(const dlx_ready* ready);
@@ -116,12 +115,11 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
                    uint64_t stream, DLManagedTensorVersioned** out);
 
 /* Copy each element of `from` to the same index of `to`, on a stream of `from`'s device, or of
- * `to`'s if `from` is on the host. To or from the host, one call copies one run or rows that are
- * wide; other memory goes through one piece of host memory. Waits for the stream in that case and
- * if `wait` is set; otherwise the memory must live, and host memory stay unchanged, until the copy
- * is done. Errors: DLX_E_DEVICE _MISMATCH _PACKED, as dlx_managed_empty; DLX_E_CAPTURE before
- * anything is copied, if it must wait for a stream that captures; DLX_E_SCATTERED between devices
- * only. */
+ * `to`'s if `from` is on the host. To or from the host, memory that is not one run or wide rows
+ * goes through one piece of host memory. Waits for the stream in that case and if `wait` is set;
+ * otherwise the memory must live, and host memory stay unchanged, until the copy is done. Errors:
+ * DLX_E_DEVICE _MISMATCH _PACKED, as dlx_managed_empty; DLX_E_CAPTURE before anything is copied, if
+ * it must wait for a stream that captures; DLX_E_SCATTERED between devices only. */
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
 
@@ -157,9 +155,6 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
 int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
                  void** owner, uintptr_t* address);
 void dlx_ipc_release(void* owner);
-
-/* Duplicate a descriptor of another process. Owns: the caller owns it. Errors: -1 with errno. */
-int dlx_ipc_take(int32_t pid, int32_t fd);
 
 /* Record an event for other processes on dlx's own stream; make that wait for another process's
  * event. Owns: the caller drops `event` after the others have waited for it. */

@@ -64,8 +64,7 @@ DLManagedTensorVersioned* py_cuda_release_behind(DLManagedTensorVersioned* made,
 
 int py_cuda_can_order(void) {
   int status = DLX_OK;
-  if (dlx_cuda_loaded()) return 1;
-  PY_WITHOUT_GIL(status = dlx_cuda_load());
+  if (!dlx_cuda_loaded()) PY_WITHOUT_GIL(status = dlx_cuda_load());
   return status == DLX_OK;
 }
 

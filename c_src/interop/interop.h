@@ -41,6 +41,9 @@ int py_read_device(PyObject* pair, DLDevice* out);
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
                                           uint64_t stream);
 
+/* Return 1 if two tensors may have memory in common. */
+int py_may_meet(const DLTensor* a, uint64_t a_flags, const DLTensor* b, uint64_t b_flags);
+
 /* ---- interop/cuda.c -------------------------------------------------------------------------- */
 
 /* Order a managed tensor that shares `tensor`'s memory with the consumer's stream, the argument of

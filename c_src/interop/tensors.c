@@ -287,12 +287,12 @@ static int is_same_memory(const DLTensor* a, const DLTensor* b) {
          memcmp(a->strides, b->strides, (size_t)a->ndim * sizeof *a->strides) == 0;
 }
 
-/* Return 1 if two tensors may have memory in common. */
-static int may_meet(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
+int py_may_meet(const DLTensor* a, uint64_t a_flags, const DLTensor* b, uint64_t b_flags) {
   int64_t a_low, a_high, b_low, b_high;
-  dlx_extent(&a->dl_tensor, a->flags, &a_low, &a_high);
-  dlx_extent(&b->dl_tensor, b->flags, &b_low, &b_high);
-  const char *one = a->dl_tensor.data, *other = b->dl_tensor.data;
+  dlx_extent(a, a_flags, &a_low, &a_high);
+  dlx_extent(b, b_flags, &b_low, &b_high);
+  int64_t one = (int64_t)(uintptr_t)a->data + (int64_t)a->byte_offset;
+  int64_t other = (int64_t)(uintptr_t)b->data + (int64_t)b->byte_offset;
   return one + a_low < other + b_high && other + b_low < one + a_high;
 }
 
@@ -364,7 +364,7 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
     on_host = dlx_host_readable(row->device.device_type);
     if (!fits(row, &to) || (exact && !(on_host && is_alike && dlx_has_same_elements(row, &to))))
       answer = -2;
-    else if (may_meet(rows[i], whole))
+    else if (py_may_meet(&rows[i]->dl_tensor, rows[i]->flags, &whole->dl_tensor, whole->flags))
       answer = -1;
   }
   if (answer == -1 && axis < 0 && is_same_memory(&rows[0]->dl_tensor, &to)) n = answer = 0;

@@ -7,6 +7,7 @@
 #endif
 
 #include "platform.h"
+#include "dlx.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -3,6 +3,7 @@
 #ifndef __linux__
 
 #include "platform.h"
+#include "dlx.h"
 
 #include <errno.h>
 

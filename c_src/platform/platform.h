@@ -69,9 +69,6 @@ static inline void dlx_run_once(dlx_once* once, void (*function)(void)) {
 }
 #endif
 
-/* Identify the current thread among the running ones. */
-uintptr_t dlx_thread_number(void);
-
 /* Let `function` run at the end of each thread that sets a value, with this value. Errors: values
  * of the key are ignored. */
 void dlx_create_key(dlx_thread_key* key, void (*function)(void*));
@@ -114,9 +111,6 @@ int dlx_copy_parts(const dlx_part* to, const dlx_part* from, size_t n);
 /* Write all parts to a file; changes `parts`. Errors: -1 with errno. */
 int dlx_write_parts(int fd, dlx_part* parts, int n, int64_t at);
 
-/* Duplicate a descriptor of another process. Owns: the caller closes it. Errors: -1. */
-int dlx_take_descriptor(int32_t pid, int32_t fd);
-
 /* Wait while a word of shared memory has a value, or wake all that wait. May return early. */
 void dlx_wait_word(void* word, uint32_t value, int64_t nanoseconds);
 void dlx_wake_word(void* word);
@@ -134,11 +128,16 @@ void* dlx_find_symbol(void* library, const char* symbol);
 void* dlx_find_loaded_symbol(const char* library, const char* symbol);
 
 /* Functions with vectors of 32 bytes, for processors that have them: DLX_WITH_WIDE(...) contains
- * them where they can be compiled, and DLX_HAS_WIDE says whether they can run. */
+ * them where they can be compiled, and DLX_HAS_WIDE says whether they can run. DLX_HALF_VECTORS, if
+ * defined, are those that can also convert float16. */
 #if defined(__x86_64__) && defined(__linux__)
 #define DLX_WIDE_VECTORS __attribute__((target("avx2")))
 #define DLX_HAS_WIDE (__builtin_cpu_supports("avx2") != 0)
 #define DLX_WITH_WIDE(...) __VA_ARGS__
+#if (defined(__clang__) ? __clang_major__ >= 18 : __GNUC__ >= 11) /* older ones cannot ask */
+#define DLX_HALF_VECTORS __attribute__((target("avx2,f16c")))
+#define DLX_HAS_HALVES (DLX_HAS_WIDE && __builtin_cpu_supports("f16c"))
+#endif
 #else
 #define DLX_HAS_WIDE 0
 #define DLX_WITH_WIDE(...)

@@ -19,10 +19,6 @@
 
 enum { STACK = 256 << 10 };
 
-uintptr_t dlx_thread_number(void) {
-  return (uintptr_t)pthread_self();
-}
-
 void dlx_create_key(dlx_thread_key* key, void (*function)(void*)) {
   if (pthread_key_create(key, function) != 0) *key = (dlx_thread_key)-1;
 }

@@ -37,10 +37,6 @@ void dlx_run_once(dlx_once* once, void (*function)(void)) {
   InitOnceExecuteOnce((PINIT_ONCE)once, call_function, &function, NULL);
 }
 
-uintptr_t dlx_thread_number(void) {
-  return GetCurrentThreadId();
-}
-
 /* A key of a fiber calls its function at the end of a thread, also on other compilers than MSVC. */
 void dlx_create_key(dlx_thread_key* key, void (*function)(void*)) {
   *key = FlsAlloc((PFLS_CALLBACK_FUNCTION)function);

@@ -6,13 +6,13 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from numbers import Number
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
 from dlx._api.output import Array, check_fits, copies, fill, fill_plain, open_output
+from dlx._api.rows import list_arrays
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -21,8 +21,7 @@ from dlx._core.tensor import view
 from dlx._core.types import HOST, SUBBYTE_PADDED, DType, host_readable, row_major
 from dlx._engine import trace
 from dlx._engine.batch import Batch
-from dlx._engine.casting import can_cast, common_dtype, read_casts
-from dlx._engine.compound import name_of, split
+from dlx._engine.casting import can_cast, common_dtype, read_casts, read_dtype
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
@@ -34,10 +33,9 @@ from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory
 from dlx._protocols.pointer import empty
 from dlx._registry import lookup
-from dlx._registry.compound import CompoundHandler
 from dlx._registry.generic import BUFFER, INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx._support.reflect import foreign_errors, is_key, safe_repr, type_name
+from dlx._support.reflect import is_key, safe_repr, type_name
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -121,10 +119,15 @@ def stack(
         stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         if stacked is not None:
             return stacked
-    objs, keys, whole, places = _list_arrays(arrays)
+    objs, keys, whole, places = list_arrays(arrays)
     is_plain = axis == 0 and dtype is pad is out is None and places is None
     if is_usual and is_plain and whole is None and objs and type(to) is str:
         stacked = _stack_in_c(objs, to)
+        if stacked is not None:
+            return convert(stacked, to)
+    is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
+    if is_simple and type(axis) is int and (dtype is None or type(dtype) is str):
+        stacked = _stack_plainly(objs, places, to, axis, dtype)
         if stacked is not None:
             return convert(stacked, to)
     is_filled = is_usual and out is not None and to is None and places is None and axis >= 0 and objs
@@ -262,7 +265,7 @@ def _stack_unlike(
 ) -> Tensor:
     """Stack host tensors along any axis, cast and padded, into new host memory or into `output`.
 
-    With `places`, each tensor holds the rows at a slice of the result.
+    With `places`, each tensor is a matrix, whose columns go to a slice of the result.
     """
     axis, dtype, pad, places = options
     dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
@@ -273,13 +276,11 @@ def _stack_unlike(
     if places is None:
         row, n = _find_shape(shapes, keys, is_padded=pad is not None), len(tensors)
     else:
-        row, n = shapes[0][1:], sum(shape[0] for shape in shapes)
+        row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
     at = _find_axis(axis, len(row) + 1)
     shape = (*row[:at], n, *row[at:])
     if output is None:
         _check_target(request, tensors[0], shape, wanted)
-        if places is not None and len(tensors) == 1:
-            return native.tensor_copy(_move_axis(tensors[0], at), keeps_order(request.target), 0, wanted)
         whole = empty((n, *row) if keeps_order(request.target) else shape, wanted)
         if wanted.bits < 8:  # a row may begin inside a byte
             whole = native.tensor_repack(whole)
@@ -336,69 +337,43 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
 
 
 def _slice_axis(whole: Tensor, at: int, place: slice) -> Tensor:
-    """Return a view of the rows at a slice of an axis, with this axis first."""
+    """Return a view of the indices at a slice of an axis, with this axis last."""
     shape, steps = [*whole.shape], [*whole.strides]
-    rows, step = range(shape.pop(at))[place], steps.pop(at)
-    return view(whole, (len(rows), *shape), (step * rows.step, *steps), step * rows.start)
+    found, step = range(shape.pop(at))[place], steps.pop(at)
+    return view(whole, (*shape, len(found)), (*steps, step * found.step), step * found.start)
 
 
-class _FirstNames:
-    """The name of the first column of each block, for errors: some frames take microseconds for a name."""
-
-    def __init__(self, names: Any, places: list[slice]) -> None:
-        self._names, self._places = names, places
-
-    def __getitem__(self, i: int) -> Any:
-        return self._names[self._places[i].start]
-
-
-def _list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
-    """Return the arrays and, for errors, their keys; a whole and places, or None.
-
-    The arrays of a frame or mapping are its values. The whole is lists of one length in one column, over its values.
-    With places, each array holds several columns of a frame.
-    """
-    frame, inside = lookup.kind(type(arrays)).handler, None
-    if frame is not None and frame.kind == "wrapper" and frame.live is not None:
-        try:
-            inside = frame.live(arrays)
-        except Exception:
-            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
-                raise
-    if type(inside) is tuple:
-        names, objs, places = inside
-        return objs, _FirstNames(names, places), None, places
-    inside, handler = lookup.unwrap(arrays if inside is None else inside)
-    if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
-        rows, whole = _read_ragged(inside, handler)
-        return rows, range(len(rows)), whole, None
-    if handler is not None and handler.kind == "mapping":
-        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
-            keys, objs = handler.flatten(inside)
-        return objs, keys or range(len(objs)), None, None
-    if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
-        raise refusal.error()  # such as a model, or a lazy frame
-    objs = list(arrays)
-    return objs, range(len(objs)), None, None
-
-
-def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
-    """Return the rows of a list column, and one tensor over all if they have one length."""
-    parts = split(column, handler, None)
-    values, inner = lookup.unwrap(parts["values"])
-    if isinstance(inner, CompoundHandler):
-        _, values = _read_ragged(values, inner)
-        if values is None:
-            why, fix = "its lists are nested and differ in length", "Convert dlx.parts(x) instead."
-            raise LayoutError(why, source=name_of(column), fix=fix)
-    values, offsets = convert([values, parts["offsets"]], to="dlx")
-    bounds = memoryview(offsets).tolist()
-    length = bounds[1] - bounds[0] if len(bounds) > 1 else 0
-    if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
-        shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
-        return [values] * bool(shape[0]), view(values, shape, strides, bounds[0] * values.strides[0])
-    step, row = values.strides[0], values.shape[1:]
-    return [view(values, (b - a, *row), values.strides, a * step) for a, b in pairwise(bounds)], None
+def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
+    """Stack host arrays of the fast path along any axis, cast by dlx; None if the Python path is needed."""
+    target, tensors = registry.target(to), borrow_all(objs, TENSOR.name)
+    if not tensors or target.varies or not all(tensor.is_host for tensor in tensors):
+        return None
+    first, keeps = tensors[0], keeps_order(target)
+    wanted, shape = first.dtype if dtype is None else read_dtype(dtype), first.shape
+    row = shape if places is None else shape[:1]
+    if wanted.bits < 8 or not 0 <= axis <= len(row):
+        return None
+    try:
+        if places is not None and len(tensors) == 1:
+            whole = native.tensor_copy(first if axis else _move_axis(first, 1), keeps, 0, wanted)
+            return None if target.check(whole) else whole
+        for tensor in tensors:
+            if (places is None and tensor.shape != shape) or (dtype is None and tensor.dtype != wanted):
+                return None
+        n = len(tensors) if places is None else sum(tensor.shape[1] for tensor in tensors)
+        at = 0 if keeps else axis
+        like = native.tensor_new(lib.DLX_ALIGNMENT, (*row[:at], n, *row[at:]), None, wanted, HOST, 0, None)
+        whole = native.tensor_empty(native.tensor_address(like))
+        if places is None:
+            parts = [(whole, tensors, at)]
+        else:
+            parts = [(_slice_axis(whole, at, place), [part], -1) for place, part in zip(places, tensors, strict=True)]
+        if any(native.tensor_fill(*part) for part in parts):
+            return None
+        whole = _move_axis(whole, axis - at)
+    except DlxError:  # the Python path raises it
+        return None
+    return None if target.check(whole) else whole
 
 
 def _stack_in_c(objs: list[Any], to: str) -> Tensor | None:
@@ -479,7 +454,7 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype:
 def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
     """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
     if not (dtype is None or isinstance(dtype, Mapping)):
-        return DType(dtype)
+        return read_dtype(dtype) if type(dtype) is str else DType(dtype)
     casts = read_casts(dtype)
     found = found if casts is None else [casts.find(each) or each for each in found]
     i = next((i for i, each in enumerate(found) if each != found[0]), None)

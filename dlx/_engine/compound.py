@@ -23,7 +23,7 @@ from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import array_info
 from dlx._engine.streams import StreamSync
-from dlx._protocols.arrow import Column, Offsets, null_fix
+from dlx._protocols.arrow import Column, Offsets, in_pyarrow, null_fix
 from dlx._protocols.pointer import dltensor, empty
 from dlx._registry import lookup
 from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
@@ -52,7 +52,7 @@ def split(
         if is_own and _stays(obj, handler, request):
             return {}
         if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
-            raise _unsupported(kind, source, target, nested).complete(source=name_of(obj))
+            raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
     first, swaps, dtype = 0, False, None
@@ -92,11 +92,12 @@ def name_of(obj: Any) -> str:
     return type_name(obj.kind if isinstance(obj, Column) else type(obj))
 
 
-def _unsupported(kind: str, source: Compound, target: str, nested: bool) -> DlxError:
+def _unsupported(kind: str, source: Compound, target: str, nested: bool, obj: Any) -> DlxError:
     dense = f", or call {source.dense} first" if source.dense else ""
     fix = f"Convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
     if kind == "ragged":
-        stack = f"Stack rows of one length with dlx.stack(x, to={target!r})"
+        call = in_pyarrow(obj)[0] if isinstance(obj, Column) else "Call"
+        stack = f"{call} dlx.stack(x, to={target!r}) for rows of one length"
         fix = f"{stack}, or convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
     if nested:
         return LayoutError(f"{target} supports {kind} arrays of numbers, not of {kind} arrays", fix=fix)

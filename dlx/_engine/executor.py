@@ -91,7 +91,8 @@ def execute(
                 if step.device != HOST:  # such as a framework's second host device
                     tensor = native.tensor_view(tensor, None, step.device, None, None)
             elif host_readable(step.device) and not pins:
-                tensor, readiness = sync().fetch(tensor, readiness, step.keep_order), None
+                stream = sync().choose_fetch_stream(tensor, readiness)
+                tensor, readiness = native.tensor_copy(tensor, step.keep_order, stream.handle), None
             else:
                 address, flags = native.lib.DLX_ALIGNMENT, tensor.flags & SUBBYTE_PADDED
                 strides = dense_strides(tensor, step.keep_order)

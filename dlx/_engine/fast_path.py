@@ -426,7 +426,7 @@ def _target_fields(consumer: Target) -> dict[str, Any]:
     if adapter.streams is not None and type(adapter.devices).new_array is not Devices.new_array:
         made |= {
             "where": functools.partial(_find_device, adapter, {}),
-            "allocate": adapter.devices.new_array,
+            "allocate": lambda like, device: adapter.devices.new_array(like.shape, like.dtype, device, like.strides),
             "stack": None if type(adapter.devices).stack is Devices.stack else adapter.devices.stack,
         }
     if adapter is not TENSOR:

@@ -147,16 +147,12 @@ class StreamSync:
         if place is not None and host_readable(place):
             self.wait(readiness, None)
             return
-        consumer = self.consumer(device)
-        if consumer is not None:
-            self.wait(readiness, consumer)
-        self._point(readiness, consumer)
+        self._order(readiness, self.consumer(device))
 
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
         """Return the ordered tensor for the consumer; its memory lives until the consumer's stream is done."""
-        self.order(tensor, readiness, None)
         consumer = self.consumer(tensor.device)
-        point = self._point(readiness, consumer)
+        point = self._order(readiness, consumer)
         if consumer is None or (consumer.is_unordered and self._target.adapter is TENSOR):
             return tensor if point is None else cuda.when(tensor, point)
         same = consumer == readiness == self.producer(source, tensor.device)
@@ -178,11 +174,7 @@ class StreamSync:
         after = self.consumer(place) if place is not None and is_cuda(place) else None
         self.ask(before, after, *([] if device == place else [None]))  # no copy between devices can be captured
 
-    def fetch(self, tensor: Tensor, readiness: Readiness, keep_order: bool) -> Tensor:
-        """Copy CUDA memory to the host."""
-        return native.tensor_copy(tensor, keep_order, self._fetch_on(tensor, readiness).handle)
-
-    def _fetch_on(self, tensor: Tensor, readiness: Readiness) -> Stream:
+    def choose_fetch_stream(self, tensor: Tensor, readiness: Readiness) -> Stream:
         """Return the stream for a copy of CUDA memory to the host, on which the memory is ready."""
         stream = self._stream_of(tensor, readiness)
         if stream is None:
@@ -204,15 +196,14 @@ class StreamSync:
         `sources` has the adapter of each, None for a copy of dlx, and when it is ready. If `is_last`, the consumer gets
         the memory unchanged, so its framework may allocate it. Return its new array or None, and the memory.
         """
-        here = physical(rows[0].device)
         cuda.require()
-        found = (self._stream_of(rows[0], readiness) for _, readiness in sources)
-        streams = [*dict.fromkeys(stream for stream in found if stream is not None)]
+        known = {readiness: self._stream_of(rows[0], readiness) for _, readiness in sources}
+        streams = [*dict.fromkeys(stream for stream in known.values() if stream is not None)]
         waits = any(self._must_wait(source, rows[0], readiness) for source, readiness in set(sources))
-        array, whole, base = self._allocate(like, is_last, (*streams, cuda.work_stream(here))[0], streams, waits)
+        array, whole, base = self._allocate(like, is_last, streams[0] if streams else None, streams, waits)
         assert base is not None
-        for readiness in dict.fromkeys(readiness for _, readiness in sources):
-            self.wait(self._stream_of(rows[0], readiness) or readiness, base)  # the stream may have written since
+        for readiness, stream in known.items():
+            self.wait(stream or readiness, base)  # the stream may have written since
         if not waits:  # keep them alive until the copy is done
             pairs = zip(rows, sources, strict=True)
             rows = [row if source is None else cuda.when(row, None, base) for row, (source, _) in pairs]
@@ -230,7 +221,7 @@ class StreamSync:
 
     def move(self, tensor: Tensor, readiness: Readiness, like: Tensor, is_last: bool) -> tuple[Any, Tensor]:
         """Copy memory to new CUDA or pinned memory like a tensor; one of both is on the host. Return as `copy`."""
-        base = self._fetch_on(tensor, readiness) if is_cuda(tensor.device) else None
+        base = self.choose_fetch_stream(tensor, readiness) if is_cuda(tensor.device) else None
         array, whole, stream = self._allocate(like, is_last, base, (), asks_host=True)
         if not self._waits and stream is not None:  # keep them alive until the copy is done
             tensor = cuda.when(tensor, None, stream)
@@ -304,8 +295,13 @@ class StreamSync:
             cuda.wait(readiness, waiting)
         self._ordered[key, waiting] = readiness
 
-    def _point(self, readiness: Readiness, consumer: Stream | None) -> cuda.Ready | None:
-        """Return the event for readers that wait later: a consumer of an unknown stream, or those of a dlx.Tensor."""
+    def _order(self, readiness: Readiness, consumer: Stream | None) -> cuda.Ready | None:
+        """Make a consumer's stream wait for memory.
+
+        Return the event for readers that wait later: a consumer of an unknown stream, or those of a dlx.Tensor.
+        """
+        if consumer is not None:
+            self.wait(readiness, consumer)
         if consumer is not None and self._target.adapter is not TENSOR:
             return None
         if not isinstance(readiness, Stream) or readiness.is_unordered:

@@ -280,7 +280,7 @@ _INTEGERS = {"tdD": 32, "tiM": 32, "tts": 32, "ttm": 32, "tiD": 0, "tin": 0}
 
 def null_fix(column: Column) -> str:
     """Return a fix for nulls, with calls of the object's package."""
-    start, many, one = _in_pyarrow(column)
+    start, many, one = in_pyarrow(column)
     calls = f"{many}.drop_null()", f"{many}.fill_null(value)", f"{one}.flatten()"
     drop, fill, flat, *_ = _CALLS.get(_package_of(column.kind), calls)
     if column.type.is_list:
@@ -304,7 +304,7 @@ def _package_of(kind: type) -> str:
     return next((root for root in roots if root in (*_CALLS, "pyarrow", "narwhals")), roots[0])
 
 
-def _in_pyarrow(column: Column) -> tuple[str, str, str]:
+def in_pyarrow(column: Column) -> tuple[str, str, str]:
     """Return the verb for a call of pyarrow, and the prefixes of a column's and a chunk's methods."""
     package, name = _package_of(column.kind), class_name(column.kind)
     if package in _CALLS or package == "pyarrow":
@@ -324,7 +324,7 @@ def why_refused(column: Column, shown: str = "") -> tuple[str, str]:
     described, package = column.type, _package_of(column.kind)
     inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
     text, name = inner.format, shown or str(inner)
-    call, many, one = _in_pyarrow(column)
+    call, many, one = in_pyarrow(column)
     depth = sum(each.format.startswith("+w:") for each in _levels(described))
     if depth:
         many = one = one + ".flatten()" * depth

@@ -25,7 +25,7 @@ from dlx._sharing.segment import OPEN_DESCRIPTOR, Descriptor, Segment
 from dlx._support.text import amount
 from dlx.errors import DeviceError, HandleError
 
-__all__ = ["Events", "Export", "Memory", "allocate", "exports", "find_memory", "lock", "open_memory", "wait_events"]
+__all__ = ["Export", "Memory", "allocate", "exports", "find_memory", "lock", "open_memory", "order", "wait_events"]
 
 NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DESCRIPTOR
 
@@ -100,21 +100,25 @@ def allocate(device: Device, nbytes: int) -> Memory:
     return memory
 
 
-class Events:
-    """dlx's stream on each device that shared arrays depend on, and an event on each stream."""
+def order(streams: dict[Device, Stream], device: Device, ready: Any) -> Stream:
+    """Return dlx's stream on a device, and make it wait for an event or a stream."""
+    stream = streams[device] = streams.get(device) or cuda.work_stream(device)
+    if isinstance(ready, Stream):
+        cuda.order(ready, stream)
+    elif ready is not None:
+        cuda.wait(ready, stream)
+    return stream
 
-    def __init__(self) -> None:
-        self.streams: dict[Device, Stream] = {}
-        self.made: list[Any] = []
 
-    def after(self, device: Device, ready: Any) -> Stream:
-        """Return dlx's stream on a device, ordered after an event or a stream."""
-        stream = self.streams[device] = self.streams.get(device) or cuda.work_stream(device)
-        if isinstance(ready, Stream):
-            cuda.order(ready, stream)
-        elif ready is not None:
-            cuda.wait(ready, stream)
-        return stream
+class Export:
+    """The device resources of one `dlx.share`: allocations, all that must live as long, and dlx's streams."""
+
+    __slots__ = ("__weakref__", "_kept", "_process", "memories", "segment", "streams")
+
+    def __init__(self, memories: list[Memory], kept: list[Any], streams: dict[Device, Stream]) -> None:
+        self.memories, self.streams = memories, streams
+        self._kept, self._process = kept, os.getpid()
+        self.segment: Segment | None = None  # which describes them
 
     def record(self) -> list[list[str]]:
         """Record an event on each stream; return builtin values with which other processes can open them."""
@@ -122,24 +126,13 @@ class Events:
         values = []
         for device in self.streams:
             cuda.check(lib.dlx_ipc_record(device.id, handle, event))
-            self.made.append(ffi.gc(event[0], functools.partial(lib.dlx_cuda_drop_event, device.id)))
+            self._kept.append(ffi.gc(event[0], functools.partial(lib.dlx_cuda_drop_event, device.id)))
             values.append([_uuid(device), bytes(handle).hex()])
         return values
 
     def points(self) -> dict[Device, Any]:
         """Return, for each device, an event after which its memory is ready in this process."""
         return {device: cuda.ready(stream) for device, stream in self.streams.items()}
-
-
-class Export:
-    """The device resources of one `dlx.share`: allocations, tensors that keep them alive, and events."""
-
-    __slots__ = ("__weakref__", "_kept", "_process", "events", "memories", "segment")
-
-    def __init__(self, memories: list[Memory], kept: Any, events: Events) -> None:
-        self.memories, self.events = memories, events
-        self._kept, self._process = kept, os.getpid()
-        self.segment: Segment | None = None  # which describes them
 
     def bind(self, segment: Segment) -> None:
         """Set the segment that describes it."""
@@ -159,7 +152,7 @@ class Export:
 
     def __del__(self, finalizing: Any = sys.is_finalizing) -> None:
         if not finalizing() and self.is_open_elsewhere():  # at exit, modules may already be cleared
-            left = Export(self.memories, self._kept, self.events)
+            left = Export(self.memories, self._kept, self.streams)
             left.segment = self.segment
             _waiting.append(left)
 
@@ -226,7 +219,7 @@ def _take_descriptor(pid: int, fd: int, received: int | None) -> Descriptor:
             return Descriptor(fcntl.fcntl(received, fcntl.F_DUPFD_CLOEXEC, 3))
         except (OSError, ValueError, OverflowError) as error:
             raise HandleError(f"fd={received!r} is not an open descriptor: {error}", fix=OPEN_DESCRIPTOR) from error
-    taken = lib.dlx_ipc_take(pid, fd) if 0 < pid < 1 << 31 and 0 <= fd < 1 << 31 else -1
+    taken = lib.dlx_take_descriptor(pid, fd) if 0 < pid < 1 << 31 and 0 <= fd < 1 << 31 else -1
     if taken < 0:
         name = errno.errorcode.get(ffi.errno, "no such process or descriptor")
         fix = "Send all of handle.filenos() and pass them: dlx.attach(handle, ..., fd=received)."

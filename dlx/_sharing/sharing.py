@@ -45,6 +45,7 @@ from dlx.errors import (
 )
 
 if TYPE_CHECKING:
+    from dlx._core.stream import Stream
     from dlx._sharing.device import Export, Memory
 
 __all__ = ["attach_tree", "create_ring", "share_tree", "shared_empty"]
@@ -200,7 +201,7 @@ def _write_segment(
     }
     if export is not None:
         fields["memories"] = [each.describe() for each in export.memories]
-        fields["events"] = export.events.record()
+        fields["events"] = export.record()
     room = layout.blocks.room
     if ring:
         fields["ring"] = [*ring, room]
@@ -241,12 +242,12 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
     groups: dict[Memory, list[_Item]] = {}
     known: dict[tuple[Device, int], Memory] = {}
     loose: dict[Device, list[_Item]] = {}
-    events = devices.Events()
+    streams: dict[Device, Stream] = {}
     devices.collect()
     for item in remote:
         device, (low, high, _) = item.tensor.device, item.extent
         try:
-            events.after(device, batch.readiness(item.index))
+            devices.order(streams, device, batch.readiness(item.index))
             memory = devices.find_memory(device, low, high) if low < high else None
         except DlxError as error:
             fail(_device_error(error, item.tensor), item)
@@ -261,7 +262,7 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
         try:
             blocks = _lay_out(waiting, fail)
             memory = devices.allocate(device, blocks.room)
-            stream = events.after(device, None).handle
+            stream = devices.order(streams, device, None).handle
             for block in blocks.blocks:
                 source, target, flags = block.endpoints(memory.address, device, memory)
                 check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
@@ -270,7 +271,7 @@ def _export(remote: list[_Item], batch: Batch, fail: _Fail) -> tuple[Export, lis
             continue
         groups[memory] = waiting
     held = [item.tensor for group in groups.values() for item in group if item.strides is None]
-    return devices.Export([*groups], held, events), [*groups.values()]
+    return devices.Export([*groups], held, streams), [*groups.values()]
 
 
 def _device_error(error: DlxError, tensor: Tensor) -> DeviceError:
@@ -557,7 +558,7 @@ def _build_remote(
     own = devices.exports.get(segment.token)
     keep: Any = own
     if own is not None:
-        memories, points = own.memories, own.events.points()
+        memories, points = own.memories, own.points()
     else:
         keep = devices.lock(segment)
         received = iter(fds)

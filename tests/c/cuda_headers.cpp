@@ -74,11 +74,11 @@ struct same_function<A (*)(As...), B (*)(Bs...)> {
   static constexpr bool value = find();
 };
 
-#define FUNCTION(kind, name, version, parameters)                              \
-  static_assert(                                                               \
-      same_function<decltype(cu_table::name), decltype(&cu##name##version)>::value, #name);
+#define FUNCTION(name, version, parameters)                                                   \
+  static_assert(same_function<decltype(cu_table::name), decltype(&cu##name##version)>::value, \
+                #name);
 
-CU_CALLS(FUNCTION)
+CU_CALLS(FUNCTION, FUNCTION)
 
 #define MEMBER(type, ours, their_type, theirs)                                    \
   static_assert(offsetof(type, ours) == offsetof(their_type, theirs) &&           \
@@ -128,7 +128,7 @@ SAME(CU_EVENT_BETWEEN_PROCESSES, CU_EVENT_INTERPROCESS);
 SAME(CU_IPC_PEERS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 SAME(CU_DESCRIPTOR, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 SAME(CU_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-static_assert(sizeof(cu_uuid) == sizeof(CUuuid) && sizeof(cu_ipc) == sizeof(CUipcMemHandle), "");
+static_assert(DLX_UUID_BYTES == sizeof(CUuuid) && sizeof(cu_ipc) == sizeof(CUipcMemHandle), "");
 static_assert(sizeof(cu_ipc) == sizeof(CUipcEventHandle), "");
 static_assert(sizeof(cu_allocation) == sizeof(CUmemGenericAllocationHandle), "");
 static_assert(sizeof(cu_properties) >= sizeof(CUmemAllocationProp), "");

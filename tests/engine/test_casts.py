@@ -59,6 +59,23 @@ def test_every_half_is_rounded_like_numpy_s(np):
             assert np.array_equal(found.astype("f4"), expected.astype("f4"), equal_nan=True)
 
 
+def test_halves_have_the_same_bits_in_every_layout(np):
+    """Adjacent elements are cast by other instructions; quiet NaN have the sign and payload of numpy's."""
+    halves = np.arange(1 << 16, dtype="u2")
+    signaling = (halves & 0x7E00 == 0x7C00) & (halves & 0x1FF != 0)
+    wide = np.where(signaling, halves | 0x200, halves).view("f2").astype("f4").view("u4")
+    singles = np.concatenate([wide + step for step in (-1, 0, 1, 0xFFF, 0x1000, 0x1001)]).astype("u4")
+    signaling = (singles & 0x7FC00000 == 0x7F800000) & (singles & 0x3FFFFF != 0)
+    with np.errstate(all="ignore"):
+        narrow = np.where(signaling, singles | 0x400000, singles).view("f4").astype("f2").view("u2")
+    for bits, old, new, expected in ((halves, "f2", "float32", wide), (singles, "f4", "float16", narrow)):
+        for x, there in ((bits, expected), (bits[3:], expected[3:]), (np.stack([bits] * 2, 1)[:, 0], expected)):
+            for n in (len(x), 7, 9):
+                assert np.array_equal(cast(x[:n].view(old), new).view(there.dtype), there[:n])
+    apart = np.stack([singles] * 2, 1)[:, 0].view("f4")
+    assert np.array_equal(cast(singles.view("f4"), "uint8"), cast(apart, "uint8"))
+
+
 def test_complex_numbers(np):
     """Both parts are cast; nothing drops the imaginary part."""
     x = (np.arange(12).reshape(3, 4) + 1j)[:, ::-1]

@@ -1,0 +1,74 @@
+"""List the arrays that `stack` joins: the elements of a list, the columns of a frame, the rows of a list column."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from dlx._api.convert import convert
+from dlx._core.native import Tensor
+from dlx._core.tensor import view
+from dlx._engine.compound import name_of, split
+from dlx._registry import lookup
+from dlx._registry.compound import CompoundHandler
+from dlx._support.reflect import foreign_errors, type_name
+from dlx.errors import LayoutError
+
+
+class _FirstNames:
+    """The name of the first column of each block, for errors: some frames take microseconds for a name."""
+
+    def __init__(self, names: Any, places: list[slice]) -> None:
+        self._names, self._places = names, places
+
+    def __getitem__(self, i: int) -> Any:
+        return self._names[self._places[i].start]
+
+
+def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
+    """Return the arrays and, for errors, their keys; a whole and places, or None.
+
+    The arrays of a frame or mapping are its values. The whole is lists of one length in one column, over its values.
+    With places, each array is a matrix with several columns of a frame.
+    """
+    frame, inside = lookup.kind(type(arrays)).handler, None
+    if frame is not None and frame.kind == "wrapper" and frame.live is not None:
+        try:
+            inside = frame.live(arrays)
+        except Exception:
+            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+                raise
+    if type(inside) is tuple:
+        names, objs, places = inside
+        return objs, _FirstNames(names, places), None, places
+    inside, handler = lookup.unwrap(arrays if inside is None else inside)
+    if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
+        rows, whole = _read_ragged(inside, handler)
+        return rows, range(len(rows)), whole, None
+    if handler is not None and handler.kind == "mapping":
+        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+            keys, objs = handler.flatten(inside)
+        return objs, keys or range(len(objs)), None, None
+    if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
+        raise refusal.error()  # such as a model, or a lazy frame
+    objs = list(arrays)
+    return objs, range(len(objs)), None, None
+
+
+def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
+    """Return the rows of a list column, and one tensor over all if they have one length."""
+    parts = split(column, handler, None)
+    values, inner = lookup.unwrap(parts["values"])
+    if isinstance(inner, CompoundHandler):
+        _, values = _read_ragged(values, inner)
+        if values is None:
+            why, fix = "its lists are nested and differ in length", "Convert dlx.parts(x) instead."
+            raise LayoutError(why, source=name_of(column), fix=fix)
+    values, offsets = convert([values, parts["offsets"]], to="dlx")
+    bounds = memoryview(offsets).tolist()
+    length = bounds[1] - bounds[0] if len(bounds) > 1 else 0
+    if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
+        shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
+        return [values] * bool(shape[0]), view(values, shape, strides, bounds[0] * values.strides[0])
+    step, row = values.strides[0], values.shape[1:]
+    return [view(values, (b - a, *row), values.strides, a * step) for a, b in pairwise(bounds)], None
