@@ -59,7 +59,7 @@ def _quote(path: str) -> str:
 
 def _has_packages(ours: metadata.Distribution) -> bool:
     """Return whether the packages are installed, not only linked to a checkout."""
-    return any(file.parts[0] == "dlx" for file in ours.files or ())
+    return any(file.parts[0] == "dlx" and file.hash for file in ours.files or ())  # an .egg-info has no hashes
 
 
 def _find_changed(ours: metadata.Distribution) -> list[str]:

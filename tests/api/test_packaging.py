@@ -21,6 +21,7 @@ from support.repository.builds import run
 from support.repository.pages import PAGES
 
 import dlx
+from dlx._support import installation
 
 packaging = pytest.importorskip("packaging.requirements")
 
@@ -156,6 +157,13 @@ def test_the_other_project_is_noticed_and_the_command_repairs_it(installed, whee
     run(["sh", "-c", command], tmp_path, PIP_NO_INDEX="1", PATH="/usr/bin:/bin")
     assert "Run:" not in doctor(installed, tmp_path)[0]
     assert run([installed, "-c", "import dlx; print(dlx.plan(b'a', to='dlx').outcome)"], tmp_path) == "shared\n"
+
+
+def test_the_command_is_of_uv_where_the_environment_has_no_pip(monkeypatch):
+    """An environment that uv made has no pip."""
+    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(installation.shutil, "which", lambda name: f"/bin/{name}")
+    assert installation._pip("install") == f"uv pip install --python {sys.executable}"
 
 
 def test_one_wheel_per_python_version(wheel):
