@@ -27,7 +27,9 @@ def find_conflict() -> str:
         ours: metadata.Distribution | None = metadata.distribution(OURS)
     except metadata.PackageNotFoundError:  # a checkout
         ours = None
-    changed = _find_changed(ours) if ours is not None else []
+    # With hashes: an .egg-info that setup.py leaves in a checkout lists files, too.
+    files = [file for file in (ours and ours.files) or () if file.parts[0] in ("dlx", "dlx_adapters") and file.hash]
+    changed = [str(file) for file in files if file.hash and file.hash.value != _digest(file, file.hash.mode)]
     try:
         version = metadata.version(OTHER)
     except metadata.PackageNotFoundError:
@@ -40,7 +42,7 @@ def find_conflict() -> str:
     if version:
         reason = f"an unrelated project, dlx {version}, is installed, too; both have a dlx/__init__.py"
         remove = f"{_pip('uninstall')} --yes {OTHER}"
-        repair = f"{remove} && {repair}" if ours is not None and _has_packages(ours) else remove
+        repair = f"{remove} && {repair}" if files else remove  # otherwise a checkout, or linked to one
     return f"{reason}. Run: {repair}"
 
 
@@ -57,25 +59,13 @@ def _quote(path: str) -> str:
     return subprocess.list2cmdline([path]) if sys.platform == "win32" else shlex.quote(path)
 
 
-def _has_packages(ours: metadata.Distribution) -> bool:
-    """Return whether the packages are installed, not only linked to a checkout."""
-    return any(file.parts[0] == "dlx" and file.hash for file in ours.files or ())  # an .egg-info has no hashes
-
-
-def _find_changed(ours: metadata.Distribution) -> list[str]:
-    """Return the installed files that are missing or differ from the hash that pip recorded."""
-    changed = []
-    for file in ours.files or ():
-        if file.parts[0] not in ("dlx", "dlx_adapters") or file.hash is None:
-            continue
-        try:
-            data = Path(str(file.locate())).read_bytes()
-        except OSError:
-            data = b""
-        found = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, data).digest()).rstrip(b"=").decode()
-        if found != file.hash.value:
-            changed.append(str(file))
-    return changed
+def _digest(file: metadata.PackagePath, mode: str) -> str:
+    """Return a file's hash as pip records it; empty if the file is missing."""
+    try:
+        data = Path(str(file.locate())).read_bytes()
+    except OSError:
+        return ""
+    return base64.urlsafe_b64encode(hashlib.new(mode, data).digest()).rstrip(b"=").decode()
 
 
 def _find_source(ours: metadata.Distribution | None) -> str:
