@@ -7,9 +7,11 @@ import functools
 import hashlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -25,42 +27,45 @@ def find_conflict() -> str:
         ours: metadata.Distribution | None = metadata.distribution(OURS)
     except metadata.PackageNotFoundError:  # a checkout
         ours = None
-    changed = _find_changed(ours) if ours is not None else []
+    # With hashes: an .egg-info that setup.py leaves in a checkout lists files, too.
+    files = [file for file in (ours and ours.files) or () if file.parts[0] in ("dlx", "dlx_adapters") and file.hash]
+    changed = [str(file) for file in files if file.hash and file.hash.value != _digest(file, file.hash.mode)]
     try:
         version = metadata.version(OTHER)
     except metadata.PackageNotFoundError:
         version = ""
     if not version and not changed:
         return ""
-    repair = f"pip install --force-reinstall --no-deps {_find_source(ours)}"
+    repair = f"{_pip('install')} --force-reinstall --no-deps {_find_source(ours)}"
     if changed:
         reason = f"{changed[0]} of {OURS} is missing or was changed"
     if version:
         reason = f"an unrelated project, dlx {version}, is installed, too; both have a dlx/__init__.py"
-        remove = f"pip uninstall --yes {OTHER}"
-        repair = f"{remove} && {repair}" if ours is not None and _has_packages(ours) else remove
+        remove = f"{_pip('uninstall')} --yes {OTHER}"
+        repair = f"{remove} && {repair}" if files else remove  # otherwise a checkout, or linked to one
     return f"{reason}. Run: {repair}"
 
 
-def _has_packages(ours: metadata.Distribution) -> bool:
-    """Return whether the packages are installed, not only linked to a checkout."""
-    return any(file.parts[0] == "dlx" for file in ours.files or ())
+def _pip(verb: str) -> str:
+    """Return a command of pip or uv for this environment: the first pip on the path may belong to another one."""
+    python = _quote(sys.executable)
+    if find_spec("pip") is None and shutil.which("uv"):
+        return f"uv pip {verb} --python {python}"
+    return f"{python} -m pip {verb}"
 
 
-def _find_changed(ours: metadata.Distribution) -> list[str]:
-    """Return the installed files that are missing or differ from the hash that pip recorded."""
-    changed = []
-    for file in ours.files or ():
-        if file.parts[0] not in ("dlx", "dlx_adapters") or file.hash is None:
-            continue
-        try:
-            data = Path(str(file.locate())).read_bytes()
-        except OSError:
-            data = b""
-        found = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, data).digest()).rstrip(b"=").decode()
-        if found != file.hash.value:
-            changed.append(str(file))
-    return changed
+def _quote(path: str) -> str:
+    """Quote a path for the system's shell."""
+    return subprocess.list2cmdline([path]) if sys.platform == "win32" else shlex.quote(path)
+
+
+def _digest(file: metadata.PackagePath, mode: str) -> str:
+    """Return a file's hash as pip records it; empty if the file is missing."""
+    try:
+        data = Path(str(file.locate())).read_bytes()
+    except OSError:
+        return ""
+    return base64.urlsafe_b64encode(hashlib.new(mode, data).digest()).rstrip(b"=").decode()
 
 
 def _find_source(ours: metadata.Distribution | None) -> str:
@@ -68,6 +73,4 @@ def _find_source(ours: metadata.Distribution | None) -> str:
     found = ours.read_text("direct_url.json") if ours is not None else None
     text = unquote(urlsplit(json.loads(found)["url"]).path) if found else ""
     path = Path(text.lstrip("/") if sys.platform == "win32" else text) if text else None
-    if path is None or not path.exists():
-        return OURS
-    return subprocess.list2cmdline([path]) if sys.platform == "win32" else shlex.quote(str(path))
+    return OURS if path is None or not path.exists() else _quote(str(path))

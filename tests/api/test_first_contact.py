@@ -112,7 +112,9 @@ def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
     assert done.returncode == 1, done.stderr
     shown = " ".join(done.stdout.split())
     assert shown.startswith("an unrelated project, dlx 1.0.4, is installed, too"), shown
-    assert "Run:\npip uninstall --yes dlx\n" in done.stdout  # this environment has a checkout, not dlx's files
+    assert (
+        f"Run:\n{sys.executable} -m pip uninstall --yes dlx\n" in done.stdout
+    )  # this environment has a checkout, not dlx's files
     done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(site, ROOT))
     assert "dlx 1.0.4" in json.loads(done.stdout)["conflict"]
 

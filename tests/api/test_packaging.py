@@ -21,6 +21,7 @@ from support.repository.builds import run
 from support.repository.pages import PAGES
 
 import dlx
+from dlx._support import installation
 
 packaging = pytest.importorskip("packaging.requirements")
 
@@ -40,22 +41,11 @@ def installed(wheel, tmp_path_factory):
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     needed = [packaging.Requirement(each).name for each in PROJECT["dependencies"]]
-    for name in [*needed, "pycparser", "markdown-it-py", "mdurl", "pygments", "numpy", "setuptools"]:
+    for name in [*needed, "pycparser", "markdown-it-py", "mdurl", "pygments", "numpy", "setuptools", "pip"]:
         link(name, packages)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
     run([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], folder)
     return folder / "bin" / "python"
-
-
-@pytest.fixture
-def clashing(installed):
-    """Yield (python, site-packages) of the environment; afterwards dlx's files are as they were."""
-    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
-    module = packages / "dlx" / "__init__.py"
-    kept, other = module.read_bytes(), packages / "dlx-1.0.4.dist-info"
-    yield installed, packages
-    module.write_bytes(kept)
-    shutil.rmtree(other, ignore_errors=True)
 
 
 def link(name, packages):
@@ -109,14 +99,20 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
     assert "# dlx" in metadata  # the README
 
 
-def install_the_other(packages, *, overwrites=True):
-    """Do what `pip install dlx` does: another project's dlx/__init__.py and its metadata."""
-    info = packages / "dlx-1.0.4.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx\nVersion: 1.0.4\n")
-    (info / "RECORD").write_text("dlx/__init__.py,,\ndlx-1.0.4.dist-info/METADATA,,\ndlx-1.0.4.dist-info/RECORD,,\n")
-    if overwrites:
-        (packages / "dlx" / "__init__.py").write_text("class DLX:\n    pass\n")
+@pytest.fixture(scope="session")
+def the_other(tmp_path_factory):
+    """Return a wheel of another project with the distribution and package `dlx`."""
+    path = tmp_path_factory.mktemp("other") / "dlx-1.0.4-py3-none-any.whl"
+    files = {
+        "dlx/__init__.py": "class DLX:\n    pass\n",
+        "dlx-1.0.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: dlx\nVersion: 1.0.4\n",
+        "dlx-1.0.4.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "dlx-1.0.4.dist-info/RECORD"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in {**files, record: "".join(f"{name},,\n" for name in [*files, record])}.items():
+            archive.writestr(name, text)
+    return path
 
 
 def doctor(python, folder, *words):
@@ -126,39 +122,48 @@ def doctor(python, folder, *words):
     return " ".join(done.stdout.split()), done
 
 
-def commands_of(python, said):
-    """Return the commands of a repair, a line of their own, for the environment's pip without an index."""
-    words = [each.split() for each in said.partition("Run:\n")[2].partition("\n")[0].split(" && ")]
-    assert all(each[0] == "pip" for each in words), said
-    pip = [sys.executable, "-m", "pip", "--python", str(python)]
-    return [[*pip, each[1], *(["--no-index"] if each[1] == "install" else []), *each[2:]] for each in words]
+ORDERS = {
+    "ours, other": "is installed, too",
+    "other, ours": "is installed, too",
+    "ours, other, ours": "is installed, too",
+    "ours, other, -other": "dlx/__init__.py of dlxarray is missing",
+    "other, ours, -other": "dlx/__init__.py of dlxarray is missing",
+}
 
 
-@pytest.mark.parametrize("last", ["the other", "dlx", "none"])
-def test_the_other_project_is_noticed_and_the_command_repairs_it(clashing, tmp_path, last):
-    """Whichever was installed last, and after `pip uninstall dlx`, doctor's first line has the command, which works."""
-    python, packages = clashing
-    install_the_other(packages, overwrites=last != "dlx")
-    if last == "none":
-        run([sys.executable, "-m", "pip", "--python", str(python), "uninstall", "--yes", "dlx"], tmp_path)
-        assert not (packages / "dlx" / "__init__.py").exists()
-        broken = subprocess.run(
-            [python, "-c", "import dlx; dlx.convert"], cwd=tmp_path, check=False, capture_output=True
-        )
-        assert broken.returncode  # a namespace package: no file of dlx runs, so only the command can tell
-    said, done = doctor(python, tmp_path, "--strict")
+@pytest.mark.few(2)
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_other_project_is_noticed_and_the_command_repairs_it(installed, wheel, the_other, tmp_path, order):
+    """In every order, and after `pip uninstall dlx`, doctor's first lines have the command, which works as it is."""
+    pip = [installed, "-m", "pip"]
+    options = ["install", "--quiet", "--no-index", "--no-deps", "--force-reinstall"]
+    run([*pip, "uninstall", "--yes", "dlxarray", "dlx"], tmp_path)
+    for step in order.split(", "):
+        if step == "-other":
+            run([*pip, "uninstall", "--yes", "dlx"], tmp_path)
+        else:
+            run([*pip, *options, wheel if step == "ours" else the_other], tmp_path)
+    said, done = doctor(installed, tmp_path, "--strict")
     assert done.returncode == 1, done.stderr
-    first = (
-        "dlx/__init__.py of dlxarray is missing" if last == "none" else "an unrelated project, dlx 1.0.4, is installed"
-    )
-    assert said.startswith(first), said
-    if last == "dlx":  # the name may be the other project's
-        code = "import dlx\ntry: dlx.DLX\nexcept AttributeError as error: print(error)"
-        assert "dlx 1.0.4, is installed, too" in run([python, "-c", code], tmp_path)
-    for command in commands_of(python, done.stdout):
-        run(command, tmp_path)
-    assert "unrelated" not in doctor(python, tmp_path)[0]
-    assert run([python, "-c", "import dlx; print(dlx.plan(b'a', to='dlx').outcome)"], tmp_path) == "shared\n"
+    assert ORDERS[order] in said.partition("Run:")[0], said
+    used = "import dlx\ntry: dlx.{}\nexcept AttributeError as error: print(error)"
+    if order.endswith("ours"):  # otherwise no file of dlx runs, so only the command can tell
+        assert run([installed, "-c", used.format("convert")], tmp_path) == ""
+        assert said.partition(" name ")[0] in run([installed, "-c", used.format("DLX")], tmp_path)
+    else:
+        assert "no attribute 'convert'" in run([installed, "-c", used.format("convert")], tmp_path)
+    command = done.stdout.splitlines()[1]
+    assert command == " && ".join(each for each in command.split(" && ") if each.startswith(f"{installed} -m pip "))
+    run(["sh", "-c", command], tmp_path, PIP_NO_INDEX="1", PATH="/usr/bin:/bin")
+    assert "Run:" not in doctor(installed, tmp_path)[0]
+    assert run([installed, "-c", "import dlx; print(dlx.plan(b'a', to='dlx').outcome)"], tmp_path) == "shared\n"
+
+
+def test_the_command_is_of_uv_where_the_environment_has_no_pip(monkeypatch):
+    """An environment that uv made has no pip."""
+    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(installation.shutil, "which", lambda name: f"/bin/{name}")
+    assert installation._pip("install") == f"uv pip install --python {sys.executable}"
 
 
 def test_one_wheel_per_python_version(wheel):

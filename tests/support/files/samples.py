@@ -170,6 +170,6 @@ WRITERS = {
     ".pt": (write_pt, ("torch",)),
     ".h5": (write_hdf5, ("numpy", "h5py")),
     ".arrow": (write_arrow, ("pyarrow",)),
-    ".parquet": (write_parquet, ("pyarrow",)),
+    ".parquet": (write_parquet, ("pyarrow.parquet",)),  # which needs a Python with ssl
 }
 """Suffix -> (writer of a random file, the packages that it needs)."""
