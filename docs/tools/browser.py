@@ -147,6 +147,7 @@ def check_search(page: Any, address: str, words: str, expected: str) -> Iterator
         for attempt in (1, 2, 3):  # the page may not listen yet at the first
             page.fill("input[name=query]", "")
             page.fill("input[name=query]", words)
+            page.press("input[name=query]", "End")  # the search listens for keys and focus, not for the text
             with contextlib.suppress(Exception if attempt < 3 else ()):
                 wait = f"() => /match/.test(document.querySelector('{RESULT}__meta').innerText)"
                 page.wait_for_function(wait, timeout=15_000)
