@@ -19,7 +19,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import HOST, DType, row_major
 from dlx._engine.seam import FAST_PATH
 from dlx._files.arrow_torch import load_checkpoint
-from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, File, Memory, Named, copy_to_memory, is_sibling
+from dlx._files.header import AGAIN, File, Memory, Named, are_extents, copy_to_memory, is_sibling
 from dlx._files.pickles import check_pickle
 from dlx._files.reading import naming_part
 from dlx._files.selection import Names, select_tree
@@ -116,7 +116,7 @@ def _extents(size: Any) -> tuple[int, ...]:
 
 def _numbers(*values: Any) -> tuple[int, ...]:
     """Return sizes or offsets; errors do not quote them, since the text of nested tuples takes years, too."""
-    if not all(type(each) is int and 0 <= each < MAX_BYTES for each in values) or len(values) > MAX_NDIM:
+    if not are_extents(values):
         raise ValueError("unusual sizes")
     return values
 

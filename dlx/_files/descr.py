@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from dlx._core.array_protocol import NUMBERS
-from dlx._files.header import MAX_BYTES, MAX_NDIM, Stored, check_names
+from dlx._files.header import MAX_BYTES, MAX_NDIM, Stored, are_extents, check_names
 from dlx._support.text import one_line
 from dlx.errors import FileError
 
@@ -55,8 +55,7 @@ def _describe_structure(name: str, descr: Any, shape: tuple[int, ...], order: st
         for word, kind, *inner in descr:
             kind = kind[0] if isinstance(kind, tuple) else kind  # without numpy's metadata
             word, extents = word[-1] if isinstance(word, tuple) else word, tuple(*inner)
-            usable = type(word) is str and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in extents)
-            if not usable or len(shape) + len(extents) >= MAX_NDIM:
+            if type(word) is not str or not are_extents(extents) or len(shape) + len(extents) >= MAX_NDIM:
                 raise ValueError
             field = entry_from_descr(word, kind, extents, "C", width)
             if field.nbytes is None:  # then the records are pickled, too

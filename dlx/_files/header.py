@@ -96,7 +96,7 @@ def _check_regular(path: Path) -> None:
     except FileNotFoundError:
         if not path.is_symlink():
             if any(each in str(path) for each in "*?["):
-                reason = "no file has this name; dlx expands no patterns. Open each file of glob.glob(path)."
+                reason = "no file has this name; dlx expands no patterns. Open each file of glob.glob(path)"
                 raise FileNotFoundError(errno.ENOENT, reason, str(path)) from None
             raise
         place = os.readlink(path)  # noqa: PTH115 - unresolved
@@ -139,18 +139,14 @@ class Memory:
     __slots__ = ("address", "bytes", "flags")
 
     def __init__(self, file: File, *, private: bool, spans: Iterable[tuple[int, int]] | None = None) -> None:
-        self.flags = READ_ONLY
         if spans is None and private and file.data is not None and file.data.readonly:
             spans = [(0, file.size)]  # a private mapping's pages are copied at the first write: these at once
         if spans is not None:
             self.bytes = memoryview(allocate_block(file.size))
             read_spans(file, self.bytes, spans)
-            self.flags = 0
-        elif file.data is None:
-            self.bytes = memoryview(file.map(file.size, writable=private))
         else:
-            self.bytes = file.data
-            self.flags = READ_ONLY if file.data.readonly else 0
+            self.bytes = memoryview(file.map(file.size, writable=private))
+        self.flags = READ_ONLY if spans is None and (file.data is None or file.data.readonly) else 0
         self.address = native.buffer_address(self.bytes)
 
 
@@ -306,6 +302,11 @@ def by_name(entries: Iterable[Stored]) -> dict[str, Stored]:
     listed = list(entries)
     check_names([each.name for each in listed])
     return {each.name: each for each in listed}
+
+
+def are_extents(values: Sequence[Any]) -> bool:
+    """Return whether values are the extents of an array, which DLPack can represent."""
+    return len(values) <= MAX_NDIM and all(type(each) is int and 0 <= each < MAX_BYTES for each in values)
 
 
 def is_sibling(name: str) -> bool:

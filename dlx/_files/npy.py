@@ -13,19 +13,7 @@ from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import HOST, READ_ONLY, DType, row_major
 from dlx._files.descr import entry_from_descr
-from dlx._files.header import (
-    AGAIN,
-    MAX_BYTES,
-    MAX_NDIM,
-    SAFE,
-    SPLIT,
-    Contents,
-    File,
-    Named,
-    Stored,
-    allocate,
-    read_next,
-)
+from dlx._files.header import AGAIN, SAFE, SPLIT, Contents, File, Named, Stored, allocate, are_extents, read_next
 from dlx._files.selection import Names, select_tree
 from dlx._support.text import amount
 from dlx.errors import FileError
@@ -75,8 +63,7 @@ def read_header(file: BinaryIO | Any, start: bytes, size: int, name: str) -> Sto
     try:
         header = _parse_literal(raw.decode("utf-8" if major == 3 else "latin-1"))
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
-        usable = isinstance(shape, tuple) and len(shape) <= MAX_NDIM
-        usable = usable and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in shape)
+        usable = isinstance(shape, tuple) and are_extents(shape)
     except (ValueError, SyntaxError, TypeError, KeyError):
         usable = False
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):

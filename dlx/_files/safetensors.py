@@ -15,12 +15,12 @@ from dlx._core.types import DType
 from dlx._files.header import (
     AGAIN,
     MAX_BYTES,
-    MAX_NDIM,
     SPLIT,
     Contents,
     File,
     Named,
     Stored,
+    are_extents,
     check_names,
     check_order,
     is_sibling,
@@ -59,14 +59,13 @@ def read_safetensors(file: File) -> Contents:
         raise FileError(f"it is truncated, or not a .safetensors file: {claims}")
     if length > MAX_HEADER:
         raise FileError(f"its header claims {amount(length)}; dlx reads at most {amount(MAX_HEADER)}", fix=SPLIT)
-    packed = _Packed(8 + length)
-    metadata = packed.read_header(read_next(file.handle, length))
+    packed = _Packed(8 + length, read_next(file.handle, length))
     end = packed.find_end()
     if end > size:
         raise FileError(f"it is truncated: its tensors need {end:,} bytes, the file has {size:,}", fix=AGAIN)
     if end < size:
         raise FileError(f"{size - end:,} bytes follow its last tensor, which the format forbids")
-    return Contents(".safetensors", packed, metadata)
+    return Contents(".safetensors", packed, packed.metadata)
 
 
 class _Place(int):
@@ -78,13 +77,9 @@ class _Place(int):
 class _Packed(Named):
     """The tensors of a header. Besides its name, each takes a number: its offset and its kind, a dtype and a shape."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, raw: bytes) -> None:
         self._start = start
-        self._names: dict[str, _Place] = {}
         self._kinds: list[Stored] = []
-
-    def read_header(self, raw: bytes) -> dict[str, Any]:
-        """Take the tensors of a header, and return its metadata."""
         numbers: dict[Any, int] = {}
 
         def place(word: Any, shape: Any, begin: int, end: int, name: str = "") -> _Place:
@@ -119,8 +114,8 @@ class _Packed(Named):
                     raise FileError(f"its header has an invalid entry for {one_line(name, 80)!r}") from None
         if not isinstance(metadata, dict):
             raise FileError("the metadata in its header is not a JSON object")
-        self._names = header
-        return {key: str(value) for key, value in metadata.items()}
+        self._names: dict[str, _Place] = header
+        self.metadata = {key: str(value) for key, value in metadata.items()}
 
     def find_end(self) -> int:
         """Return the end of the last tensor; raise `FileError` if two overlap, or leave a gap."""
@@ -160,9 +155,9 @@ def _parse_json(raw: bytes, what: str, hook: Callable[[list[tuple[str, Any]]], A
 
 
 def _build_entry(name: str, word: Any, shape: Any, begin: Any, end: Any, start: int) -> Stored:
-    if not isinstance(word, str) or type(shape) is not list or len(shape) > MAX_NDIM:
+    if not isinstance(word, str) or type(shape) is not list or not are_extents(shape):
         raise ValueError
-    if not all(type(number) is int and 0 <= number < MAX_BYTES for number in (*shape, begin, end)) or end < begin:
+    if not are_extents((begin, end)) or end < begin:
         raise ValueError
     shape = tuple(shape)
     dtype = _DTYPES.get(word)
