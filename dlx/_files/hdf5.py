@@ -74,12 +74,10 @@ def _walk(h5py: Any, file: File, root: Any, members: list[str]) -> Iterator[Stor
                     waiting.append((f"{name}/", item, iter(item)))
             if item is not None:
                 members.append(name)
-        except FileError:
-            raise
         except Exception as error:  # damaged, or unknown to this h5py
             failure = reader_error("h5py", error)
-            if not isinstance(failure, FileError):
-                raise failure from error
+            if isinstance(error, FileError) or not isinstance(failure, FileError):
+                raise
             entry = _refuse(name, "?", failure.reason)
         if entry is not None:
             yield entry

@@ -12,15 +12,7 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST, DType
 from dlx._files.header import File, Memory, Named, Stored, copy_to_memory, name_dtype
 from dlx._files.npy import list_leaves, select_entries, split_fields
-from dlx._files.reading import (
-    FOLDER_KINDS,
-    LIBRARY_KINDS,
-    detect_kind,
-    find_source,
-    open_file,
-    read_contents,
-    read_shards,
-)
+from dlx._files.reading import LIBRARY_KINDS, detect_kind, find_source, open_file, read_contents, read_shards
 from dlx._files.safetensors import BIN_INDEX, DCP
 from dlx._files.selection import Names, match_names, select_tree
 from dlx._registry.generic import Deferred
@@ -128,8 +120,6 @@ def map_file(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_file(found, name))
         kind = detect_kind(file)
-        if file.data is not None and kind in FOLDER_KINDS:
-            raise FileError("it lists files in its folder, but these contents are in memory", fix="Pass a path.")
         if kind == ".parquet":
             fix = "Read it with pyarrow: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
             raise FileError("it is a Parquet file; its columns are encoded and cannot be mapped", fix=fix)

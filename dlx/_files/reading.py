@@ -21,9 +21,6 @@ from dlx.errors import DlxError, FileError
 LIBRARY_KINDS = (".pt", ".arrow", ".parquet", BIN_INDEX, DCP)
 """Formats that another library reads."""
 
-FOLDER_KINDS = (INDEX, BIN_INDEX, DCP, "zarr")
-"""Formats of a file that lists other files."""
-
 MAX_NAME = 255  # bytes of a file's name
 _TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _KINDS = {
@@ -82,15 +79,18 @@ def detect_kind(file: File) -> str:
     kind = next((kind for magic, kind in SUPPORTED.items() if start.startswith(magic)), None)
     if kind is not None:
         return kind
-    if name.endswith((INDEX, BIN_INDEX)):
-        return INDEX if name.endswith(INDEX) else BIN_INDEX
-    if name == DCP or name in ZARR:
-        return DCP if name == DCP else "zarr"
+    kind = "zarr" if name in ZARR else DCP if name == DCP else None
+    kind = kind or next((end for end in (INDEX, BIN_INDEX) if name.endswith(end)), None)
+    if kind is not None:
+        if file.data is not None:
+            raise FileError("it lists files in its folder, but these contents are in memory", fix="Pass a path.")
+        return kind
     if start[:4] == b"\xff\xff\xff\xff" and 0 < int.from_bytes(start[4:8], "little") < file.size:
         return ".arrow"  # a stream
     if start[8:9] == b"{" and not any(start[4:8]):  # the length of the header, below 4 GiB, and its first byte
         return ".safetensors"
-    if _has_user_block(file):
+    # A user block of 512, 1,024, 2,048 and so on bytes may precede HDF5 data.
+    if any(file.read_at(len(HDF5), 512 << i) == HDF5 for i in range(file.size.bit_length() - 9)):
         return "HDF5"
     if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or suffix in (".pkl", ".pickle", ".joblib"):
         old = suffix in _TORCH_SUFFIXES
@@ -109,11 +109,6 @@ def detect_kind(file: File) -> str:
     raise FileError(reason, fix="Convert it to one of these formats first.")
 
 
-def _has_user_block(file: File) -> bool:
-    """Return whether HDF5 data follows a user block of 512, 1,024, 2,048 and so on bytes."""
-    return any(file.read_at(len(HDF5), 512 << i) == HDF5 for i in range(file.size.bit_length() - 9))
-
-
 def _is_torch(file: File) -> bool:
     from dlx._files.npz import open_zip
 
@@ -124,13 +119,6 @@ def _is_torch(file: File) -> bool:
         return file.path.suffix in _TORCH_SUFFIXES
 
 
-def _find_reader(kind: str) -> Callable[[File], Contents]:
-    """Import the reader of a format."""
-    word = kind.removeprefix(".").lower()
-    found: Callable[[File], Contents] = getattr(importlib.import_module(f"dlx._files.{word}"), f"read_{word}")
-    return found
-
-
 @contextmanager
 def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]]:
     """Read a file, or the files of a checkpoint; close these afterwards, and the file's reader after an error.
@@ -138,7 +126,8 @@ def read_contents(file: File, kind: str) -> Iterator[tuple[list[File], Contents]
     Yield the files, by the number in each `Stored`, and their contents.
     """
     if kind != INDEX and not file.has_shards:
-        contents = _find_reader(kind)(file)
+        word = kind.removeprefix(".").lower()
+        contents: Contents = getattr(importlib.import_module(f"dlx._files.{word}"), f"read_{word}")(file)
         try:
             yield [file], contents
         except BaseException:

@@ -81,9 +81,9 @@ def _item_text(item: Item) -> str:
 def _check_dtypes(items: Sequence[Item], kind: str) -> None:
     """Raise `DTypeError` for the first array whose dtype a format lacks."""
     for dtype in dict.fromkeys([item.dtype for item in items]):
-        if _DTYPES[kind](dtype) is None:
+        if FORMATS[kind][1](dtype) is None:
             item = next(item for item in items if item.dtype == dtype)
-            others = [name for name, has in _DTYPES.items() if name != kind and has(dtype) is not None]
+            others = [name for name, (_, has) in reversed(FORMATS.items()) if name != kind and has(dtype) is not None]
             reason = f"{kind} cannot store {dtype} ({_item_text(item)}); dlx does not change dtypes"
             option = (("dtype", {dtype.name: "float32"}),) if can_cast(dtype, DType("float32"), HOST) else ()
             fix = f"Write {' or '.join(others)} instead." if others else ""
@@ -222,16 +222,13 @@ def _build_column(pa: Any, out: _Output, item: Item) -> Any:
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-_DTYPES: dict[str, Callable[[DType], Any]]
-_DTYPES = {
-    ".safetensors": _dtype_name,
-    ".npz": typestr,
-    ".npy": typestr,
-    ".arrow": lambda dtype: _ARROW.fullmatch(dtype.name),
+FORMATS: dict[str, tuple[Callable[[_Output, Sequence[Item], dict[str, str]], None], Callable[[DType], Any]]] = {
+    ".npy": (_write_npy, typestr),
+    ".npz": (_write_npz, typestr),
+    ".safetensors": (_write_safetensors, _dtype_name),
+    ".arrow": (_write_arrow, lambda dtype: _ARROW.fullmatch(dtype.name)),
 }
-FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]]
-FORMATS = {".npy": _write_npy, ".npz": _write_npz, ".safetensors": _write_safetensors, ".arrow": _write_arrow}
-"""The writers, by suffix."""
+"""The writer of each suffix, and its function that returns None for a dtype that the format lacks."""
 WITH_METADATA = (".safetensors", ".arrow")
 """The formats that store metadata."""
 
@@ -244,4 +241,4 @@ def write(
     if kind != ".npy":
         _check_names(items, kind)
     _check_metadata(metadata)
-    FORMATS[kind](_Output(file, advance), items, metadata)
+    FORMATS[kind][0](_Output(file, advance), items, metadata)
