@@ -14,7 +14,7 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.types import HOST
-from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, reader_error
+from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, naming_reader, reader_error
 from dlx._files.npz import find_data_start, open_zip
 from dlx._files.pickles import check_pickle
 from dlx._registry.generic import Deferred
@@ -33,9 +33,9 @@ TRUST = "If you trust the file, open it inside `with torch.serialization.safe_gl
 def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the columns of an Arrow IPC file or stream, in its memory unless compressed, and its metadata."""
     pa = import_reader("pyarrow", ".arrow")
-    try:
-        ipc = importlib.import_module("pyarrow.ipc")
-        with pa.BufferReader(pa.py_buffer(memory.bytes)) as mapped:
+    with naming_reader("pyarrow"), pa.BufferReader(pa.py_buffer(memory.bytes)) as mapped:
+        try:
+            ipc = importlib.import_module("pyarrow.ipc")
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
                 _check_end(ipc, mapped, file.size)
@@ -51,14 +51,12 @@ def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str,
             table = reader.read_all()
             table.validate()
             names = table.column_names  # raises for invalid UTF-8
-    except FileError:
-        raise
-    except Exception as error:
-        claimed = int(find_in(error, r"size (\d+)") or 0) if isinstance(error, MemoryError) else 0
-        if claimed > MAX_RATIO * file.size:
-            reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
-            raise FileError(reason, fix=AGAIN) from error
-        raise reader_error("pyarrow", error) from error
+        except MemoryError as error:
+            claimed = int(find_in(error, r"size (\d+)") or 0)
+            if claimed > MAX_RATIO * file.size:
+                reason = f"it claims a buffer of {amount(claimed)}, more than {file.size:,} bytes can hold"
+                raise FileError(reason, fix=AGAIN) from error
+            raise
     check_names(names)
     metadata = {
         key.decode(errors="replace"): text.decode(errors="replace")
@@ -111,13 +109,10 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
                     raise FileError("its list of tensors is damaged, or unusual for torch.save", fix=AGAIN) from error
         records = {find_data_start(file, each): each.file_size for each in data}
     package = import_reader("torch", ".pt")
-    saved_on: dict[int, str] = {}
-    sizes: dict[int, int] = {}  # address of a storage -> its bytes, according to the pickle
+    saved_on: dict[tuple[int, int], str] = {}  # the address of a storage, and its bytes according to the pickle
 
     def keep(storage: Any, location: str) -> Any:
-        saved_on[storage.data_ptr()] = location
-        if storage.nbytes():
-            sizes[storage.data_ptr()] = storage.nbytes()
+        saved_on[storage.data_ptr(), storage.nbytes()] = location
         return storage
 
     def load() -> Any:
@@ -125,7 +120,6 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         if sys.platform != "win32":  # where torch always maps privately
             options = package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE)
         saved_on.clear()
-        sizes.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch addresses them to callers of `load`
             with options:
@@ -147,8 +141,8 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
     except Exception as error:  # a damaged or hostile file can cause any exception
         raise _why_not_loaded(package, file, error) from error
     # torch trusts the pickle, so check it: one base address must map every storage to a record of the same size.
-    first = min(sizes, default=0)
-    if sizes and not any(all(records.get(at - first + s) == n for at, n in sizes.items()) for s in records):
+    placed = sorted((at, size) for at, size in saved_on if size)
+    if placed and not any(all(records.get(at - placed[0][0] + s) == n for at, n in placed) for s in records):
         raise FileError("it is damaged: its list of tensors does not match its data", fix=AGAIN)
     return loaded, sorted({*saved_on.values()} - {"cpu"})
 
@@ -159,12 +153,14 @@ def _why_not_loaded(package: Any, file: File, error: Exception) -> Exception:
         if getattr(package._C, "_len_torch_dispatch_stack", int)():  # 0 if this torch lacks the function
             reason = "torch cannot load a checkpoint while it traces, or inside FakeTensorMode"
             return FileError(reason, fix="Open it before, and read it inside.")
+        blocked = find_in(error, r"whose module (\w+) is blocked")
+        fix = f"Save its tensors alone: torch blocks the module {blocked} even inside safe_globals." if blocked else ""
         if code := _find_code(package, file):
             names = one_line(", ".join(code), 120)
             reason = f"it needs code ({names}) that torch's weights_only does not allow; nothing was run"
-            return FileError(reason, fix=TRUST.format(f"[{names}]"))
+            return FileError(reason, fix=fix or TRUST.format(f"[{names}]"))
         if why := find_in(error, r"WeightsUnpickler error:\s*(.+)"):
-            fix = TRUST.format("[...]") if "allowlisted" in why else AGAIN
+            fix = fix or (TRUST.format("[...]") if "allowlisted" in why else AGAIN)
             return FileError(f"torch's weights_only does not allow it: {one_line(why, 200)}", fix=fix)
     return failure
 

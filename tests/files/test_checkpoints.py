@@ -8,6 +8,7 @@ import enum
 import fractions
 import os
 import pathlib
+import subprocess
 import sys
 import threading
 import zipfile
@@ -86,6 +87,40 @@ def test_no_code_is_run(tmp_path, function, monkeypatch):
             file["e"]
         assert file["w"].tolist() == [1, 1]
     assert not pathlib.Path("ran").exists()
+
+
+BLOCKED = """
+import os, sys
+import dlx, torch
+
+called = []
+sys.addaudithook(lambda event, _: called.append(event) if event == "os.system" else None)
+for allowed in ([], [os.system]):
+    with torch.serialization.safe_globals(allowed):
+        try:
+            dlx.open("x.pt")
+        except dlx.errors.FileError as error:
+            print(error)
+print(called)
+"""
+
+
+def test_the_advice_for_a_blocked_module(tmp_path):
+    """No `safe_globals` helps with a function of `os`, so the error does not advise it; nothing is called."""
+    torch.save({"w": torch.ones(2), "e": Evil(os.system, "touch ran"), "a": argparse.Namespace()}, tmp_path / "x.pt")
+    path = os.pathsep.join([str(pathlib.Path(dlx.__file__).parents[1]), *filter(None, sys.path)])
+    run = subprocess.run(
+        [sys.executable, "-c", BLOCKED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    untrusted, trusted, called = run.stdout.splitlines()
+    for said in (untrusted, trusted):
+        assert f"Save its tensors alone: torch blocks the module {os.name}" in said and "inside `with" not in said
+    assert "it needs code (" in untrusted and f"{os.name}.system" in untrusted
+    assert called == "[]" and not (tmp_path / "ran").exists()
 
 
 def test_a_file_without_tensors_is_refused_as_a_whole(tmp_path):
