@@ -339,7 +339,7 @@ def _slice_axis(whole: Tensor, at: int, place: slice) -> Tensor:
     return view(whole, (*shape, len(found)), (*steps, step * found.step), step * found.start)
 
 
-def _stack_plainly(objs: list[Any], places: list[slice] | None, to: str, axis: int, dtype: str | None) -> Tensor | None:
+def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
     """Stack host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
     if target.varies:
