@@ -179,14 +179,14 @@ def test_the_way_in_c_gives_what_the_python_path_gives(np, torch, monkeypatch):
         strides = tensor.strides if memory else None  # of no element they mean nothing
         return type(result), tensor.dtype, tensor.shape, strides, tensor.flags, memory
 
-    in_c, taken = module._stack_in_c, []
+    in_c, taken = module._stack_plainly, []
     for name, arrays in lists.items():
         for to in ("numpy", "torch", "dlx"):
             monkeypatch.setattr(
-                module, "_stack_in_c", lambda *args, name=name: taken.append((name, in_c(*args))) or taken[-1][1]
+                module, "_stack_plainly", lambda *args, name=name: taken.append((name, in_c(*args))) or taken[-1][1]
             )
             quick = outcome(arrays, to)
-            monkeypatch.setattr(module, "_stack_in_c", lambda *args: None)
+            monkeypatch.setattr(module, "_stack_plainly", lambda *args: None)
             assert quick == outcome(arrays, to), (name, to)
     answered = {name for name, result in taken if result is not None}
     assert answered == {"rows", "strided", "columns", "mixed", "buffers", "twice", "empty", "deep"}
