@@ -143,11 +143,8 @@ def _join(kind: str, parts: dict[str, Any]) -> Any:
 
 def _sparse(kind: str) -> api.Compound:
     """Return the declaration of cupyx's matrices of one kind, whose indices are int32."""
-    names = ("coords",) if kind == "coo" else ("indices", "indptr")
-    join = functools.partial(_join, kind)
-    return api.Compound(
-        kind, (f"cupyx.scipy.sparse.{kind}_matrix",), _split, join, None, dict.fromkeys(names, ("int32",)), ".toarray()"
-    )
+    types, indices = (f"cupyx.scipy.sparse.{kind}_matrix",), dict.fromkeys(("coords", "indices", "indptr"), ("int32",))
+    return api.Compound(kind, types, _split, functools.partial(_join, kind), None, indices, ".toarray()")
 
 
 class CupyAdapter(api.Adapter):

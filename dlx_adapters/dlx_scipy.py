@@ -17,24 +17,19 @@ import dlx
 from dlx import adapter as api
 from dlx.errors import LayoutError
 
-_INDICES = ("int32", "int64")
-_ALL_INDICES = dict.fromkeys(("indices", "indptr"), _INDICES)
+_INDICES = dict.fromkeys(("indices", "indptr", "coords", "offsets"), ("int32", "int64"))
 _DTYPES = frozenset(api.COMMON_DTYPES) - {"float16", "bfloat16"} | {"complex64", "complex128"}
 
 
 def _split(obj: Any) -> dict[str, Any]:
-    """Return the parts of a compressed array of scipy, which may have room for more elements, or of sparse."""
+    """Return the parts of an array of scipy, which may have room for more elements, or of sparse."""
     if getattr(obj, "fill_value", 0) != 0:
         raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
-    count, shape = int(obj.indptr[-1]), tuple(map(int, obj.shape))
+    shape, coords = tuple(map(int, obj.shape)), getattr(obj, "coords", None)
+    if coords is not None:
+        return {"data": obj.data, "coords": list(coords) if isinstance(coords, tuple) else coords, "shape": shape}
+    count = int(obj.indptr[-1])
     return {"data": obj.data[:count], "indices": obj.indices[:count], "indptr": obj.indptr, "shape": shape}
-
-
-def _split_coo(obj: Any) -> dict[str, Any]:
-    if getattr(obj, "fill_value", 0) != 0:
-        raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
-    coords = list(obj.coords) if isinstance(obj.coords, tuple) else obj.coords
-    return {"data": obj.data, "coords": coords, "shape": tuple(map(int, obj.shape))}
 
 
 def _join(kind: str, parts: dict[str, Any]) -> Any:
@@ -58,10 +53,7 @@ def _join_gcxs(axis: int, parts: dict[str, Any]) -> Any:
 def _compound(kind: str) -> api.Compound:
     """Return the declaration of scipy's arrays of one kind."""
     types = f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"
-    split, indices = (_split_coo, {"coords": _INDICES}) if kind == "coo" else (_split, _ALL_INDICES)
-    return api.Compound(
-        kind, types, split, functools.partial(_join, kind), indices=indices, dense=".toarray()", dtypes=_DTYPES
-    )
+    return api.Compound(kind, types, _split, functools.partial(_join, kind), None, _INDICES, ".toarray()", (), _DTYPES)
 
 
 def _gcxs(kind: str, axis: int) -> api.Compound:
@@ -69,8 +61,7 @@ def _gcxs(kind: str, axis: int) -> api.Compound:
         return obj.ndim == 2 and tuple(obj.compressed_axes) == (axis,)
 
     join = functools.partial(_join_gcxs, axis)
-    limits = ("rising",)
-    return api.Compound(kind, ("sparse.GCXS",), _split, join, matches, _ALL_INDICES, ".todense()", limits, _DTYPES)
+    return api.Compound(kind, ("sparse.GCXS",), _split, join, matches, _INDICES, ".todense()", ("rising",), _DTYPES)
 
 
 def _join_sparse_coo(parts: dict[str, Any]) -> Any:
@@ -112,9 +103,7 @@ class SparseAdapter(_OverNumpy):
 
     name = package = "sparse"
     containers = (
-        api.Compound(
-            "coo", ("sparse.COO",), _split_coo, _join_sparse_coo, None, {"coords": _INDICES}, ".todense()", ("sorts",)
-        ),
+        api.Compound("coo", ("sparse.COO",), _split, _join_sparse_coo, None, _INDICES, ".todense()", ("sorts",)),
         _gcxs("csr", 0),
         _gcxs("csc", 1),
     )
@@ -161,9 +150,7 @@ class AwkwardAdapter(_OverNumpy):
     """awkward.Array with rows of varying length."""
 
     name = package = "awkward"
-    containers = (
-        api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, {"offsets": _INDICES}),
-    )
+    containers = (api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, _INDICES),)
 
 
 dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter(), AwkwardAdapter())

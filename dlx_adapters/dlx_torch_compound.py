@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from dlx import adapter as api
@@ -45,21 +44,28 @@ def _join_coo(parts: dict[str, Any]) -> Any:
     return create(*arrays, check_invariants=False, is_coalesced=is_coalesced)
 
 
-_INDICES = ("int32", "int64")
+_TYPES = ("torch.Tensor",)
+_INDICES = dict.fromkeys(("indices", "indptr", "offsets"), ("int32", "int64"))
 
 
-def _sparse(kind: str, split: Any, join: Any, indices: Mapping[str, tuple[str, ...]], limits: Any = ()) -> api.Compound:
+def _compound(kind: str, layout: str, split: Any, join: Any, *options: Any) -> api.Compound:
+    """Return the declaration of the tensors of one layout."""
+
     def matches(obj: Any) -> bool:
-        return _layout_of(obj) is getattr(sys.modules["torch"], f"sparse_{kind}")
+        return _layout_of(obj) is getattr(sys.modules["torch"], layout)
 
-    return api.Compound(kind, ("torch.Tensor",), split, join, matches, indices, ".to_dense()", limits)
+    return api.Compound(kind, _TYPES, split, join, matches, *options)
+
+
+def _compressed(kind: str) -> api.Compound:
+    join = functools.partial(_join_compressed, kind)
+    return _compound(kind, f"sparse_{kind}", _split_compressed, join, _INDICES, ".to_dense()", ("unique",))
 
 
 def _split_jagged(obj: Any) -> dict[str, Any]:
     if obj._ragged_idx != 1 or obj.lengths() is not None:
-        raise LayoutError(
-            "its rows have gaps, or its ragged dimension is not the second", fix="Call .contiguous() first."
-        )
+        why = "its rows have gaps, or its ragged dimension is not the second"
+        raise LayoutError(why, fix="Call .contiguous() first.")
     return {"values": obj.values(), "offsets": obj.offsets()}
 
 
@@ -69,25 +75,7 @@ def _join_jagged(parts: dict[str, Any]) -> Any:
 
 
 COMPOUNDS = (
-    api.Compound(
-        "ragged",
-        ("torch.Tensor",),
-        _split_jagged,
-        _join_jagged,
-        lambda obj: _layout_of(obj) is sys.modules["torch"].jagged,
-        {"offsets": _INDICES},
-        ".to_padded_tensor(value)",
-        ("flat",),
-    ),
-    _sparse("coo", _split_coo, _join_coo, {"coords": ("int64",)}),
-    *(
-        _sparse(
-            kind,
-            _split_compressed,
-            functools.partial(_join_compressed, kind),
-            dict.fromkeys(("indices", "indptr"), _INDICES),
-            ("unique",),
-        )
-        for kind in ("csr", "csc", "bsr")
-    ),
+    _compound("ragged", "jagged", _split_jagged, _join_jagged, _INDICES, ".to_padded_tensor(value)", ("flat",)),
+    _compound("coo", "sparse_coo", _split_coo, _join_coo, {"coords": ("int64",)}, ".to_dense()"),
+    *map(_compressed, ("csr", "csc", "bsr")),
 )

@@ -62,46 +62,38 @@ class Array(NamedTuple):
 def open_output(obj: Any, path: Path = ()) -> Array:
     """Return an array to write to; raise if nothing can or may write to it."""
     array, adapter = lookup.source(obj, root="out", path=path)
-    kind: type[DlxError] = ReadOnlyError
-    reason, fix, found = "", _WRITABLE, None
-    if adapter.arrays.immutable:
-        reason = f"{adapter.name} arrays are never writable"
-    elif adapter.gradients is not None and adapter.gradients.is_tracked(array):
-        reason, kind = f"{adapter.name} records it for differentiation", ConversionError
-        fix = "Write to it where recording is off, as inside torch.no_grad()."
-    else:
-        try:
-            found = _read(array, adapter, path, detach=True)
-        except DlxError as error:
-            error.root, error.path = "out", path
-            raise
+    try:
+        if adapter.arrays.immutable:
+            raise ReadOnlyError(f"{adapter.name} arrays are never writable", fix=_WRITABLE)
+        if adapter.gradients is not None and adapter.gradients.is_tracked(array):
+            fix = "Write to it where recording is off, as inside torch.no_grad()."
+            raise ConversionError(f"{adapter.name} records it for differentiation", fix=fix)
+        found = _read(array, adapter, path, detach=True)
         tensor = found.tensor
-        if tensor is None or tensor.readonly or not host_readable(tensor.device):
-            if _info(array, adapter).readonly if tensor is None else tensor.readonly:
-                reason = "it is read-only"
-            elif not copies(adapter):
-                reason, fix, kind = f"dlx cannot write to {adapter.name} arrays like it", "", LayoutError
-                if tensor is not None:
-                    reason, fix = f"it is on {tensor.device}", "Pass to= and device= instead of out=."
-        if not reason and tensor is not None and _overlaps_itself(tensor):
-            reason, kind = f"its elements overlap (strides {tensor.strides} in elements)", LayoutError
-            fix = "Pass an array in which each element has its own memory."
-    if found is None or reason:
-        raise kind(reason, root="out", path=path, fix=fix)
+        if (_info(array, adapter) if tensor is None else tensor).readonly:
+            raise ReadOnlyError("it is read-only", fix=_WRITABLE)
+        if tensor is None and not copies(adapter):
+            raise LayoutError(f"dlx cannot write to {adapter.name} arrays like it")
+        if tensor is not None and not (host_readable(tensor.device) or copies(adapter)):
+            raise LayoutError(f"it is on {tensor.device}", fix="Pass to= and device= instead of out=.")
+        if tensor is not None and _overlaps_itself(tensor):
+            why = f"its elements overlap (strides {tensor.strides} in elements)"
+            raise LayoutError(why, fix="Pass an array in which each element has its own memory.")
+    except DlxError as error:
+        error.root, error.path = "out", path
+        raise
     return found
 
 
 def check_fits(out: Array, shape: tuple[int, ...], dtype: DType) -> None:
     """Raise unless values of a shape and dtype fit into an output."""
-    error: DlxError | None = None
     if shape != out.shape:
-        fix = "Pass an array of that shape."
-        error = LayoutError(f"the values have shape {shape}, but its shape is {out.shape}", fix=fix)
-    elif dtype != out.dtype:
+        why, fix = f"the values have shape {shape}, but its shape is {out.shape}", "Pass an array of that shape."
+        raise LayoutError(why, root="out", path=out.path, fix=fix)
+    if dtype != out.dtype:
         fix, option = suggest_cast(dtype, out.dtype)
-        error = DTypeError(f"the values are {dtype}, but it is {out.dtype}", fix=fix, option=option)
-    if error is not None:
-        raise error.complete(root="out", path=out.path)
+        why = f"the values are {dtype}, but it is {out.dtype}"
+        raise DTypeError(why, root="out", path=out.path, fix=fix, option=option)
 
 
 def match_packing(tensor: Tensor, like: Tensor) -> Tensor:

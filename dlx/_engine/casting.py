@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -83,36 +84,34 @@ def check_cast(old: DType, new: DType, shape: tuple[int, ...] | None, copy: bool
 
 
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}  # exponent, fraction
+_COMMON = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *(*_FORMATS, "complex64", "complex128"),
+)
+
+
+def _needs(dtype: DType) -> tuple[int, int, int, int] | None:
+    """Return what the values of a dtype need: a sign, bits of integers, bits of the exponent, an imaginary part."""
+    if dtype.code in (lib.kDLInt, lib.kDLUInt, lib.kDLBool):
+        is_signed = dtype.code == lib.kDLInt
+        return is_signed, 1 if dtype.code == lib.kDLBool else dtype.bits - is_signed, 0, False
+    is_complex = dtype.code == lib.kDLComplex
+    name = f"float{dtype.bits // 2}" if is_complex else dtype.name
+    small = name.partition("_e")[2]  # "4m3fn"
+    sizes = (int(small[0]), int(small[2])) if small else _FORMATS.get(name)
+    return None if sizes is None or dtype.lanes != 1 else (True, sizes[1] + 1, sizes[0], is_complex)
 
 
 def common_dtype(dtypes: Iterable[DType]) -> tuple[DType, bool] | None:
     """Return the smallest dtype for the values of several dtypes, and whether it is exact; None for other dtypes."""
-    signed = unsigned = exponent = fraction = 0  # bits
-    is_floating = is_complex = False
-    for each in dtypes:
-        if each.code == lib.kDLInt:
-            signed = max(signed, each.bits)
-        elif each.code in (lib.kDLUInt, lib.kDLBool):
-            unsigned = max(unsigned, 1 if each.code == lib.kDLBool else each.bits)
-        else:
-            is_floating, is_complex = True, is_complex or each.code == lib.kDLComplex
-            name = f"float{each.bits // 2}" if each.code == lib.kDLComplex else each.name
-            small = name.partition("_e")[2]  # "4m3fn"
-            sizes = (int(small[0]), int(small[2])) if small else _FORMATS.get(name)
-            if sizes is None or each.lanes != 1:
-                return None
-            exponent, fraction = max(exponent, sizes[0]), max(fraction, sizes[1])
-    if not (is_floating or signed) and unsigned == 1:
-        return DType("bool"), True
-    bits = max(8, signed, unsigned * (2 if signed and unsigned >= signed else 1))
-    if not is_floating and bits <= 64:
-        return DType(f"{'' if signed else 'u'}int{bits}"), True
-    if not is_floating:
-        return DType("float64"), False
-    fraction = max(fraction, signed - 2, unsigned - 1)
-    wide = [name for name, found in _FORMATS.items() if found[0] >= exponent and found[1] >= fraction]
-    name = next((name for name in wide if not (is_complex and name.endswith("16"))), "float64")
-    return DType(f"complex{2 * int(name[-2:])}" if is_complex else name), bool(wide)
+    needs = [_needs(each) for each in dtypes]
+    if None in needs:
+        return None
+    most = [*map(max, zip(*needs, strict=True))]
+    for dtype in map(DType, _COMMON):
+        if all(map(operator.ge, _needs(dtype), most)):  # type: ignore[arg-type]
+            return dtype, True
+    return DType("complex128" if most[3] else "float64"), False
 
 
 @functools.lru_cache(maxsize=256)
