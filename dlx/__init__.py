@@ -97,8 +97,10 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 self.is_kept = True
                 return value
             globals()[self.name] = value
-            if vars(_Module).get(self.name) is self:  # unless another thread has deleted it
+            try:
                 delattr(_Module, self.name)
+            except AttributeError:  # another thread has deleted it
+                pass
             if self.name == "convert":
                 _settle()
             return value
