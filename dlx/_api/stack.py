@@ -121,8 +121,8 @@ def stack(
             return stacked
     objs, keys, whole, places = list_arrays(arrays)
     moves: Any = {} if device is stream is None else {"device": device, "stream": stream}
-    is_simple = out is pad is None and whole is None and not trace.observers
-    if is_simple and objs and type(to) is str and type(axis) is int and (dtype is None or type(dtype) is str):
+    is_simple = out is pad is whole is None and type(to) is str and not trace.observers
+    if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
         stacked = _stack_plainly(objs, places, to, axis, dtype)
         if stacked is not None:
             return convert(stacked, to, **moves)
