@@ -57,8 +57,8 @@ def stack(
 ) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new dimension.
 
-    All arrays must have the same shape, dtype and device (all host memory counts as one), unless `pad` or `dtype` is
-    given; this is checked before the allocation. Arrays of different frameworks may be mixed.
+    All arrays must have the same shape, dtype and device (host devices may differ in number), unless `pad` or `dtype`
+    is given; this is checked before the allocation. Arrays of different frameworks may be mixed.
 
     Parameters
     ----------
@@ -120,12 +120,12 @@ def stack(
         if stacked is not None:
             return stacked
     objs, keys, whole, places = list_arrays(arrays)
-    moves: Any = {} if device is stream is None else {"device": device, "stream": stream}
-    is_simple = out is pad is whole is None and type(to) is str and not trace.observers
+    is_plain = axis == 0 and dtype is pad is out is None and places is None
+    is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
         stacked = _stack_plainly(objs, places, to, axis, dtype)
         if stacked is not None:
-            return convert(stacked, to, **moves)
+            return convert(stacked, to)
     is_filled = is_usual and out is not None and to is None and places is None and axis >= 0 and objs
     if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
@@ -154,12 +154,14 @@ def stack(
         tensors, sources = _tensors(objs, keys, target)
     try:
         output = None if out is None else open_output(out)
-        is_far = bool(sources) and not all(host_readable(tensor.device) for tensor in tensors)
+        is_far = not all(host_readable(tensor.device) for tensor in tensors)
         if output is not None and not is_far and not output.is_on_host():
             rows = objs if places is None else arrays
             return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
         if is_far:
             whole = _stack_on_device(objs, tensors, sources, keys, request, output, (axis, dtype))
+        elif is_plain:
+            whole = _stack_alike(tensors, keys, request)
         else:
             whole = _stack_unlike(objs, tensors, keys, request, output, (axis, dtype, pad, places))
     except DlxError as error:
@@ -170,7 +172,25 @@ def stack(
         trace.record(f"{len(objs)} arrays", target, "copied", [why], whole.nbytes)
     if out is not None:
         return out
-    return convert(whole, to, **moves)
+    return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
+
+
+def _stack_alike(tensors: list[Tensor], keys: Any, request: Request) -> Tensor:
+    """Stack host tensors of one shape and dtype along the first axis."""
+    _check_target(request, tensors[0], (len(tensors), *tensors[0].shape), tensors[0].dtype)
+    _check_bytes(tensors[0])
+    whole = native.tensor_stack(tensors)
+    if isinstance(whole, int):
+        raise _difference_error(tensors, whole, keys)
+    assert whole is not None
+    return whole
+
+
+def _check_bytes(tensor: Tensor) -> None:
+    """Raise if a row would end inside a byte."""
+    if math.prod(tensor.shape) * tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
+        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
 
 
 def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
@@ -207,10 +227,9 @@ def _stack_on_device(
     if output is not None:
         check_fits(output, shape, wanted)
         return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
-    devices = [tensor.device for tensor in tensors]
-    i = next((i for i, device in enumerate(devices) if device != devices[0]), None)
-    if i is not None:
-        raise _odd("device", devices, i, keys)
+    for i, tensor in enumerate(tensors):
+        if _comparable(tensor, "device") != _comparable(tensors[0], "device"):
+            raise _odd("device", [each.device for each in tensors], i, keys)
     if casts:
         to, stream = request.target.name, request.stream
         pairs = zip(objs, tensors, strict=True)
@@ -218,9 +237,7 @@ def _stack_on_device(
         return stack(rows, to, axis=at, stream=stream)
     first = tensors[0]
     _check_target(request, first, shape, wanted)
-    if math.prod(first.shape) * first.dtype.bits * first.dtype.lanes % 8 and not first.flags & SUBBYTE_PADDED:
-        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
-        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
+    _check_bytes(first)
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
     strides = [*row_major([len(tensors), *row])] if keeps_order(request.target) else [*row_major(shape)]
     if keeps_order(request.target):  # the values of each array stay adjacent
@@ -276,7 +293,7 @@ def _stack_unlike(
     if places is not None:
         for place, tensor in zip(places, tensors, strict=True):
             fill(_slice_axis(whole, at, place), [tensor], -1)
-    elif pad is not None and any(shape != row for shape in shapes):
+    elif any(shape != row for shape in shapes):
         number = _read_pad(pad, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
@@ -492,7 +509,21 @@ _ODD: dict[str, tuple[type[DlxError], str]] = {
     "dtype": (DTypeError, "Pass arrays of one dtype."),
     "shape": (LayoutError, "Pass arrays of one shape."),
     "device": (DeviceError, "Move it in its own framework first."),
+    "flags": (LayoutError, "Pass arrays whose elements are all packed, or all padded."),
 }
+
+
+def _comparable(tensor: Tensor, word: str) -> Any:
+    """Return an attribute for comparison; host devices are compared by type."""
+    found = getattr(tensor, word)
+    return found.type if word == "device" and host_readable(found) else found
+
+
+def _difference_error(tensors: list[Tensor], i: int, keys: Any) -> DlxError:
+    """Return the error for an array that differs from the first one."""
+    one, other = tensors[0], tensors[i]
+    word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
+    return _odd(word, [getattr(tensor, word) for tensor in tensors], i, keys)
 
 
 def _odd(word: str, found: list[Any], i: int, keys: Any) -> DlxError:
