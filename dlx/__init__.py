@@ -97,7 +97,7 @@ if not TYPE_CHECKING:  # a type checker would accept any name
                 self.is_kept = True
                 return value
             globals()[self.name] = value
-            try:
+            try:  # noqa: SIM105 - `contextlib` would make the import longer
                 delattr(_Module, self.name)
             except AttributeError:  # another thread has deleted it
                 pass

@@ -30,3 +30,32 @@ def test_the_first_call_takes_a_framework_s_dtype_and_device(np, torch, python, 
         """,
         args=("-W", "ignore"),
     )
+
+
+def test_threads_read_a_name_for_the_first_time(python):
+    """A name that two threads load at the same time is an attribute for both."""
+    out = python("""
+        import sys, threading, dlx
+        sys.setswitchinterval(1e-6)
+        kind, first, failed = type(dlx), vars(type(dlx))["share"], []
+
+        def reset():
+            vars(dlx).pop("share", None)
+            kind.share = first
+
+        barrier = threading.Barrier(4, action=reset)
+
+        def work():
+            for _ in range(3000):
+                barrier.wait()
+                try:
+                    dlx.share
+                except AttributeError as error:
+                    failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        [each.start() for each in threads]
+        [each.join() for each in threads]
+        print(failed)
+    """)
+    assert out == "[]\n"

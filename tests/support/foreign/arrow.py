@@ -7,8 +7,10 @@ import ctypes
 import itertools
 from collections import Counter
 
-_new = ctypes.pythonapi.PyCapsule_New
-_new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+# Other libraries change the argtypes of `ctypes.pythonapi.PyCapsule_New`.
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
