@@ -174,9 +174,13 @@ class CupyAdapter(api.Adapter):
 
     def _info(self, obj: Any) -> api.ArrayInfo:
         return api.ArrayInfo(
-            self.name,
-            api.type_name(type(obj)),
-            *(DTYPES.from_native(obj.dtype), str(obj.dtype), tuple(obj.shape), _strides_of(obj), _device_of(obj)),
+            framework=self.name,
+            type_name=api.type_name(type(obj)),
+            dtype=DTYPES.from_native(obj.dtype),
+            dtype_name=str(obj.dtype),
+            shape=tuple(obj.shape),
+            strides=_strides_of(obj),
+            device=_device_of(obj),
             nbytes=obj.size * obj.dtype.itemsize,
             address=_address_of(obj),
             owner=api.type_name(type(obj.data.mem)),

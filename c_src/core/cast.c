@@ -185,7 +185,9 @@ typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, 
 #define TARGET_usual
 #define TARGET_wide DLX_WIDE_VECTORS
 
-/* The order of find_kind. */
+/* The order of EACH and ALL. */
+enum { BOOL, INT8, UINT8 = 5, HALF = 9, BFLOAT, SINGLE, DOUBLE, KINDS };
+
 // clang-format off
 #define EACH(X, S, set)                                                                         \
   X(S, boolean, set) X(S, int8_t, set) X(S, int16_t, set) X(S, int32_t, set) X(S, int64_t, set) \
@@ -204,7 +206,6 @@ ALL(CASTS_APART, )
 ALL(CASTS, usual)
 DLX_WITH_WIDE(ALL(CASTS, wide))
 
-enum { KINDS = 13 };
 static const caster casters[][KINDS][KINDS] = {{ALL(ROW, usual)}, DLX_WITH_WIDE({ALL(ROW, wide)})};
 // clang-format on
 
@@ -240,12 +241,12 @@ static int find_kind(DLDataType dtype) {
   int bits = dtype.code == kDLComplex ? dtype.bits / 2 : dtype.bits;
   int width = bits == 8 ? 0 : bits == 16 ? 1 : bits == 32 ? 2 : bits == 64 ? 3 : -1;
   if (dtype.lanes != 1 || width < 0) return -1;
-  if (dtype.code == kDLBool) return width == 0 ? 0 : -1;
-  if (dtype.code == kDLInt) return 1 + width;
-  if (dtype.code == kDLUInt) return 5 + width;
-  if (dtype.code == kDLBfloat) return width == 1 ? 10 : -1;
+  if (dtype.code == kDLBool) return width == 0 ? BOOL : -1;
+  if (dtype.code == kDLInt) return INT8 + width;
+  if (dtype.code == kDLUInt) return UINT8 + width;
+  if (dtype.code == kDLBfloat) return width == 1 ? BFLOAT : -1;
   if (dtype.code != kDLFloat && dtype.code != kDLComplex) return -1;
-  return width == 1 ? 9 : width > 1 ? 9 + width : -1;
+  return width == 0 ? -1 : width == 1 ? HALF : width == 2 ? SINGLE : DOUBLE;
 }
 
 int dlx_can_cast(DLDataType from, DLDataType to) {
@@ -255,7 +256,6 @@ int dlx_can_cast(DLDataType from, DLDataType to) {
 
 static caster find_caster(int64_t from, int64_t to) {
 #ifdef DLX_HALF_VECTORS
-  enum { UINT8 = 5, HALF = 9, SINGLE = 11 };
   int is_single = from == SINGLE && DLX_HAS_HALVES;
   if (from == HALF && to == SINGLE && DLX_HAS_HALVES) return half_to_single_by_eight;
   if (is_single && to == HALF) return single_to_half_by_eight;

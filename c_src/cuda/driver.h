@@ -85,9 +85,8 @@ typedef struct {
   unsigned char bytes[64];
 } cu_ipc;
 
-/* All driver functions that dlx calls. A driver without one that it NEEDs is rejected (the oldest
- * is CUDA 11.2). A call of a missing other one fails: capture ids, and sharing between processes. A
- * symbol is "cu", a name and a version. */
+/* All driver functions that dlx calls: "cu", a name and a version. The oldest driver, CUDA 11.2, has
+ * those of NEED. A call of a missing other one fails: capture ids, sharing with processes. */
 #define CU_CALLS(NEED, WANT)                                                                      \
   NEED(Init, , (unsigned flags))                                                                  \
   NEED(GetErrorName, , (int code, const char** name))                                             \

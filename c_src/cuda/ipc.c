@@ -96,9 +96,11 @@ int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int f
   int status = kind == DLX_IPC_NONE ? allocate(self) : open_memory(self, handle, fd);
   *address = (uintptr_t)self->address;
   *size = (int64_t)self->size;
-  if (status != DLX_OK) return free(self), status;
-  *owner = self;
-  return DLX_OK;
+  if (status == DLX_OK)
+    *owner = self;
+  else
+    free(self);
+  return status;
 }
 
 int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,

@@ -165,9 +165,11 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   if (ready == NULL) return DLX_E_MEMORY;
   *ready = (dlx_ready){1, device_id, stream, NULL, keep, release_keep};
   int status = stream ? record(ready) : dlx_cuda_work_stream(device_id, &ready->stream);
-  if (status != DLX_OK) return free(ready), status;
-  *out = ready;
-  return DLX_OK;
+  if (status == DLX_OK)
+    *out = ready;
+  else
+    free(ready);
+  return status;
 }
 
 int32_t dlx_ready_own_device(const dlx_ready* ready) {

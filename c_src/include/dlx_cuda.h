@@ -46,8 +46,7 @@ void dlx_cuda_pop(void);
 /* Destroy an event. Does nothing in a forked child or at exit. */
 void dlx_cuda_drop_event(int32_t device_id, void* event);
 
-/* For tests: unload the driver, so that the next use loads it again. None of its objects may be in
- * use. */
+/* For tests: unload the driver, of which no object may be in use. The next use loads it again. */
 void dlx_cuda_forget(void);
 
 /* ---- cuda/order.c: streams, readiness events, release behind a stream ------------------------ */
