@@ -85,8 +85,8 @@ typedef struct {
   unsigned char bytes[64];
 } cu_ipc;
 
-/* All driver functions that dlx calls: "cu", a name and a version. The oldest driver, CUDA 11.2, has
- * those of NEED. A call of a missing other one fails: capture ids, sharing with processes. */
+/* The driver functions that dlx calls: "cu", a name and a version. The oldest driver, CUDA 11.2,
+ * has those of NEED. A call of a missing other one fails: capture ids, sharing with processes. */
 #define CU_CALLS(NEED, WANT)                                                                      \
   NEED(Init, , (unsigned flags))                                                                  \
   NEED(GetErrorName, , (int code, const char** name))                                             \
