@@ -97,7 +97,7 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         items, others = collect_items(tree, stem)
         if others:
             name, value = others[0]
-            is_refused = type(value) is Deferred  # such as a link in HDF5
+            is_refused = isinstance(value, Deferred)  # such as a link in HDF5
             what = value.blocker.because if is_refused else f"it is of the type {type_name(type(value))}"
             reason = f"{one_line(name, 80)!r} is not an array: {what}"
             raise FileError(reason, fix="Leave it out, or make it an array.")
@@ -131,7 +131,7 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
         leaves = found.leaves()
     for path, child, is_array in leaves:
         name = dotted_path(path, str) or stem
-        if not is_array or (type(child) is Deferred and child.info.dtype_name in NO_ARRAYS):
+        if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
             others.append((name, child))
         elif name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")

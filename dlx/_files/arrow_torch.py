@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import mmap
-import pickle
 import re
 import sys
 import threading
@@ -17,7 +16,7 @@ from dlx._core.types import HOST
 from dlx._files.header import AGAIN, File, Memory, check_names, import_reader, naming_reader, reader_error
 from dlx._files.npz import find_data_start, open_zip
 from dlx._files.pickles import check_pickle
-from dlx._registry.generic import Deferred
+from dlx._registry.generic import Deferred, RefusedCode
 from dlx._support.locks import lock_of
 from dlx._support.reflect import find_in
 from dlx._support.text import amount, one_line
@@ -172,20 +171,10 @@ def _find_code(package: Any, file: File) -> list[str]:
     return []
 
 
-def _refuse_object(name: str) -> tuple[Any, str]:
-    """Return a class that weights_only uses instead of a function or class: its objects are refused when read."""
+def _refuse_object(name: str) -> tuple[RefusedCode, str]:
+    """Return what weights_only uses instead of a function or class, and its name."""
     shown = one_line(name, 80)
     info = ArrayInfo("file", shown, None, shown, None, device=HOST)
     why = f"it needs code ({shown}) that torch's weights_only does not allow; nothing was run"
     blocker = Blocker(why, f"Leave it out with skip=. {TRUST.format(f'[{shown}]')}", ConversionError)
-
-    reader = threading.get_ident()
-
-    class Refused:
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            if threading.get_ident() != reader:  # torch.load in another thread
-                raise pickle.UnpicklingError(why)
-            return Deferred(info, blocker)
-
-    Refused.__qualname__ = f"<refused {shown}>"  # if the class itself is a value
-    return Refused, name
+    return RefusedCode(info, blocker), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -179,6 +180,27 @@ class Deferred:
 
     def __setstate__(self, state: object) -> None:
         """Ignore the state that a pickle holds for it."""
+
+
+class RefusedCode(Deferred):
+    """A function or class that a checkpoint names, and that is refused when read; so are the objects that it makes."""
+
+    __slots__ = ("reader",)
+
+    def __new__(cls, *args: Any) -> Any:
+        """Create one. torch calls this with one as `cls` for an object of the class that it stands for."""
+        return cls(*args) if isinstance(cls, RefusedCode) else super().__new__(cls)
+
+    def __init__(self, info: ArrayInfo, blocker: Blocker) -> None:
+        super().__init__(info, blocker)
+        self.reader = threading.get_ident()
+
+    def __call__(self, *args: Any) -> Deferred:
+        if threading.get_ident() != self.reader:  # torch.load in another thread
+            from pickle import UnpicklingError
+
+            raise UnpicklingError(self.blocker.because)
+        return Deferred(self.info, self.blocker)
 
 
 class DeferredAdapter(Adapter):

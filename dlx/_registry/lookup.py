@@ -113,7 +113,7 @@ _EXACT: dict[type, Kind] = {
     **dict.fromkeys((type(None), bool, int, float, complex, str, range), PASSTHROUGH),
     **dict.fromkeys((bytes, bytearray, memoryview), Kind(generic.BUFFER, None, "passthrough")),
     type(native.buffer_exchange()): _ARRAYS[generic.CAPSULE],
-    generic.Deferred: _ARRAYS[generic.DEFERRED],
+    **dict.fromkeys((generic.Deferred, generic.RefusedCode), _ARRAYS[generic.DEFERRED]),
     arrow.Column: Kind(generic.ARROW, None, "array", None, (handler_of(generic.ARROW.containers[0]),)),
     arrow.Offsets: _ARRAYS[generic.ARROW],
     Parts: Kind(None, PARTS, "container"),
