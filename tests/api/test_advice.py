@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 
@@ -180,8 +181,13 @@ WITHOUT_A_CASE = {  # an expression that no case provokes -> the class that it i
     "{name: each[:].data for name, each in x.variables.items()}": None,
     "value(...)": None,
 }
-TEXTS = {text: (path, found) for path, text, found in advice.declared(ROOT)}
 SPLIT = re.compile(r"value|\{[a-z]+\}|\{\}")
+
+
+@functools.cache
+def declared():
+    """Return the advice in the source: for each text its file and expressions."""
+    return {text: (path, found) for path, text, found in advice.declared(ROOT)}
 
 
 def provoked():
@@ -204,7 +210,7 @@ def test_every_text_of_the_source_is_tried():
     """Text that begins with a module is checked by name; a method is provoked by a case, or has a class above."""
     fixes, complete = provoked()
     missing = []
-    for text, (path, found) in TEXTS.items():
+    for text, (path, found) in declared().items():
         if "value" not in text:
             advice.check_calls(text)
         for expression in found:
@@ -220,4 +226,4 @@ def test_every_text_of_the_source_is_tried():
 
 def test_the_source_has_such_texts():
     """The search finds some; otherwise the test above would check nothing."""
-    assert len(TEXTS) > 80
+    assert len(declared()) > 80

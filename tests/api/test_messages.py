@@ -35,8 +35,9 @@ class Source:
             for target in getattr(node, "targets", [getattr(node, "target", None)]):
                 if isinstance(target, ast.Name) and getattr(node, "value", None) is not None:
                     self.constants[target.id] = node.value
-        self.functions = {each.name: each for each in ast.walk(self.tree) if isinstance(each, ast.FunctionDef)}
-        self.calls = [each for each in ast.walk(self.tree) if isinstance(each, ast.Call)]
+        self.nodes = list(ast.walk(self.tree))
+        self.functions = {each.name: each for each in self.nodes if isinstance(each, ast.FunctionDef)}
+        self.calls = [each for each in self.nodes if isinstance(each, ast.Call)]
 
     def _enter(self, node, owners):
         self.owner[node] = owners
@@ -190,7 +191,7 @@ def calls():
             elif (kind in KINDS or kind in FOREIGN) and call.args:
                 fixes = texts(keywords["fix"], source) if "fix" in keywords else []
                 yield file, kind, texts(call.args[0], source), fixes + ["(option)"] * ("option" in keywords)
-        for node in ast.walk(source.tree):  # tables of adapters: reason and fix
+        for node in source.nodes:  # tables of adapters: reason and fix
             if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load):
                 for reason, fix in itertools.pairwise(node.elts):
                     pair = [getattr(each, "value", "") for each in (reason, fix)]

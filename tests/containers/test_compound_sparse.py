@@ -427,7 +427,7 @@ def test_unsorted_rows_of_any_width(python):
             except dlx.errors.LayoutError as error:
                 assert i is not None and f"indices[{i}] is" in str(error), error
     """
-    python(code)
+    python(code, imported=True)
 
 
 @pytest.mark.parametrize("form", FORMATS)

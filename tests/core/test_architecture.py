@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import pickle
 import re
@@ -88,6 +89,7 @@ def test_whoever_uses_the_fast_path_loads_what_it_leaves_calls_to():
     """The engine's object calls Python functions of two other modules, which must be loaded when it is used."""
     edges = structure.build_graph()
 
+    @functools.cache
     def reached(module):
         return {module}.union(*map(reached, edges[module]))
 

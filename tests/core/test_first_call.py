@@ -28,7 +28,7 @@ def test_the_first_call_takes_a_framework_s_dtype_and_device(np, torch, python, 
         x, d, t = np.ones(2), torch.device("cpu"), torch.float32
         {CALLS[call]}
         """,
-        args=("-W", "ignore"),
+        imported=True,
     )
 
 
@@ -46,7 +46,7 @@ def test_threads_read_a_name_for_the_first_time(python):
         barrier = threading.Barrier(4, action=reset)
 
         def work():
-            for _ in range(3000):
+            for _ in range(300):
                 barrier.wait()
                 try:
                     dlx.share

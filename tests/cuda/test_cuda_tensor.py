@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 
@@ -14,7 +15,7 @@ from dlx._core import native
 from dlx._core.native import ffi, lib
 from dlx._core.stream import Stream
 from dlx._registry.registry import registry
-from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
+from dlx.errors import ConsumedError, CopyRequiredError, DeviceError, LayoutError, StreamError
 
 N = 64
 CUDA0, MANAGED0 = dlx.Device("cuda:0"), dlx.Device("cuda_managed:0")
@@ -216,6 +217,44 @@ def test_no_buffer_and_no_values(cuda):
     with pytest.raises((BufferError, DeviceError)):
         memoryview(tensor)
     assert repr(tensor) == "dlx.Tensor(uint8[64], cuda:0)"
+
+
+# ---- tensors that change while a call waits --------------------------------------------------------------------------
+
+TP_CLEAR = 51  # Py_tp_clear, in the stable ABI
+
+
+def clear(tensor):
+    """Do to a tensor what the collector does to one in an unreachable cycle."""
+    ctypes.pythonapi.PyType_GetSlot.restype = ctypes.c_void_p
+    slot = ctypes.pythonapi.PyType_GetSlot(ctypes.py_object(dlx.Tensor), TP_CLEAR)
+    assert ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(slot)(tensor) == 0
+
+
+@pytest.mark.parametrize("call", ["to the host", "export", "borrow"])
+def test_a_tensor_that_is_cleared_while_a_call_waits_is_refused(cuda, exchange, call):
+    """The call waits without the GIL, so it reads the tensor's memory again; the memory it had before is freed."""
+    gone, found = [], []
+    tensor = written(cuda, cuda.stream(), gone)
+
+    def work():
+        try:
+            if call == "to the host":
+                found.append(tensor.__dlpack__(dl_device=(1, 0), copy=True))
+            else:
+                found.append(getattr(exchange, call)(tensor))
+        except ConsumedError as error:
+            found.append(error)
+
+    work_stream()
+    thread = threading.Thread(target=work)
+    with cuda.slow("cuEventSynchronize" if call == "to the host" else "cuStreamWaitEvent") as slow:
+        thread.start()
+        assert slow.wait()
+        clear(tensor)
+        assert gone
+    thread.join()
+    assert [type(each) for each in found] == [ConsumedError], found
 
 
 # ---- the exchange table ----------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def run(text, *arguments, folder, timeout=240):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_results_of_workers_are_shared(np, tmp_path, method):
     """A pool, an executor and a process that ends at once return handles, tensors and numpy arrays."""
     assert run(PROGRAM, method, "handle", "dlx", "numpy", folder=tmp_path) == "right"
@@ -137,7 +137,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keeps", (False, True))
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_of_a_data_loader_are_shared(np, torch, tmp_path, method, keeps):
@@ -208,7 +208,7 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=put, args=(queue,))
     process.start()
-    time.sleep(1.5)
+    time.sleep(0.7)
     handle = queue.get()
     process.join()
     print(bytes(memoryview(dlx.attach(handle))))

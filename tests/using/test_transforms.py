@@ -234,7 +234,8 @@ def test_an_exported_program_names_what_it_needs(tmp_path, python):
             assert "dlx, jax and jax" in str(error), error
         else:
             raise AssertionError
-        """
+        """,
+        imported=True,
     )
 
 
@@ -285,7 +286,8 @@ def test_sharded_arrays_are_refused(python):
         else:
             raise AssertionError
         assert jax.jit(call)(jnp.zeros(4)).tolist() == [0] * 4
-        """
+        """,
+        imported=True,
     )
 
 
@@ -365,7 +367,8 @@ def test_threads_define_the_operators_once(python):
         for each in threads: each.start()
         for each in threads: each.join()
         assert len(found) == 4
-        """
+        """,
+        imported=True,
     )
 
 

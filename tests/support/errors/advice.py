@@ -154,10 +154,10 @@ def declared(root):
     for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "dlx_adapters").glob("*.py")]):
         if path.parts[-2] in ("testing", "checks", "subjects", "support"):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        parts = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
-        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        parts = {id(each) for node in nodes if isinstance(node, ast.JoinedStr) for each in node.values}
+        docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if id(node) in parts or id(node) in docs:
                 continue
             if isinstance(node, ast.JoinedStr):
