@@ -108,7 +108,7 @@ from dlx.cli import main
 before, count = gc.get_threshold(), gc.get_stats()[0]["collections"]
 assert main({argument}) == 0
 assert (gc.get_threshold() == before) == bool({argument})
-assert {argument} or gc.get_stats()[0]["collections"] <= count + 1
+assert bool({argument}) or gc.get_stats()[0]["collections"] <= count + 1
 """
     assert dlx(code=code)[0] == 0
 
