@@ -28,8 +28,8 @@ BOOSTS = {
     **dict.fromkeys(("cookbook/jax-torch.md", "files.md"), 2),
     **dict.fromkeys(("troubleshooting.md", "write-an-adapter.md", "cookbook/pandas-polars.md"), 1.5),
     "how-to/dtype-and-memory.md": 1.5,
-    **dict.fromkeys(("reference/adapters.md", "reference/ctypes.md", "matrix.md"), 0.4),
-    **dict.fromkeys(("changelog.md", "conformance.md", "contributing.md", "design.md", "performance.md"), 0.2),
+    **dict.fromkeys(("reference/adapters.md", "reference/ctypes.md", "matrix.md", "performance.md"), 0.4),
+    **dict.fromkeys(("changelog.md", "conformance.md", "contributing.md", "design.md"), 0.2),
 }
 WIDE = {"matrix.md", "conformance.md"}  # pages whose figures and tables need the place of their contents
 BARE = {"ffi", "exchange_api", "hookimpl"}  # without an entry in the reference

@@ -95,6 +95,24 @@ sys.exit(status)
     assert (status, err.splitlines()[-1]) == (0, "[]") and "w" in out
 
 
+@pytest.mark.parametrize("argument", ["", "['inspect', path]"])
+def test_a_command_collects_no_garbage(tmp_path, argument):
+    """As a process of its own, `dlx` never searches for garbage; a caller of `main` keeps its settings."""
+    path = tmp_path / "x.safetensors"
+    safetensors(path, {"w": ("F32", (4,))})
+    code = f"""
+import gc, sys
+path = {str(path)!r}
+sys.argv = ["dlx", "inspect", path]
+from dlx.cli import main
+before, count = gc.get_threshold(), gc.get_stats()[0]["collections"]
+assert main({argument}) == 0
+assert (gc.get_threshold() == before) == bool({argument})
+assert bool({argument}) or gc.get_stats()[0]["collections"] <= count + 1
+"""
+    assert dlx(code=code)[0] == 0
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_tells_exit_statuses_and_fits_80_columns(command):
     """Every command's help explains its exit statuses, within 80 columns."""
