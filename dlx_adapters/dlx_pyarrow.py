@@ -73,9 +73,7 @@ def _exchange() -> Any:
 
 
 def _device(native_device: Any) -> api.Device:
-    """Return the device of a name or a `pyarrow.Device`, where the host has the number -1."""
-    if isinstance(native_device, str):
-        return api.Device(native_device)
+    """Return the device of a `pyarrow.Device`, where the host has the number -1."""
     return api.Device(int(native_device.device_type), max(native_device.device_id, 0))
 
 

@@ -53,7 +53,8 @@ def _join_gcxs(axis: int, parts: dict[str, Any]) -> Any:
 def _compound(kind: str) -> api.Compound:
     """Return the declaration of scipy's arrays of one kind."""
     types = f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"
-    return api.Compound(kind, types, _split, functools.partial(_join, kind), None, _INDICES, ".toarray()", (), _DTYPES)
+    join, limits = functools.partial(_join, kind), ("axes",)
+    return api.Compound(kind, types, _split, join, None, _INDICES, ".toarray()", limits, _DTYPES)
 
 
 def _gcxs(kind: str, axis: int) -> api.Compound:

@@ -61,7 +61,7 @@ _COMPOUNDS = (
 class _Devices(api.ReportedDevices):
     def from_native(self, native_device: Any) -> api.Device:
         kind, _, number = str(native_device).rpartition("device:")[2].partition(":")
-        return api.Device({"CPU": "cpu", "GPU": "cuda"}[kind], int(number or 0))
+        return api.Device({"CPU": "cpu", "GPU": "cuda"}[kind.upper()], int(number or 0))
 
     def of(self, obj: Any) -> api.Device | None:
         found = super().of(obj)

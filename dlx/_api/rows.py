@@ -12,7 +12,7 @@ from dlx._engine.compound import name_of, split
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._support.reflect import foreign_errors, type_name
-from dlx.errors import LayoutError
+from dlx.errors import Attribute, DlxError, LayoutError
 
 
 class _FirstNames:
@@ -64,7 +64,11 @@ def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tens
         if values is None:
             why, fix = "its lists are nested and differ in length", "Convert dlx.parts(x) instead."
             raise LayoutError(why, source=name_of(column), fix=fix)
-    values, offsets = convert([values, parts["offsets"]], to="dlx")
+    try:
+        values, offsets = convert({"values": values, "offsets": parts["offsets"]}, to="dlx").values()
+    except DlxError as error:
+        error.root, error.path = "arrays", tuple(map(Attribute, error.path))
+        raise
     bounds = memoryview(offsets).tolist()
     length = bounds[1] - bounds[0] if len(bounds) > 1 else 0
     if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):

@@ -119,7 +119,11 @@ def stack(
         stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         if stacked is not None:
             return stacked
-    objs, keys, whole, places = list_arrays(arrays)
+    try:
+        objs, keys, whole, places = list_arrays(arrays)
+    except DlxError as error:
+        error.target = request_of(to).target.name if out is None else type_name(type(out))
+        raise
     is_plain = axis == 0 and dtype is pad is out is None and places is None
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):

@@ -319,6 +319,8 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     Return the limits that the indices exceed, and the framework resolves.
     """
     shape = parts.get("shape", ())
+    if not shape and "axes" in limits:
+        raise LayoutError(f"{target} has no {kind} arrays without dimensions")
     if kind == "coo":
         coords, elements = parts["coords"], info_of(parts["data"]).shape
         rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)

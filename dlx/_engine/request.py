@@ -140,8 +140,8 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
         if error := find_source(module_of(own)):
             raise error
         raise AdapterNotFoundError(
-            f"like= is {shown}, whose framework is no target",
-            fix="Pass to= with the name of a target, such as to='numpy', or like= with an array of a target.",
+            f"like= is {shown}, not an array of a target",
+            fix="Pass to= with the name of a target, such as to='numpy', or another array as like=.",
         )
     info = array_info(like, known)
     device = info.device or known.devices.of(like)

@@ -326,11 +326,13 @@ def not_an_array(obj: Any) -> DlxError:
     if broken is not None:
         return broken.complete(source=name)
     reason = "it is not an array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer"
+    inside, handler = unwrap(obj)
     if _is_proxy(type(obj)):
         fix = "Convert the object itself; a weak proxy does not keep it alive."
-    elif isinstance(handler := kind_of(obj).handler, CompoundHandler):
-        reason = f"it consists of several arrays ({handler.kind_of(obj)})"
-        fix = f"Pass one of dlx.parts(x), or call {handler.compound.dense} first."
+    elif isinstance(handler, CompoundHandler):
+        reason = f"it consists of several arrays ({handler.kind_of(inside)})"
+        dense = handler.compound.dense
+        fix = f"Pass one of dlx.parts(x){dense and f', or call {dense} first'}."
     elif handler is not None:
         reason = "it is a container, not one array"
         fix = "Pass one of its arrays; dlx.convert and dlx.plan accept containers."

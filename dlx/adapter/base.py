@@ -234,7 +234,8 @@ class Devices:
 
     def from_native(self, native_device: Any) -> Device:
         """Return dlx's device for a device of the framework; raise DeviceError if DLPack lacks it."""
-        return Device(native_device) if self._read is None else self._read(native_device)
+        has_name = self._read is None or isinstance(native_device, str)
+        return Device(native_device) if has_name else self._read(native_device)  # type: ignore[misc]
 
     def of(self, obj: Any) -> Device | None:
         """Return the device of an array without an export, or None if unknown.

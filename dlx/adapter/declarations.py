@@ -497,8 +497,8 @@ class Compound(Frozen):
         A call that returns a dense array, for errors: ``".toarray()"``.
     limits
         Restrictions of `join`: ``"unique"``: no index twice in a row; ``"rising"``: the indices of a row rise;
-        ``"sorts"``: it sorts coords that do not rise, in a copy; ``"flat"``: the parts are dense; ``"swapped"``: its
-        coords are ``(count, ndim)``, in `split` as well.
+        ``"sorts"``: it sorts coords that do not rise, in a copy; ``"flat"``: the parts are dense; ``"axes"``: it has
+        an axis at least; ``"swapped"``: its coords are ``(count, ndim)``, in `split` as well.
     dtypes
         Names of the dtypes that `join` supports for the elements; empty: those of the framework's arrays.
     """

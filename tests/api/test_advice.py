@@ -227,3 +227,10 @@ def test_every_text_of_the_source_is_tried():
 def test_the_source_has_such_texts():
     """The search finds some; otherwise the test above would check nothing."""
     assert len(declared()) > 80
+
+
+def test_like_takes_an_array_of_a_target(np):
+    """The error names the type of a scalar, a container or another object."""
+    for like in (np.float32(1), np.datetime64(1, "s"), 1.5, "x", object(), [1]):
+        with pytest.raises(errors.AdapterNotFoundError, match=r"like= is [\w.]+, not an array of a target. Pass to= "):
+            dlx.convert(np.ones(2), like=like)

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import itertools
 import random
+import re
 
 import pytest
 
@@ -309,3 +310,50 @@ for name, shape in itertools.product(("int4", "uint2", "float4_e2m1fn"), ((3, 4)
         assert "pad=0" in error.reason, error
 """
     assert python(code) == ""
+
+
+def test_lists_with_nulls_are_refused_for_the_target_of_the_call():
+    """The error of a list column names the target or `out`, and the place inside the argument `arrays`."""
+    np, pa = pytest.importorskip("numpy"), pytest.importorskip("pyarrow")
+    columns = {"its row 1 is null": [[1, 2], None], "1 null": [[1, None], [2, 3]], "nested": [[[1]], [[2], [3, 4]]]}
+    for reason, rows in columns.items():
+        for column, options in itertools.product(
+            (pa.array(rows), pa.chunked_array([rows[:1], rows[1:]])), ({"to": "torch"}, {"out": np.zeros((2, 2))})
+        ):
+            with pytest.raises(errors.LayoutError, match=reason) as refused:
+                dlx.stack(column, **options)
+            target = options.get("to", "numpy.ndarray")
+            assert f"to '{target}'" in str(refused.value) and (refused.value.root or "arrays") == "arrays"
+            assert ("at arrays.values:" in str(refused.value)) == (reason == "1 null")
+    polars = pytest.importorskip("polars")
+    with pytest.raises(errors.DlxError, match=r"at arrays\['a'\]: it consists of several arrays \(ragged\)") as refused:
+        dlx.stack({"a": polars.Series([[1], [2, 3]])}, "torch")
+    assert refused.value.fix == "Pass one of dlx.parts(x)."
+
+
+def test_the_dtype_that_a_refusal_names_is_one_of_stack():
+    """The fix is a call of stack, and works: for frames, lists, numbers and any axis."""
+    np, jax = pytest.importorskip("numpy"), pytest.importorskip("jax")
+    pa, ml_dtypes = pytest.importorskip("pyarrow"), pytest.importorskip("ml_dtypes")
+    if jax.config.jax_enable_x64:
+        pytest.skip("needs jax without x64")
+    sources = {
+        "rows": [np.ones(2), np.ones(2)],
+        "integers": [np.arange(2), np.arange(2)],
+        "unsigned": [np.arange(2, dtype="u8")] * 2,
+        "complex": [np.ones(2, "c16")] * 2,
+        "frame": pa.table({"a": [1.5], "b": [2.5]}),
+        "lists": pa.array([[1, 2], [3, 4]]),
+        "numbers": [1, 2],
+        "nested": [[1.5, 2], [3.5, 4]],
+        "one width": [np.ones(2, ml_dtypes.bfloat16)] * 2,
+    }
+    for (name, x), axis in itertools.product(sources.items(), (0, -1)):
+        to = "pyarrow" if name == "one width" else "jax"
+        with pytest.raises(errors.DTypeError) as refused:
+            dlx.stack(x, to, axis=axis)
+        call = re.search(r"dlx\.\w+\(x, to=.*?\)(?=,|\.)", refused.value.fix)[0]
+        assert call.startswith("dlx.stack(x, to=")
+        found = eval(call, {"dlx": dlx, "x": x})
+        expected = dlx.stack(x, "numpy")
+        assert np.array_equal(dlx.convert(found, "numpy"), np.asarray(expected, dlx.convert(found, "numpy").dtype))

@@ -309,6 +309,16 @@ def test_it_takes_the_fast_path_both_ways(framework):
     assert convert(array, to="dlx").readonly is framework.gives_readonly
 
 
+def test_the_host_has_every_number(framework):
+    """A number of the host names the framework's one host device, and the adapter keeps its contract."""
+    assert (
+        dlx.convert(dlx.convert(aligned(), to=framework.name, device="cpu:1"), to="numpy").tolist()
+        == aligned().tolist()
+    )
+    devices = registry.target(framework.name).adapter.devices
+    assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == dlx.Device("cpu")
+
+
 def test_it_is_an_example_for_like(framework):
     """An array of the framework is an example for `like=`."""
     array = dlx.convert(aligned(), to=framework.name)
