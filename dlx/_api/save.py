@@ -54,7 +54,8 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
     ------
     FileError
         If the tree contains no array or an object that is not an array, if the format cannot store its names, shapes
-        or metadata, or if two arrays share memory and the format is .safetensors, which cannot express that.
+        or metadata, if two arrays share memory and the format is .safetensors, which cannot express that, or if another
+        process or thread is writing the file.
     DTypeError
         If the format lacks a dtype: dlx does not change dtypes.
     ConversionError
@@ -204,7 +205,8 @@ def write_items(
 
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
-    found = [item for item in items if item.nbytes and hasattr(item.source, "__array_interface__")]
+    kinds = {kind: kind is Tensor or hasattr(kind, "__array_interface__") for kind in {type(x.source) for x in items}}
+    found = [item for item in items if item.nbytes and kinds[type(item.source)]]
     placed = sorted((item for item in found if type(item.source) is Tensor), key=lambda item: item.source.data_ptr)
     starts = [item.source.data_ptr for item in placed]
     ends = map(operator.add, starts, [item.source.nbytes for item in placed])

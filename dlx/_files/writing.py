@@ -135,7 +135,8 @@ def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
 
 
 def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    with zipfile.ZipFile(out.file, "w") as archive:
+    archive = zipfile.ZipFile(out.file, "w")
+    try:
         for item in items:
             member = zipfile.ZipInfo(f"{item.name}.npy")  # a fixed date, 1980: the output is reproducible
             assert member.filename == f"{item.name}.npy"
@@ -145,6 +146,9 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
             with archive.open(member, "w", force_zip64=True) as content:
                 content.write(_npy_header(item, False))
                 out._replace(file=content).data(item)
+        archive.close()
+    finally:
+        archive.fp = None  # after an interrupt, closing it raises another exception
     if len(items) > MAX_MEMBERS or out.file.tell() - archive.start_dir > MAX_DIRECTORY:
         reads = f"dlx.open reads at most {MAX_MEMBERS:,}, or {amount(MAX_DIRECTORY)} of names"
         raise FileError(f".npz cannot store so many names: {reads}", fix="Write .safetensors, or several files.")

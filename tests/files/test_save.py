@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from hypothesis import given, settings
@@ -289,6 +290,25 @@ def test_a_killed_process_leaves_the_old_file(tmp_path):
     assert done.returncode == -9 and np.load(path)["a"].tolist() == [1, 1]
     dlx.save({"a": np.zeros(3)}, path)
     assert os.listdir(tmp_path) == ["x.npz"] and np.load(path)["a"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("place", ["dlx._files.atomic._lock_partial", "zipfile.ZipFile.open", "os.replace"])
+def test_an_interrupt_leaves_the_old_file_alone(tmp_path, monkeypatch, place):
+    """It stays a KeyboardInterrupt, and no partial file stays, even if it comes before the file is locked."""
+    path, opened = tmp_path / "x.npz", []
+    dlx.save({"a": np.ones(2)}, path)
+    real = zipfile.ZipFile.open
+
+    def interrupt(*args, **options):
+        if place == "zipfile.ZipFile.open":
+            opened.append(real(*args, **options))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as caught:
+        patched.setattr(place, interrupt)
+        dlx.save({"a": np.zeros(3)}, path)
+    assert type(caught.value) is KeyboardInterrupt and caught.value.__context__ is None
+    assert os.listdir(tmp_path) == ["x.npz"] and np.load(path)["a"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", ["scipy", "torch"])
