@@ -41,26 +41,36 @@ def replace_file(path: str | Path, *, force: bool, sync: bool = True) -> Iterato
         return
     partial = os.path.join(folder, f".{_shorten(name)}.dlx-partial")
     while True:
-        descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
-        with os.fdopen(descriptor, "r+b") as handle:
-            if not _lock_partial(handle, partial, target):
-                continue
-            try:
-                yield handle
-                handle.flush()
-                if mode is not None:
-                    os.fchmod(descriptor, mode)
-                if sync:
-                    os.fsync(descriptor)
-                _rename(partial, target, force)
-            except BaseException:
-                if _is_named(os.fstat(descriptor), partial):
-                    os.unlink(partial)
-                raise
-            if sync:
-                with contextlib.suppress(OSError):  # unsupported by some file systems
-                    _synchronise(folder)
-            return
+        try:
+            with open(os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666), "r+b") as handle:  # noqa: PTH123
+                if not _lock_partial(handle, partial, target):
+                    continue
+                try:
+                    yield handle
+                    handle.flush()
+                    if mode is not None:
+                        os.fchmod(handle.fileno(), mode)
+                    if sync:
+                        os.fsync(handle.fileno())
+                    _rename(partial, target, force)
+                except BaseException:
+                    _unlink(handle, partial)  # here: forked children may keep the lock
+                    raise
+        except BaseException:  # also an interrupt before the file was locked
+            with contextlib.suppress(OSError), open(partial, "r+b") as handle:  # noqa: PTH123
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _unlink(handle, partial)
+            raise
+        if sync:
+            with contextlib.suppress(OSError):  # unsupported by some file systems
+                _synchronise(folder)
+        return
+
+
+def _unlink(handle: BinaryIO, name: str) -> None:
+    """Delete a name if it is still that of an open file."""
+    if _is_named(os.fstat(handle.fileno()), name):
+        os.unlink(name)
 
 
 @contextlib.contextmanager
@@ -109,7 +119,7 @@ def _lock_partial(handle: BinaryIO, partial: str, target: str) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FileError("another process is writing it", source=target, fix="Try again later.") from None
+        raise FileError("another process or thread is writing it", source=target, fix="Try again later.") from None
     found = os.fstat(handle.fileno())
     is_new = _is_named(found, partial)
     if is_new and found.st_nlink > 1:  # complete: its writer was killed after linking the file to its final name

@@ -22,8 +22,9 @@ from dlx._core.types import HOST, DType, contiguous
 from dlx._engine.casting import can_cast
 from dlx._engine.seam import FAST_PATH
 from dlx._files.header import import_reader
+from dlx._files.npz import MAX_DIRECTORY, MAX_MEMBERS
 from dlx._files.safetensors import DTYPE_NAMES
-from dlx._support.text import one_line
+from dlx._support.text import amount, one_line
 from dlx.errors import DTypeError, FileError
 
 MAX_NAME = 0xFFFF - len(".npy")  # bytes in a zip file
@@ -134,7 +135,8 @@ def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
 
 
 def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
-    with zipfile.ZipFile(out.file, "w") as archive:
+    archive = zipfile.ZipFile(out.file, "w")
+    try:
         for item in items:
             member = zipfile.ZipInfo(f"{item.name}.npy")  # a fixed date, 1980: the output is reproducible
             assert member.filename == f"{item.name}.npy"
@@ -144,12 +146,19 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
             with archive.open(member, "w", force_zip64=True) as content:
                 content.write(_npy_header(item, False))
                 out._replace(file=content).data(item)
+        archive.close()
+    finally:
+        archive.fp = None  # after an interrupt, closing it raises another exception
+    if len(items) > MAX_MEMBERS or out.file.tell() - archive.start_dir > MAX_DIRECTORY:
+        reads = f"dlx.open reads at most {MAX_MEMBERS:,}, or {amount(MAX_DIRECTORY)} of names"
+        raise FileError(f".npz cannot store so many names: {reads}", fix="Write .safetensors, or several files.")
 
 
 # ---- .safetensors ----------------------------------------------------------------------------------------------------
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_MAX_HEADER = 100_000_000  # bytes
 _name_of = operator.itemgetter(0)
 
 
@@ -170,11 +179,17 @@ def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, 
         key = dtype, shape
         kind = kinds.get(key)
         if kind is None:
+            if math.prod(shape) * dtype.bits % 8:
+                reason = f"{one_line(name, 80)!r} has {math.prod(shape):,} elements of {dtype.bits} bits"
+                raise FileError(f"{reason}, which do not fill whole bytes", fix="Cast it, or pad its shape.")
             kind = kinds[key] = f'{{"dtype":"{_dtype_name(dtype)}","shape":{_to_json(shape)},"data_offsets":['
         header.append(f"{encode_basestring(name)}:{kind}{end},{end + nbytes}]}}")
         end += nbytes
     raw = f"{{{','.join(header)}}}".encode()
     raw += b" " * (-(len(raw) + 8) % 64)
+    if len(raw) > _MAX_HEADER:
+        reason = f"its header would have {len(raw):,} bytes; the library safetensors reads at most {_MAX_HEADER:,}"
+        raise FileError(reason, fix="Write several files.")
     out.file.write(len(raw).to_bytes(8, "little") + raw)
     for item in ordered:
         out.data(item)

@@ -29,7 +29,7 @@ def read_zarr(file: File) -> Contents:
     found: dict[str, Stored] = {}
     metadata: dict[str, Any] = {}
     for folder, folders, names in os.walk(store):
-        name = Path(folder).relative_to(store).as_posix().removeprefix(".")
+        name = "" if folder == str(store) else Path(folder).relative_to(store).as_posix()
         if not any(each in names for each in ZARR):
             continue
         try:

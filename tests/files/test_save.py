@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from hypothesis import given, settings
@@ -114,6 +115,73 @@ def test_a_view_with_a_dtype_is_saved_with_it(tmp_path):
     }
 
 
+@pytest.mark.parametrize("make", [lambda view: {"m": view}, lambda view: [{"m": (view,)}]])
+def test_a_view_with_a_dtype_inside_of_a_tree(tmp_path, make):
+    """It keeps the dtype; arrays outside of the view keep theirs."""
+    dlx.save({"a": np.ones(2, "f4"), "in": {"i": np.ones(2, "i4"), "b": np.ones(3, "f8")}}, tmp_path / "x.npz")
+    lazy = dlx.convert({"a": np.ones(2), "in": [np.ones(3)]}, to="numpy", lazy=True, dtype="float32")
+    tree = {"file": make(dlx.open(tmp_path / "x.npz", dtype="float16")), "lazy": make(lazy), "other": np.ones(1)}
+    dlx.save(tree, tmp_path / "y.npz")
+    found = {name: str(each.dtype) for name, each in np.load(tmp_path / "y.npz").items()}
+    assert sorted(found.values()) == ["float16"] * 2 + ["float32"] * 2 + ["float64", "int32"] and len(found) == 6
+    assert found["other"] == "float64"
+
+
+def test_an_empty_name_is_kept_among_others(tmp_path):
+    """Only a single array without a name is called like the file."""
+    pytest.importorskip("safetensors")
+    for kind in (".npz", ".safetensors", ".arrow"):
+        if kind == ".arrow":
+            pytest.importorskip("pyarrow")
+        dlx.save({"": np.ones(2), "b": np.zeros(2)}, path := tmp_path / f"x{kind}")
+        assert load(path)[""].tolist() == [1, 1]
+        dlx.save(dlx.open(path), other := tmp_path / f"y{kind}")
+        assert {*load(other)} == {"", "b"}
+    dlx.save(dlx.open(tmp_path / "x.npz", only=""), tmp_path / "z.npz")
+    assert [*np.load(tmp_path / "z.npz")] == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [("numpy", "float4_e2m1fn"), ("numpy", "float6_e2m3fn"), ("numpy", "float6_e3m2fn"), ("jax", "float4_e2m1fn")],
+)
+def test_elements_below_a_byte_are_packed(tmp_path, framework, name):
+    """numpy and jax store each in its own byte; the format packs them, and dlx reads the same values."""
+    ml_dtypes, safetensors = pytest.importorskip("ml_dtypes"), pytest.importorskip("safetensors")
+    array = (np.arange(24) % 8).astype(getattr(ml_dtypes, name)).reshape(2, 3, 4)
+    if framework == "jax":
+        jnp = pytest.importorskip("jax.numpy")
+        tree = {"a": jnp.asarray(array), "t": jnp.asarray(array.T), "b": jnp.ones(3, "u1")}
+    else:
+        tree = {"a": array, "t": array.copy().T, "b": np.ones(3, "u1")}
+    path = tmp_path / "x.safetensors"
+    dlx.save(tree, path)
+    sizes = {key: len(each["data"]) for key, each in safetensors.deserialize(path.read_bytes())}
+    bits = 4 if "4" in name[:6] else 6
+    assert sizes == {"a": 24 * bits // 8, "t": 24 * bits // 8, "b": 3}
+    for _ in range(2):
+        found = dlx.open(path, to="numpy")
+        assert found["a"].tolist() == array.tolist() and found["t"].tolist() == array.T.tolist()
+        dlx.save(found, path)
+    with pytest.raises(FileError, match=rf"'a' has 3 elements of {bits} bits, which do not fill whole bytes"):
+        dlx.save({"a": array[0, :, 0]}, path)
+    assert dlx.open(path)["a"].shape == (2, 3, 4)
+
+
+def test_more_names_than_readers_allow(tmp_path, monkeypatch):
+    """A file that dlx or the format's own library refuses is not written."""
+    monkeypatch.setattr("dlx._files.writing.MAX_MEMBERS", 3)
+    with pytest.raises(FileError, match=r"\.npz cannot store so many names: dlx\.open reads at most 3, or"):
+        dlx.save({str(i): np.ones(1) for i in range(4)}, tmp_path / "x.npz")
+    monkeypatch.setattr("dlx._files.writing.MAX_DIRECTORY", 1000)
+    with pytest.raises(FileError, match=r"\.npz cannot store so many names"):
+        dlx.save({"n" * 1000: np.ones(1)}, tmp_path / "x.npz")
+    tree, text = {"a": np.ones(1)}, {"k": "v" * 100_000_000}  # the limit of the safetensors library
+    with pytest.raises(FileError, match=r"its header would have 100,000,\d+ bytes; .*safetensors reads at most 100,000,"):
+        dlx.save(tree, tmp_path / "x.safetensors", metadata=text)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_arrow_keeps_metadata(tmp_path):
     """Pyarrow and dlx read it."""
     pa = pytest.importorskip("pyarrow")
@@ -158,7 +226,7 @@ def test_refusals_name_the_array_and_write_nothing(tmp_path, make, error, match)
 
 def test_calls_that_are_wrong(tmp_path):
     """Formats, metadata and folders."""
-    for options in ({"format": "zip"}, {}):
+    for options in ({"format": "zip"}, {"format": 3}, {}):
         with pytest.raises(FileError, match=r"unknown format .* \(supported: \.npy"):
             dlx.save(np.ones(2), tmp_path / "x.zip", **options)
     with pytest.raises(FileError, match="cannot store metadata"):
@@ -166,8 +234,9 @@ def test_calls_that_are_wrong(tmp_path):
     for path in (io.BytesIO(), 3, None):
         with pytest.raises(TypeError, match=r"path must be a path, found .*Save to a path"):
             dlx.save({"a": dlx.empty(3, "uint8")}, path)
-    with pytest.raises(TypeError, match="metadata must map text to text"):
-        dlx.save(np.ones(2), tmp_path / "x.safetensors", metadata={"a": 1})
+    for metadata in (3, "text", [("a",)], {"a": 1}):
+        with pytest.raises(TypeError, match="metadata must map text to text"):
+            dlx.save(np.ones(2), tmp_path / "x.safetensors", metadata=metadata)
     with pytest.raises(FileError, match=r"the folder .* does not exist"):
         dlx.save(np.ones(2), tmp_path / "none" / "x.npz")
     assert not [*tmp_path.iterdir()]
@@ -181,9 +250,11 @@ def tied():
     yield {"a": x[:2], "z": x[1:]}
     yield {"a": x[:, ::2], "z": x[1]}
     yield {"a": x, "z": x[2, 3:]}
+    swapped = x.astype(">f8")  # copied
+    yield {"a": swapped, "m": np.ones(2), "z": swapped[1:]}
 
 
-@pytest.mark.parametrize("tree", [*tied()], ids=range(5))
+@pytest.mark.parametrize("tree", [*tied()], ids=range(6))
 def test_tied_arrays_are_named_or_written_twice(tmp_path, tree):
     """The .safetensors format forbids them; the others store both."""
     with pytest.raises(FileError, match="'a' and 'z' share memory"):
@@ -219,6 +290,25 @@ def test_a_killed_process_leaves_the_old_file(tmp_path):
     assert done.returncode == -9 and np.load(path)["a"].tolist() == [1, 1]
     dlx.save({"a": np.zeros(3)}, path)
     assert os.listdir(tmp_path) == ["x.npz"] and np.load(path)["a"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("place", ["dlx._files.atomic._lock_partial", "zipfile.ZipFile.open", "os.replace"])
+def test_an_interrupt_leaves_the_old_file_alone(tmp_path, monkeypatch, place):
+    """It stays a KeyboardInterrupt, and no partial file stays, even if it comes before the file is locked."""
+    path, opened = tmp_path / "x.npz", []
+    dlx.save({"a": np.ones(2)}, path)
+    real = zipfile.ZipFile.open
+
+    def interrupt(*args, **options):
+        if place == "zipfile.ZipFile.open":
+            opened.append(real(*args, **options))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as caught:
+        patched.setattr(place, interrupt)
+        dlx.save({"a": np.zeros(3)}, path)
+    assert type(caught.value) is KeyboardInterrupt and caught.value.__context__ is None
+    assert os.listdir(tmp_path) == ["x.npz"] and np.load(path)["a"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", ["scipy", "torch"])

@@ -43,6 +43,17 @@ def test_an_array(tmp_path, version):
     assert dlx.open(tmp_path / "x.zarr", "numpy")[""].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_names_that_begin_with_dots(tmp_path, version):
+    """They are not those of other arrays."""
+    group = zarr.open_group(tmp_path / "x", mode="w", zarr_format=version)
+    names = [".hidden", "hidden", "in/.b", "...x"]
+    for i, name in enumerate(names):
+        group.create_array(name, data=np.full(2, i))
+    found = dlx.open(tmp_path / "x", to="numpy")
+    assert {name: found[name].tolist() for name in found} == {name: [i, i] for i, name in enumerate(names)}
+
+
 class Evil:
     """Runs code when it is unpickled."""
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 from pathlib import Path
 from typing import Any
 
-from dlx._api.convert import convert
-from dlx._api.save import collect_items, text_metadata, write_items
+from dlx._api.save import cast_item, collect_items, text_metadata, write_items
 from dlx._engine.casting import read_casts
 from dlx._files.mapping import map_file
 from dlx._files.selection import dotted_path
-from dlx._files.writing import FORMATS, WITH_METADATA, Item
+from dlx._files.writing import FORMATS, WITH_METADATA
 from dlx._registry.generic import Deferred
 from dlx._support.screen import Screen
 from dlx._support.text import amount, one_line
@@ -37,7 +35,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             archive = map_file(path, only=arguments.only, skip=arguments.skip)
             stack.callback(archive.close)
             items, others = collect_items(archive, "stdin" if source == "-" else path.stem)
-            items = [_cast(each, arguments.dtype) for each in items]
+            casts = read_casts(arguments.dtype)
+            items = [cast_item(each, casts) for each in items]
             metadata = text_metadata(archive) if target.suffix in WITH_METADATA else {}
             lost = len(archive.metadata) - len(metadata)
             total = sum(item.nbytes for item in items)
@@ -67,14 +66,3 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     ]
     screen.document({"source": source, "target": str(target), "bytes": size, "notes": notes, "arrays": arrays})
     return 0
-
-
-def _cast(item: Item, dtype: Any) -> Item:
-    """Return an item with the dtype that ``--dtype`` gives it; it is cast when it is read."""
-    casts = read_casts(dtype)
-    new = None if casts is None else casts.find(item.dtype)
-    if new is None:
-        return item
-    nbytes = -(-math.prod(item.shape) * new.bits * new.lanes // 8)
-    change = {item.dtype.name: new}
-    return Item(item.name, new, item.shape, nbytes, None, lambda: convert(item.read(), to="dlx", dtype=change))
