@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.arrays.examples import examples
@@ -91,6 +92,7 @@ def paths(obj, path=()):
         yield from paths(each, (*path, key))
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # jax has threads, and libraries start processes when they are imported
 @settings(max_examples=examples(1200), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from([*installed_targets(), "arrow"]), OPTIONS)
 def test_plan_says_what_convert_does(data, to, options):

@@ -96,7 +96,7 @@ def stepping(tmp_path_factory):
 
 
 @pytest.mark.unsanitized("a process takes its time to be killed")
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", ring_steps.SIGNALS)
 @pytest.mark.parametrize("role", ring_steps.ROLES)

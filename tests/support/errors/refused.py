@@ -376,7 +376,7 @@ CASES: dict[str, Case] = {
     "tensorflow text": Case("tf", lambda tf: tf.constant(["a"]), works=False),
     "tensorflow list": Case("tf", lambda tf: tf.TensorArray(tf.float32, size=1).write(0, 1.0)),
     "paddle sparse": Case("paddle", lambda paddle: paddle.eye(3).to_sparse_coo(2)),
-    "warp vector": Case("warp", lambda warp: warp.zeros(2, dtype=warp.vec3)),
+    "warp strides": Case("np warp", lambda np, warp: partial_strides(np, warp)),
     "python numbers": Case("np", lambda np: 1, works=False),
     "python text": Case("np", lambda np: "a.npy", works=False),
     "python dict view": Case("np", lambda np: {"a": 1}.values(), works=False),
@@ -478,3 +478,10 @@ def h5(h5py, value):
     """Return a dataset of a file in memory."""
     file = h5py.File(f"{next(NUMBERS)}.h5", "w", driver="core", backing_store=False)
     return file.create_dataset("a", data=value)
+
+
+def partial_strides(np, warp):
+    """Return an array of warp whose strides are one and a half elements."""
+    memory = np.zeros(24, "u1")
+    options = {"dtype": warp.float32, "shape": (3,), "strides": (6,), "device": "cpu", "copy": False}
+    return warp.array(ptr=memory.ctypes.data, **options, deleter=lambda address, nbytes, kept=memory: None)
