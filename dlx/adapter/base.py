@@ -171,7 +171,10 @@ class DTypes:
 
     def from_native(self, native_dtype: Any) -> DType | None:
         """Return dlx's dtype for a dtype of the framework, or None if DLPack lacks it."""
-        return self._from_native.get(native_dtype)
+        found = self._from_native.get(native_dtype)
+        if found is None:  # numpy's np.dtype("float32") equals np.float32, with another hash
+            found = next((dtype for each, dtype in self._from_native.items() if each == native_dtype), None)
+        return found
 
     def known(self) -> frozenset[str]:
         """Return dlx's names of the dtypes that the installed version has."""
@@ -465,7 +468,7 @@ def over_memory(
     address: int,
     shape: Sequence[int],
     strides: Sequence[int] | None,
-    dtype: DType,
+    dtype: DType | None,
     device: Device,
     *,
     readonly: bool = False,
@@ -481,7 +484,7 @@ def over_memory(
     shape, strides
         ``(ndim,)`` each, strides in elements; None means row-major.
     dtype, device
-        Of the elements.
+        Of the elements. None, if the adapter's dtypes lack it, is an error.
     readonly
         Whether the memory is read-only.
     padded
@@ -493,7 +496,11 @@ def over_memory(
     ------
     LayoutError
         If there are elements but no address, or if the size overflows.
+    DTypeError
+        If the dtype is None.
     """
+    if dtype is None:
+        raise DTypeError("its dtype is unknown to the adapter")
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
 

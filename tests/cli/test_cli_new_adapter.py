@@ -94,6 +94,11 @@ def test_a_framework_without_the_protocol(shelf, capsys):
         ("class Arr:\n    shape = dtype = None\nclass Config: pass\n", '"shelf.Arr",', "Arr is a guess"),
         ("class Arr:\n    def __init__(self): self.shape = ()\n", '"shelf.Arr",', "its classes: Arr"),
         ("class A: pass\nclass B: pass\n", '"shelf.Array",', "its classes: A, B. Array is a guess"),
+        (  # an interface has no arrays
+            "from typing import Protocol\nclass Array(Protocol): pass\nclass NDArray: pass\n",
+            '= ("shelf.NDArray",)',
+            "load: there is no shelf.from_dlpack",
+        ),
         ("from dlx import Tensor\n", '"shelf.Array",', "Array is a guess; --type names another"),  # not its own
         ("x = 1\n", '"shelf.Array",', "to fill in: types: shelf has no class with __dlpack__"),
     ],

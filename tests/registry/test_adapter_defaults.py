@@ -13,7 +13,7 @@ import dlx
 from dlx import errors
 from dlx._core.native import tensor_copy
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Description, DTypes, Layout
+from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Description, DTypes, Layout, over_memory
 from dlx.testing import CHECKS, find
 
 HOST = dlx.Device("cpu")
@@ -128,6 +128,18 @@ def test_an_address_that_is_not_told_is_unknown(plain, address):
     assert dlx.shares_memory(planned.run(), array)
 
 
+def test_the_kit_accepts_an_unknown_address(plain):
+    """Arrays without plain memory, such as compressed ones, have no address before their export."""
+
+    def describe(self, obj):
+        info = dlx.describe(obj.tensor)
+        return Description(ArrayInfo("plainlib", "plainlib.Array", info.dtype, "float", info.shape, device=HOST))
+
+    plain(describe=describe)
+    verdict = CHECKS["adapter-describes"](find("plainlib"))
+    assert verdict.status == "keeps", verdict.seen
+
+
 def test_what_a_framework_does_not_take_can_be_stated(plain):
     """A single dtype, no empty arrays: dlx refuses others before `load`, and the kit agrees."""
     stated = Capabilities(dtypes=frozenset({"int64"}), empty_extents="none", layouts=Layout.ANY, min_alignment=1)
@@ -181,6 +193,24 @@ def test_dtypes_that_are_words():
     assert words.from_native("tensor(float)") == dlx.DType("float32")
     dotted = DTypes("sys", {"int64": "hash_info.width", "int32": "no.such"})
     assert dotted.known() == {"int64"} and dotted.to_native(dlx.DType("int64")) == sys.hash_info.width
+
+
+def test_dtypes_that_numpy_s_dtypes_equal():
+    """A library may export numpy's scalar classes and give its arrays numpy's dtypes, which equal them."""
+    np = pytest.importorskip("numpy")
+    assert DTypes("numpy", ["float32"]).from_native(np.dtype("float32")) == dlx.DType("float32")
+    assert DTypes("numpy", ["float32"]).from_native(np.dtype("float64")) is None
+
+
+def test_a_tensor_over_memory_needs_a_dtype(plain):
+    """An `export` that passes on the None of `from_native` is refused with the dtype as the reason."""
+
+    def export(self, obj, *, stream=None):
+        return over_memory(4096, (1,), None, self.dtypes.from_native("odd"), HOST, owner=obj)
+
+    array = plain(export=export, dtypes=DTypes("sys", {}))(b"1")
+    with pytest.raises(errors.DTypeError, match="its dtype is unknown to the adapter"):
+        dlx.convert(array, to="dlx")
 
 
 def test_a_third_party_s_adapter_is_graded_under_a_name_that_the_kit_knows(plain, monkeypatch):

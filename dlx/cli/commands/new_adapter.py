@@ -39,7 +39,8 @@ NO_DLPACK = """def export(self, obj, *, stream=None):
     # In place of the method above:"""
 
 FROM_DLPACK = "import {package}\n\n        return {package}.from_dlpack(tensor)"
-NO_FROM_DLPACK = 'raise NotImplementedError("return an array over tensor.data_ptr that keeps the tensor alive")'
+NO_FROM_DLPACK = """# If your framework copies here, as asarray does, pass copies=True to Capabilities, too.
+        raise NotImplementedError("return an array over tensor.data_ptr that keeps the tensor alive")"""
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -131,7 +132,10 @@ def _array_types(module: ModuleType | None, package: str, named: str | None) -> 
     classes = {
         name: each
         for name, each in vars(module).items()
-        if isinstance(each, type) and name[0] != "_" and registry.owner(each) is None
+        if isinstance(each, type)
+        and name[0] != "_"
+        and registry.owner(each) is None
+        and not getattr(each, "_is_protocol", False)  # an interface
     }
     found = [name for name, each in classes.items() if hasattr(each, "__dlpack__")]
     found = found or [name for name in ("Array", "Tensor", "ndarray", "NDArray") if name in classes]
