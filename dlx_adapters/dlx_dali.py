@@ -18,7 +18,7 @@ _DTYPES = {name: name.upper() for name in api.COMMON_DTYPES if name != "bfloat16
 
 def _list(kind: str, tensors: Any) -> api.Container:
     """Return the handler of a type that becomes a list of its tensors."""
-    return api.Container(types=(kind,), flatten=lambda obj: (None, list(tensors(obj))), mutable=False, falls_to=list)
+    return api.Container((kind,), "wrapper", lambda obj: (None, [list(tensors(obj))]), falls_to=list)
 
 
 def _export(tensor: Any) -> api.Tensor:

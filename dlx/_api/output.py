@@ -22,7 +22,7 @@ from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import adapter_call
+from dlx._engine.sources import array_info
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._registry.registry import registry
@@ -70,7 +70,7 @@ def open_output(obj: Any, path: Path = ()) -> Array:
             raise ConversionError(f"{adapter.name} records it for differentiation", fix=fix)
         found = _read(array, adapter, path, detach=True)
         tensor = found.tensor
-        if (_info(array, adapter) if tensor is None else tensor).readonly:
+        if (array_info(array, adapter) if tensor is None else tensor).readonly:
             raise ReadOnlyError("it is read-only", fix=_WRITABLE)
         if tensor is None and not copies(adapter):
             raise LayoutError(f"dlx cannot write to {adapter.name} arrays like it")
@@ -140,12 +140,6 @@ def _is_plain_cast(tensor: Tensor, whole: Tensor, casts: Casts) -> bool:
 native.register(fill=lambda obj, out: not trace.observers and fill_plain([obj], out, -1))
 
 
-def _info(array: Any, adapter: Adapter) -> Any:
-    with adapter_call(adapter):
-        info = adapter.describe(array).info
-        return info() if callable(info) else info
-
-
 def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     """Return an array without a copy; its tensor is None if its framework must copy it."""
     tensor: Tensor | None = FAST_PATH._borrow(array, "dlx", True)
@@ -154,7 +148,7 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
         try:
             (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
         except CopyRequiredError:
-            info, extent = _info(array, adapter), find_extent(array)
+            info, extent = array_info(array, adapter), find_extent(array)
             return Array(array, adapter, path, info.shape, info.dtype, extent and (extent.start, extent.end), None)
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
@@ -200,7 +194,7 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
         if trace.observers:
             nbytes = math.prod(there.shape) * there.dtype.bits * there.dtype.lanes // 8
             why = Step("copy", "out= copies every array", nbytes=nbytes)
-            trace.record(_info(source.obj, source.adapter), there.adapter.name, "copied", [why], nbytes)
+            trace.record(array_info(source.obj, source.adapter), there.adapter.name, "copied", [why], nbytes)
     return out
 
 

@@ -371,12 +371,14 @@ def _fill_new(tensors: list[Tensor], places: list[slice] | None, axis: int, dtyp
     """Copy tensors, or matrices at `places`, to new memory; None if something else has to be checked."""
     first, wanted = tensors[0], tensors[0].dtype if dtype is None else dtype
     row = first.shape if places is None else first.shape[:1]
-    if wanted.bits < 8 or not 0 <= axis <= len(row) or not all(tensor.is_host for tensor in tensors):
+    if wanted.bits < 8 or not 0 <= axis <= len(row):
         return None
     if places is not None and len(tensors) == 1:
-        return native.tensor_copy(first if axis else _move_axis(first, 1), keep, 0, wanted)
+        cast = () if dtype is None else (0, dtype)
+        return native.tensor_copy(first if axis else _move_axis(first, 1), keep, *cast)
     for tensor in tensors:
-        if (places is None and tensor.shape != row) or (dtype is None and tensor.dtype != wanted):
+        is_alike = (places is not None or tensor.shape == row) and (dtype is not None or tensor.dtype == wanted)
+        if not (is_alike and tensor.is_host):
             return None
     at, n = 0 if keep else axis, len(tensors) if places is None else sum(tensor.shape[1] for tensor in tensors)
     like = native.tensor_new(lib.DLX_ALIGNMENT, (*row[:at], n, *row[at:]), None, wanted, HOST, 0, None)
