@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
-import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -116,13 +117,16 @@ def text_metadata(tree: Any) -> dict[str, str]:
     return {key: text for key, text in (found or {}).items() if isinstance(text, str)}
 
 
-def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any]]]:
-    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
+def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[list[Item], list[tuple[str, Any]]]:
+    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`.
+
+    Arrays get the dtypes of `casts`, or those of the view that they are in.
+    """
     items: dict[str, Item] = {}
     others: list[tuple[str, Any]] = []
     handler = lookup.kind_of(tree).handler
     leaves: Iterable[tuple[tuple[Any, ...], Any, bool]] = [((), tree, True)]
-    casting: list[tuple[tuple[Any, ...], Any]] = []  # views that change dtypes; of others the source is written
+    casting: list[tuple[tuple[Any, ...], Any]] = [((), casts)] if casts else []
     if handler is not None:
         found = Tree(tree, handler, Failures(""))
         for path, obj, compound, *_ in found.compounds():
@@ -132,7 +136,7 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
                 raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape'{dense}.")
         leaves = found.leaves()
         views = [(i, obj) for i, (obj, *_) in enumerate(found.containers()) if is_view(obj)]
-        casting = [(found.path_in(i), casts) for i, obj in views if (casts := obj._scope.options.request.casts)]
+        casting += [(found.path_in(i), obj._scope.options.request.casts) for i, obj in views]
     for path, child, is_array in leaves:
         name = dotted_path(path, str)
         if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
@@ -140,39 +144,25 @@ def collect_items(tree: Any, stem: str) -> tuple[list[Item], list[tuple[str, Any
         elif name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
         else:
-            casts = next((casts for above, casts in casting if path[: len(above)] == above), None)
-            items[name] = cast_item(_create_item(name, child, path), casts)
+            casts = next((each for above, each in casting if path[: len(above)] == above), None)
+            items[name] = _create_item(name, child, path, casts)
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
     return [each._replace(name=stem) for each in items.values()] if {*items} == {""} else [*items.values()], others
 
 
-def cast_item(item: Item, casts: Casts | None) -> Item:
-    """Return an item with the dtype that a call gives it; it is cast when it is read."""
-    new = None if casts is None else casts.find(item.dtype)
-    if new is None:
-        return item
-    change = {item.dtype.name: new}
-    nbytes = _count_bytes(item.shape, new)
-    return Item(item.name, new, item.shape, nbytes, None, lambda: convert(item.read(), to="dlx", dtype=change))
+def _create_item(name: str, obj: Any, path: tuple[Any, ...], casts: Casts | None) -> Item:
+    """Return an array as an item; one that is copied, cast or refused is read later, if its dtype and shape are known."""
+    source = obj
+    with contextlib.suppress(DlxError):
+        source = convert(obj, to="dlx", copy=False, detach=True)
+        is_kept = casts is None or casts.find(source.dtype) is None
+        if is_kept and source.is_host and not source.flags & SUBBYTE_PADDED:
+            return Item(name, source.dtype, source.shape, source.nbytes, source, None)
 
-
-def _count_bytes(shape: tuple[int, ...], dtype: DType) -> int:
-    return -(-math.prod(shape) * dtype.bits * dtype.lanes // 8)
-
-
-def _create_item(name: str, obj: Any, path: tuple[Any, ...]) -> Item:
-    """Return an array as an item; one that is copied or refused is read later, if its dtype and shape are known."""
-    try:
-        shared = convert(obj, to="dlx", copy=False, detach=True)
-        if shared.is_host and not shared.flags & SUBBYTE_PADDED:
-            return Item(name, shared.dtype, shared.shape, shared.nbytes, shared, None)
-    except DlxError:
-        shared = obj
-
-    def read() -> Tensor:
+    def read(dtype: Any = casts and casts.dtypes) -> Tensor:
         try:
-            tensor: Tensor = convert(obj, to="dlx", device="cpu", detach=True)
+            tensor: Tensor = convert(obj, to="dlx", device="cpu", detach=True, dtype=dtype)
         except DlxError as error:
             error.complete(path=path, source=type_name(type(obj)))
             raise
@@ -180,9 +170,12 @@ def _create_item(name: str, obj: Any, path: tuple[Any, ...]) -> Item:
 
     info = describe(obj)
     if info.dtype is None or info.shape is None:
-        info = describe(read())
+        info = describe(read(None))
     assert info.dtype is not None and info.shape is not None
-    return Item(name, info.dtype, info.shape, _count_bytes(info.shape, info.dtype), shared, read)
+    new = casts and casts.find(info.dtype)
+    dtype = new or info.dtype
+    nbytes = -(-math.prod(info.shape) * dtype.bits * dtype.lanes // 8)
+    return Item(name, dtype, info.shape, nbytes, None if new else source, read)
 
 
 def write_items(
@@ -205,13 +198,11 @@ def write_items(
 
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
-    kinds = {kind: kind is Tensor or hasattr(kind, "__array_interface__") for kind in {type(x.source) for x in items}}
-    found = [item for item in items if item.nbytes and kinds[type(item.source)]]
+    found = [x for x in items if x.nbytes and (x.load is None or hasattr(type(x.source), "__array_interface__"))]
     placed = sorted((item for item in found if type(item.source) is Tensor), key=lambda item: item.source.data_ptr)
-    starts = [item.source.data_ptr for item in placed]
-    ends = map(operator.add, starts, [item.source.nbytes for item in placed])
-    are_rows = all(is_row_major(item.shape, item.source.strides) for item in placed)
-    if are_rows and all(map(operator.le, ends, starts[1:])) and len(placed) == len(found):
+    are_rows = len(placed) == len(found) and all(is_row_major(x.shape, x.source.strides) for x in placed)
+    sources = [item.source for item in placed]
+    if are_rows and all(one.data_ptr + one.nbytes <= other.data_ptr for one, other in itertools.pairwise(sources)):
         return
     if pair := collision([item.source for item in found], []):
         one, other = sorted(one_line(found[each].name, 80) for each in pair)

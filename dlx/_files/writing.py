@@ -43,14 +43,12 @@ class Item(NamedTuple):
     source: Any  # the array, or a tensor over its memory
     load: Callable[[], Tensor] | None  # returns a tensor in host memory, released once it is written; None: `source`
 
-    def read(self) -> Tensor:
-        """Return a tensor in host memory; raise `FileError` if it is no longer the array that the item describes."""
-        if self.load is None:
-            return self.source  # type: ignore[no-any-return]
-        tensor = self.load()
+    def read(self, *, rows: bool = True) -> Tensor:
+        """Return a tensor in host memory, with `rows` in row-major order; raise `FileError` if the array has changed."""
+        tensor: Tensor = self.source if self.load is None else self.load()
         if tensor.dtype != self.dtype or tensor.shape != self.shape:
             raise FileError(f"{_item_text(self)} changed while dlx read it", fix="Try again.")
-        return tensor
+        return tensor_copy(tensor, False) if rows and not is_row_major(self.shape, tensor.strides) else tensor
 
 
 is_row_major = functools.lru_cache(contiguous)  # a model has many tensors of few shapes
@@ -60,19 +58,14 @@ class _Output(NamedTuple):
     file: IO[bytes]
     advance: Callable[[int], object]  # called with the number of written bytes
 
-    def data(self, item: Item, *, order: bool = False) -> None:
-        """Write the bytes of an array in row-major order; with `order`, keep column-major order."""
+    def data(self, item: Item) -> None:
+        """Write the bytes of an array in row-major order."""
         tensor = item.read()
-        if not is_row_major(item.shape, tensor.strides) and not (
-            order and contiguous(tensor.shape[::-1], tensor.strides[::-1])
-        ):
-            tensor = tensor_copy(tensor, False)
         at, end = (tensor.data_ptr, tensor.data_ptr + item.nbytes) if item.nbytes else (0, 0)
-        while at < end:
-            size = end - at if end - at < PIECE else PIECE
-            self.file.write(ffi.buffer(ffi.cast(_BYTES, at), size))
+        for start in range(at, end, PIECE):
+            size = end - start if end - start < PIECE else PIECE
+            self.file.write(ffi.buffer(ffi.cast(_BYTES, start), size))
             self.advance(size)
-            at += size
 
 
 def _item_text(item: Item) -> str:
@@ -93,8 +86,7 @@ def _check_dtypes(items: Sequence[Item], kind: str) -> None:
 
 def _check_names(items: Sequence[Item], kind: str) -> None:
     """Raise `FileError` for the first name that UTF-8 or a zip file cannot store."""
-    for item in items:
-        name = item.name
+    for name, *_ in items:
         if not name.isascii() and _SURROGATE.search(name):
             why = "a lone surrogate"
         elif kind == ".npz" and "\0" in name:
@@ -104,7 +96,7 @@ def _check_names(items: Sequence[Item], kind: str) -> None:
         else:
             continue
         into = "Write .safetensors or rename it." if why != "a lone surrogate" else "Rename it."
-        raise FileError(f"{kind} cannot store the name {_item_text(item)}, which has {why}", fix=into)
+        raise FileError(f"{kind} cannot store the name {one_line(name, 80)!r}, which has {why}", fix=into)
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
@@ -128,10 +120,12 @@ def _npy_header(item: Item, fortran: bool) -> bytes:
 def _write_npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
     if len(items) != 1:
         raise FileError(f"a .npy file stores one array, found {len(items):,}", fix="Write .npz or .safetensors.")
-    tensor = items[0].read()
-    fortran = not contiguous(tensor.shape, tensor.strides) and contiguous(tensor.shape[::-1], tensor.strides[::-1])
+    tensor, back = items[0].read(rows=False), items[0].shape[::-1]
+    fortran = not contiguous(tensor.shape, tensor.strides) and contiguous(back, tensor.strides[::-1])
     out.file.write(_npy_header(items[0], fortran))
-    out.data(items[0]._replace(source=tensor, load=None), order=True)
+    if fortran:  # its transposed array has row-major order
+        tensor = tensor_new(tensor.data_ptr, back, None, tensor.dtype, HOST, 0, tensor)
+    out.data(items[0]._replace(shape=tensor.shape, source=tensor, load=None))
 
 
 def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
@@ -139,7 +133,6 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
     try:
         for item in items:
             member = zipfile.ZipInfo(f"{item.name}.npy")  # a fixed date, 1980: the output is reproducible
-            assert member.filename == f"{item.name}.npy"
             # An extra field (like zipalign's) pads the header to a multiple of 64 bytes, so that data can be mapped.
             begin = out.file.tell() + 30 + len(member.filename.encode()) + 4 + 20  # 20: sizes of 64 bits
             member.extra = struct.pack("<HH", 0xD935, -begin % 64) + bytes(-begin % 64)
@@ -150,16 +143,14 @@ def _write_npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) ->
     finally:
         archive.fp = None  # after an interrupt, closing it raises another exception
     if len(items) > MAX_MEMBERS or out.file.tell() - archive.start_dir > MAX_DIRECTORY:
-        reads = f"dlx.open reads at most {MAX_MEMBERS:,}, or {amount(MAX_DIRECTORY)} of names"
-        raise FileError(f".npz cannot store so many names: {reads}", fix="Write .safetensors, or several files.")
+        reason = f"dlx.open reads .npz files of at most {MAX_MEMBERS:,} arrays and {amount(MAX_DIRECTORY)} of names"
+        raise FileError(reason, fix="Write .safetensors, or several files.")
 
 
 # ---- .safetensors ----------------------------------------------------------------------------------------------------
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_MAX_HEADER = 100_000_000  # bytes
-_name_of = operator.itemgetter(0)
 
 
 def _dtype_name(dtype: DType) -> str | None:
@@ -172,7 +163,7 @@ def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, 
     end = 0
     # Wide elements first, in the order of the safetensors library, so that each array is aligned.
     widths = {dtype: -dtype.bits for dtype in {item.dtype for item in items}}
-    ordered = sorted(sorted(items, key=_name_of), key=lambda item: widths[item.dtype])
+    ordered = sorted(sorted(items, key=operator.itemgetter(0)), key=lambda item: widths[item.dtype])
     for name, dtype, shape, nbytes, *_ in ordered:
         if name == "__metadata__":
             raise FileError("an array is named '__metadata__', which the format reserves", fix="Rename it.")
@@ -180,15 +171,15 @@ def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, 
         kind = kinds.get(key)
         if kind is None:
             if math.prod(shape) * dtype.bits % 8:
-                reason = f"{one_line(name, 80)!r} has {math.prod(shape):,} elements of {dtype.bits} bits"
-                raise FileError(f"{reason}, which do not fill whole bytes", fix="Cast it, or pad its shape.")
+                reason = f"{math.prod(shape):,} elements of {dtype.bits} bits in {one_line(name, 80)!r} fill no whole bytes"
+                raise FileError(reason, fix="Cast it, or pad its shape.")
             kind = kinds[key] = f'{{"dtype":"{_dtype_name(dtype)}","shape":{_to_json(shape)},"data_offsets":['
         header.append(f"{encode_basestring(name)}:{kind}{end},{end + nbytes}]}}")
         end += nbytes
     raw = f"{{{','.join(header)}}}".encode()
     raw += b" " * (-(len(raw) + 8) % 64)
-    if len(raw) > _MAX_HEADER:
-        reason = f"its header would have {len(raw):,} bytes; the library safetensors reads at most {_MAX_HEADER:,}"
+    if len(raw) > 100_000_000:
+        reason = f"safetensors reads headers of at most 100,000,000 bytes, and this one would have {len(raw):,}"
         raise FileError(reason, fix="Write several files.")
     out.file.write(len(raw).to_bytes(8, "little") + raw)
     for item in ordered:
@@ -225,8 +216,6 @@ def _write_arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) 
 def _build_column(pa: Any, out: _Output, item: Item) -> Any:
     """Return an array as a column that uses its memory; bools are copied, since Arrow packs them into bits."""
     tensor = item.read()
-    if not contiguous(tensor.shape, tensor.strides):
-        tensor = tensor_copy(tensor, False)
     flat = tensor_new(tensor.data_ptr, (math.prod(item.shape),), None, item.dtype, HOST, 0, tensor)
     column = FAST_PATH(flat, "pyarrow")
     for extent in reversed(item.shape[1:]):

@@ -163,7 +163,7 @@ def test_elements_below_a_byte_are_packed(tmp_path, framework, name):
         found = dlx.open(path, to="numpy")
         assert found["a"].tolist() == array.tolist() and found["t"].tolist() == array.T.tolist()
         dlx.save(found, path)
-    with pytest.raises(FileError, match=rf"'a' has 3 elements of {bits} bits, which do not fill whole bytes"):
+    with pytest.raises(FileError, match=rf"3 elements of {bits} bits in 'a' fill no whole bytes"):
         dlx.save({"a": array[0, :, 0]}, path)
     assert dlx.open(path)["a"].shape == (2, 3, 4)
 
@@ -171,13 +171,13 @@ def test_elements_below_a_byte_are_packed(tmp_path, framework, name):
 def test_more_names_than_readers_allow(tmp_path, monkeypatch):
     """A file that dlx or the format's own library refuses is not written."""
     monkeypatch.setattr("dlx._files.writing.MAX_MEMBERS", 3)
-    with pytest.raises(FileError, match=r"\.npz cannot store so many names: dlx\.open reads at most 3, or"):
+    with pytest.raises(FileError, match=r"dlx\.open reads \.npz files of at most 3 arrays and 16\.0 MiB of names"):
         dlx.save({str(i): np.ones(1) for i in range(4)}, tmp_path / "x.npz")
     monkeypatch.setattr("dlx._files.writing.MAX_DIRECTORY", 1000)
-    with pytest.raises(FileError, match=r"\.npz cannot store so many names"):
+    with pytest.raises(FileError, match="at most 3 arrays and 1000 B of names"):
         dlx.save({"n" * 1000: np.ones(1)}, tmp_path / "x.npz")
     tree, text = {"a": np.ones(1)}, {"k": "v" * 100_000_000}  # the limit of the safetensors library
-    with pytest.raises(FileError, match=r"its header would have 100,000,\d+ bytes; .*safetensors reads at most 100,000,"):
+    with pytest.raises(FileError, match=r"at most 100,000,000 bytes, and this one would have 100,000,"):
         dlx.save(tree, tmp_path / "x.safetensors", metadata=text)
     assert not [*tmp_path.iterdir()]
 

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from dlx._api.save import cast_item, collect_items, text_metadata, write_items
+from dlx._api.save import collect_items, text_metadata, write_items
 from dlx._engine.casting import read_casts
 from dlx._files.mapping import map_file
 from dlx._files.selection import dotted_path
@@ -34,9 +34,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         try:
             archive = map_file(path, only=arguments.only, skip=arguments.skip)
             stack.callback(archive.close)
-            items, others = collect_items(archive, "stdin" if source == "-" else path.stem)
-            casts = read_casts(arguments.dtype)
-            items = [cast_item(each, casts) for each in items]
+            stem = "stdin" if source == "-" else path.stem
+            items, others = collect_items(archive, stem, read_casts(arguments.dtype))
             metadata = text_metadata(archive) if target.suffix in WITH_METADATA else {}
             lost = len(archive.metadata) - len(metadata)
             total = sum(item.nbytes for item in items)
