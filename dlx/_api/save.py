@@ -147,9 +147,7 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
             items[name] = _create_item(name, child, path, casts)
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    if [*items] == [""]:
-        items[""] = items[""]._replace(name=stem)
-    return [*items.values()], others
+    return [items[""]._replace(name=stem)] if [*items] == [""] else [*items.values()], others
 
 
 def _create_item(name: str, obj: Any, path: tuple[Any, ...], casts: Casts | None) -> Item:
@@ -199,11 +197,10 @@ def write_items(
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
     found = [x for x in items if x.nbytes and (x.load is None or hasattr(type(x.source), "__array_interface__"))]
-    placed = sorted((item for item in found if type(item.source) is Tensor), key=lambda item: item.source.data_ptr)
-    are_rows = len(placed) == len(found) and all(is_row_major(x.shape, x.source.strides) for x in placed)
-    sources = [item.source for item in placed]
-    starts = [each.data_ptr for each in sources]
-    if are_rows and all(map(operator.le, map(operator.add, starts, [each.nbytes for each in sources]), starts[1:])):
+    placed = sorted((x.source for x in found if type(x.source) is Tensor), key=lambda each: each.data_ptr)
+    are_rows = len(placed) == len(found) and all(is_row_major(each.shape, each.strides) for each in placed)
+    starts = [each.data_ptr for each in placed]
+    if are_rows and all(map(operator.le, map(operator.add, starts, [each.nbytes for each in placed]), starts[1:])):
         return
     if pair := collision([item.source for item in found], []):
         one, other = sorted(one_line(found[each].name, 80) for each in pair)
