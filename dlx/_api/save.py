@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._core.native import Tensor, tensor_copy, tensor_repack
 from dlx._core.public import public
-from dlx._core.types import SUBBYTE_PADDED, DType
+from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine.casting import Casts
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
@@ -88,7 +87,7 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         reason = f"unknown format {one_line(kind, 20)!r} (supported: {', '.join(FORMATS)})"
         raise FileError(reason, source=target, fix="Pass format=, or a path with one of these suffixes.")
     if metadata is None:
-        kept = text_metadata(tree) if kind in WITH_METADATA else {}
+        kept: dict[Any, str] = text_metadata(tree) if kind in WITH_METADATA else {}
     else:
         kept = dict(metadata) if isinstance(metadata, Mapping) else {0: metadata}
         if not all(isinstance(each, str) for pair in kept.items() for each in pair):
@@ -144,21 +143,21 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
         elif name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
         else:
-            casts = next((each for above, each in casting if path[: len(above)] == above), None)
+            casts = next((each for above, each in casting if path[: len(above)] == above), None) if casting else None
             items[name] = _create_item(name, child, path, casts)
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
-    return [each._replace(name=stem) for each in items.values()] if {*items} == {""} else [*items.values()], others
+    return [items[""]._replace(name=stem)] if [*items] == [""] else [*items.values()], others
 
 
 def _create_item(name: str, obj: Any, path: tuple[Any, ...], casts: Casts | None) -> Item:
-    """Return an array as an item; one that is copied, cast or refused is read later, if its dtype and shape are known."""
-    source = obj
-    with contextlib.suppress(DlxError):
+    """Return an array as an item, which is read later if it is copied, cast or refused, and its dtype is known."""
+    try:
         source = convert(obj, to="dlx", copy=False, detach=True)
-        is_kept = casts is None or casts.find(source.dtype) is None
-        if is_kept and source.is_host and not source.flags & SUBBYTE_PADDED:
+        if source.is_host and not source.flags & SUBBYTE_PADDED and not (casts and casts.find(source.dtype)):
             return Item(name, source.dtype, source.shape, source.nbytes, source, None)
+    except DlxError:
+        source = obj
 
     def read(dtype: Any = casts and casts.dtypes) -> Tensor:
         try:
@@ -172,10 +171,9 @@ def _create_item(name: str, obj: Any, path: tuple[Any, ...], casts: Casts | None
     if info.dtype is None or info.shape is None:
         info = describe(read(None))
     assert info.dtype is not None and info.shape is not None
-    new = casts and casts.find(info.dtype)
-    dtype = new or info.dtype
+    dtype = (casts and casts.find(info.dtype)) or info.dtype
     nbytes = -(-math.prod(info.shape) * dtype.bits * dtype.lanes // 8)
-    return Item(name, dtype, info.shape, nbytes, None if new else source, read)
+    return Item(name, dtype, info.shape, nbytes, source if dtype == info.dtype else None, read)
 
 
 def write_items(
@@ -199,10 +197,10 @@ def write_items(
 def _check_ties(items: Sequence[Item]) -> None:
     """Raise `FileError` for two arrays that share memory; the addresses alone tell most apart."""
     found = [x for x in items if x.nbytes and (x.load is None or hasattr(type(x.source), "__array_interface__"))]
-    placed = sorted((item for item in found if type(item.source) is Tensor), key=lambda item: item.source.data_ptr)
-    are_rows = len(placed) == len(found) and all(is_row_major(x.shape, x.source.strides) for x in placed)
-    sources = [item.source for item in placed]
-    if are_rows and all(one.data_ptr + one.nbytes <= other.data_ptr for one, other in itertools.pairwise(sources)):
+    placed = sorted((x.source for x in found if type(x.source) is Tensor), key=lambda each: each.data_ptr)
+    are_rows = len(placed) == len(found) and all(is_row_major(each.shape, each.strides) for each in placed)
+    starts = [each.data_ptr for each in placed]
+    if are_rows and all(map(operator.le, map(operator.add, starts, [each.nbytes for each in placed]), starts[1:])):
         return
     if pair := collision([item.source for item in found], []):
         one, other = sorted(one_line(found[each].name, 80) for each in pair)

@@ -44,9 +44,9 @@ class Item(NamedTuple):
     load: Callable[[], Tensor] | None  # returns a tensor in host memory, released once it is written; None: `source`
 
     def read(self, *, rows: bool = True) -> Tensor:
-        """Return a tensor in host memory, with `rows` in row-major order; raise `FileError` if the array has changed."""
+        """Return a tensor in host memory, with `rows` in row-major order; raise `FileError` if it has changed."""
         tensor: Tensor = self.source if self.load is None else self.load()
-        if tensor.dtype != self.dtype or tensor.shape != self.shape:
+        if self.load is not None and (tensor.dtype != self.dtype or tensor.shape != self.shape):
             raise FileError(f"{_item_text(self)} changed while dlx read it", fix="Try again.")
         return tensor_copy(tensor, False) if rows and not is_row_major(self.shape, tensor.strides) else tensor
 
@@ -171,7 +171,7 @@ def _write_safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, 
         kind = kinds.get(key)
         if kind is None:
             if math.prod(shape) * dtype.bits % 8:
-                reason = f"{math.prod(shape):,} elements of {dtype.bits} bits in {one_line(name, 80)!r} fill no whole bytes"
+                reason = f"the {math.prod(shape):,} elements of {one_line(name, 80)!r} do not fill whole bytes"
                 raise FileError(reason, fix="Cast it, or pad its shape.")
             kind = kinds[key] = f'{{"dtype":"{_dtype_name(dtype)}","shape":{_to_json(shape)},"data_offsets":['
         header.append(f"{encode_basestring(name)}:{kind}{end},{end + nbytes}]}}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from dlx._api.save import collect_items, text_metadata, write_items
 from dlx._engine.casting import read_casts
