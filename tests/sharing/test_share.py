@@ -40,8 +40,10 @@ def descriptors():
 
 
 def names():
-    """Return the names in /dev/shm, except those of multiprocessing, torch and ray, which others may use."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_", "plasma"))}
+    """Return the files in /dev/shm, except those of multiprocessing, torch and ray, which others may use."""
+    with os.scandir("/dev/shm") as found:  # folders are of other programs, such as joblib
+        files = [each.name for each in found if not each.is_dir()]
+    return {name for name in files if not name.startswith(("sem.", "psm_", "torch_", "plasma"))}
 
 
 @pytest.fixture(autouse=True)
