@@ -345,7 +345,7 @@ for number, kind, make in ((np.int32, pa.list_, pa.ListArray), (np.int64, pa.lar
 def test_stack_names_what_it_cannot_stack():
     """Nested lists of several lengths; `parts` takes them."""
     for nested in (pa.array([[[1], [2, 3]], [[4]]]), pa.chunked_array([[[[1]]], [[[2, 3], [4]]]])):
-        with pytest.raises(LayoutError, match=r"cannot stack pyarrow\.lib\.\w+: its lists are nested"):
+        with pytest.raises(LayoutError, match=r"cannot stack pyarrow\.lib\.\w+ to '\w+': its lists are nested"):
             dlx.stack(nested, "numpy", pad=0)
         assert "offsets" in dlx.parts(nested, "numpy")["values"]
 
