@@ -148,7 +148,8 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
         try:
             (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
         except CopyRequiredError:
-            info, extent = array_info(array, adapter), find_extent(array)
+            info: Any = array_info(array, adapter)  # with shape and dtype: only a copy is missing
+            extent = find_extent(array)
             return Array(array, adapter, path, info.shape, info.dtype, extent and (extent.start, extent.end), None)
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)

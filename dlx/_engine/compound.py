@@ -62,7 +62,7 @@ def split(
             _check_dimensions(kind, parts, source.dense)
         limits: tuple[str, ...] = ()
         if request is not None:
-            if wanted is not None:
+            if wanted is not None and (wanted.dtypes or request.casts is not None):
                 _check_dtype(parts, wanted, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
                 swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
