@@ -385,6 +385,20 @@ int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_c
   return at.count;
 }
 
+int dlx_arrow_extent(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                     int64_t batch, const char** start, const char** end) {
+  span at;
+  dlx_arrow_fault fault;
+  int64_t bits = column->is_packed ? 1 : column->dtype.bits;
+  *start = *end = NULL;
+  if (batch >= data->n_batches) return 0;
+  if (find_values(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 1;
+  const char* values = at.count ? at.array->buffers[1] : NULL;
+  if (values) *start = values + at.start * bits / 8;
+  if (values) *end = values + ((at.start + at.count) * bits + 7) / 8;
+  return 1;
+}
+
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out) {
   DLTensor like = describe_column(column);

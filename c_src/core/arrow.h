@@ -159,6 +159,11 @@ int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
 int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                         int64_t batch, DLTensor* out, void** event);
 
+/* Set the addresses of a batch's values of a column, from the first byte to the one after the last;
+ * both are NULL without values. Return 0 if there is no such batch. */
+int dlx_arrow_extent(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                     int64_t batch, const char** start, const char** end);
+
 /* Copy a host column without nulls. Errors: as dlx_managed_empty, DLX_E_DEVICE. */
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out);

@@ -257,6 +257,29 @@ static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_
       PyLong_FromVoidPtr(found->data));
 }
 
+PY_DOC(arrow_extents,
+       "Return (start, end), the addresses of the values, for each chunk of a column of numbers.");
+static PyObject* arrow_extents(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  column c;
+  const char *start, *end;
+  PyObject* extents = PyList_New(0);
+  if (extents == NULL || !py_check_args("arrow_extents", nargs, 2, 2) ||
+      find_column(args[0], args[1], &c) < 0)
+    goto failed;
+  for (int64_t i = 0; c.found.is_numbers; i++) {
+    if (!dlx_arrow_extent(c.data, c.number, &c.found, i, &start, &end)) break;
+    PyObject* pair =
+        Py_BuildValue("(NN)", PyLong_FromVoidPtr((void*)start), PyLong_FromVoidPtr((void*)end));
+    int status = pair == NULL ? -1 : PyList_Append(extents, pair);
+    Py_XDECREF(pair);
+    if (status < 0) goto failed;
+  }
+  return extents;
+failed:
+  Py_XDECREF(extents);
+  return NULL;
+}
+
 static int is_numbers(const dlx_arrow_column* found) {
   return found->is_numbers && !found->n_nulls;
 }
@@ -504,7 +527,9 @@ static PyObject* arrow_columns(PyObject* module, PyObject* const* args, Py_ssize
 }
 
 PyMethodDef py_arrow_functions[] = {
-    PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),       PY_FASTCALL(arrow_column),
-    PY_FASTCALL(arrow_tensor),  PY_VARARGS(arrow_exchange), PY_ONE(arrow_join),
-    PY_FASTCALL(arrow_columns), PY_FASTCALL(arrow_lists),   PY_END,
+    PY_FASTCALL(arrow_open),    PY_ONE(arrow_schema),
+    PY_FASTCALL(arrow_column),  PY_FASTCALL(arrow_tensor),
+    PY_VARARGS(arrow_exchange), PY_ONE(arrow_join),
+    PY_FASTCALL(arrow_columns), PY_FASTCALL(arrow_lists),
+    PY_FASTCALL(arrow_extents), PY_END,
 };

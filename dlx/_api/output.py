@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dlx._api.shares_memory import collision, find_extent
+from dlx._api.shares_memory import collision, find_extents
 from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.types import SUBBYTE_PADDED, DType, host_readable
@@ -149,8 +149,9 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
             (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
         except CopyRequiredError:
             info: Any = array_info(array, adapter)  # with shape and dtype: only a copy is missing
-            extent = find_extent(array)
-            return Array(array, adapter, path, info.shape, info.dtype, extent and (extent.start, extent.end), None)
+            extents = find_extents(array)
+            span = (min(each.start for each in extents), max(each.end for each in extents)) if extents else None
+            return Array(array, adapter, path, info.shape, info.dtype, span, None)
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
 

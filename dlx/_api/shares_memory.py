@@ -15,11 +15,13 @@ from dlx._engine.compound import arrays_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of
-from dlx._protocols.arrow import Offsets
+from dlx._protocols import arrow
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
+from dlx.adapter.arrow import ArrowSource
+from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
 CONVERTED = "to dlx.convert(obj, to='dlx') and pass its result"
@@ -68,7 +70,7 @@ def shares_memory(a: Any, b: Any) -> bool:
     Notes
     -----
     Pages mapped at two addresses (`mmap` of one file twice, CUDA's IPC) are not recognized. An object with only
-    ``__dlpack__`` exports a capsule, which is dropped.
+    ``__dlpack__`` exports a capsule, which is dropped. Of Arrow lists in several chunks, only the values are compared.
 
     Examples
     --------
@@ -90,11 +92,9 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
     extents = []
     for i, array in enumerate((*some, *others)):
         try:
-            extent = find_extent(array)
+            extents += [(extent, i) for extent in find_extents(array)]
         except DlxError:
             continue
-        if extent is not None:
-            extents.append((extent, i))
     extents.sort(key=lambda each: (each[0].start, each[1]))
     near: tuple[list[tuple[Extent, int]], list[tuple[Extent, int]]] = ([], [])  # in `some`, in `others`
     for extent, i in extents:
@@ -102,20 +102,20 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
         for group in near:
             group[:] = [each for each in group if each[0].end > extent.start]
         for other, j in (*near[0], *near[1]) if mine else near[0]:
-            if _same_memory(extent.device, other.device) and _meet(other, extent):
+            if i != j and _same_memory(extent.device, other.device) and _meet(other, extent):
                 return (min(i, j), max(i, j))
         near[not mine].append((extent, i))
     return None
 
 
 def _extents(obj: Any) -> Iterator[Extent]:
-    """Yield the bytes of an array, or of each part of a sparse or ragged array."""
+    """Yield the extents of an array, or of each part of a sparse or ragged array."""
     inside, handler = lookup.unwrap(obj)
     waiting = [inside] if handler is None else [obj]
     if isinstance(handler, CompoundHandler):
-        parts = arrays_of(inside, handler)  # the offsets of an empty column are new for each call
-        waiting = [each for each in parts if not (isinstance(each, Offsets) and each.n_chunks == 0)]
-    yield from filter(None, map(find_extent, waiting))
+        waiting = [*arrays_of(inside, handler)]
+    for each in waiting:
+        yield from find_extents(each)
 
 
 def _overlaps(one: Extent, other: Extent) -> bool:
@@ -130,10 +130,23 @@ def _same_memory(a: Device, b: Device) -> bool:
     return a == b or (a.type in host and b.type in host)
 
 
-def find_extent(obj: Any) -> Extent | None:
+def find_extents(obj: Any) -> list[Extent]:
+    """Return the bytes of an array: several runs for an Arrow column in chunks, none without memory of its own."""
+    obj, source = lookup.source(obj, target="dlx")
+    column = None
+    if isinstance(source, ArrowSource):
+        with adapter_call(source, source=type_name(type(obj))):
+            column = arrow.column(obj)
+    if column is None or column.dtype is None:  # not numbers: the error tells why
+        runs = [_find_extent(obj, source)]
+    else:
+        runs = [_runs(column.device, start, end - start, []) for start, end in column.extents()]
+    return [each for each in runs if each is not None]
+
+
+def _find_extent(obj: Any, source: Adapter) -> Extent | None:
     """Return the bytes of an array; None if it has no elements or is copied on export."""
     request = Request(registry.target("dlx"))
-    obj, source = lookup.source(obj, target=request.target.name)
     try:
         found = source.describe(obj)
         info = info_of(found.info, source, obj, found.tensor)

@@ -126,6 +126,10 @@ class Column:
         """Return a tensor over a copy, with chunks joined and bools unpacked."""
         return self._reshape(native.arrow_tensor(self._data, self.number, True))
 
+    def extents(self) -> list[tuple[int, int]]:
+        """Return the addresses of each chunk's values: of the first byte, and after the last."""
+        return native.arrow_extents(self._data, self.number)
+
     def _reshape(self, tensor: Tensor) -> Tensor:
         if not self._permuted:
             return tensor
@@ -150,6 +154,12 @@ class Offsets(Column):
     def share(self) -> Tensor:
         """Return the tensor over the memory of the only chunk."""
         return self.gather() if self._tensor is None else self._tensor
+
+    def extents(self) -> list[tuple[int, int]]:
+        """Return the addresses of the only chunk, or nothing."""
+        if self._tensor is None or self.n_chunks == 0:  # those of an empty column are new for each call
+            return []
+        return [(self.address, self.address + self._tensor.nbytes)]
 
     def gather(self) -> Tensor:
         """Return the joined offsets, from 0."""

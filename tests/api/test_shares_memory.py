@@ -299,3 +299,29 @@ def test_arrays_of_jax_are_looked_at_alike(np, monkeypatch):
             assert answer(a, b) == expected
             assert module._overlap(a, b) in (None, expected)
     assert module._overlap(one, some[2]) is True and module._overlap(one, some[1]) is False
+
+
+def test_columns_of_arrow(np):
+    """Each chunk counts, and bools are bits: compared with the addresses of the slices."""
+    pa = pytest.importorskip("pyarrow")
+    block = np.zeros(64, "u1")
+    buffer = pa.py_buffer(block)
+
+    def part(kind, start, n):
+        bits = kind.bit_width
+        column = pa.Array.from_buffers(kind, 8 * len(block) // bits, [None, buffer]).slice(start, n)
+        return column, {*range(start * bits // 8, ((start + n) * bits + 7) // 8)}
+
+    kinds = pa.bool_(), pa.int8(), pa.int32()
+    parts = [part(kind, start, n) for kind in kinds for start in (0, 8, 13) for n in (1, 3)]
+    cases = [*parts]
+    for (one, its), (other, others) in zip(parts, parts[2:], strict=False):
+        if one.type == other.type:
+            cases.append((pa.chunked_array([one, other]), its | others))
+            cases.append((pa.chunked_array([one.slice(0, 0), other]), others))
+    cases.append((pa.ListArray.from_arrays([0, 2, 3], part(pa.int8(), 20, 3)[0]), {20, 21, 22}))
+    lists = [pa.ListArray.from_arrays([0, 1], part(pa.int8(), start, 1)[0]) for start in (40, 50)]
+    cases.append((pa.chunked_array(lists), {40, 50}))
+    for one, its in [*cases, (block, {*range(64)}), (block[50:51], {50})]:
+        for other, others in cases:
+            assert dlx.shares_memory(one, other) == bool(its & others), (one, other)
