@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import mmap
 import os
@@ -34,7 +35,10 @@ SUFFIXES = (*_KINDS, *_TORCH_SUFFIXES[:-1])
 def find_source(obj: Any) -> tuple[Path | memoryview, str]:
     """Return the path that an object is, or the contents of bytes and of a binary file object with their name."""
     if isinstance(obj, str | os.PathLike) or (isinstance(obj, bytes) and not _is_contents(obj)):
-        return Path(os.fsdecode(obj)), ""
+        name = os.fsdecode(obj)
+        if not name:  # Path("") is the current folder
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return Path(name), ""
     if callable(getattr(obj, "read", None)) and not isinstance(obj, mmap.mmap):
         return read_stream(obj), str(getattr(obj, "name", type_name(type(obj))))
     try:

@@ -262,8 +262,9 @@ def test_calls_that_are_wrong(tmp_path, checkpoint, monkeypatch):
         dlx.open(checkpoint, readonly="maybe")
     with pytest.raises(dlx.errors.DeviceError):
         dlx.open(checkpoint, device="nonsense")
-    with pytest.raises(FileNotFoundError):
-        dlx.open(tmp_path / "none.npy")
+    for missing in (tmp_path / "none.npy", ""):  # Path("") is the current folder
+        with pytest.raises(FileNotFoundError):
+            dlx.open(missing)
     with pytest.raises(TypeError):
         dlx.open(3)
     os.mkfifo(tmp_path / "pipe")
