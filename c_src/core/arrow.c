@@ -372,30 +372,18 @@ int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
   return status;
 }
 
-int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
-                        int64_t batch, DLTensor* out, void** event) {
-  span at;
-  dlx_arrow_fault fault;
-  if (batch >= data->n_batches) return -1;
-  if (find_values(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 0;
-  *out = describe_column(column);
-  out->ndim = 1;
-  out->data = (char*)at.array->buffers[1] + at.start * (column->dtype.bits / 8);
-  *event = data->batches[batch].sync_event;
-  return at.count;
-}
-
-int dlx_arrow_extent(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
-                     int64_t batch, const char** start, const char** end) {
+int dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                    int64_t batch, const char** start, const char** end, void** event) {
   span at;
   dlx_arrow_fault fault;
   int64_t bits = column->is_packed ? 1 : column->dtype.bits;
-  *start = *end = NULL;
   if (batch >= data->n_batches) return 0;
-  if (find_values(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 1;
-  const char* values = at.count ? at.array->buffers[1] : NULL;
-  if (values) *start = values + at.start * bits / 8;
-  if (values) *end = values + ((at.start + at.count) * bits + 7) / 8;
+  *start = *end = NULL;
+  *event = data->batches[batch].sync_event;
+  if (find_values(data, &data->batches[batch], number, column, &at, &fault) == DLX_OK && at.count) {
+    *start = (const char*)at.array->buffers[1] + at.start * bits / 8;
+    *end = (const char*)at.array->buffers[1] + ((at.start + at.count) * bits + 7) / 8;
+  }
   return 1;
 }
 

@@ -154,15 +154,11 @@ int dlx_arrow_describe(const dlx_arrow* data, int64_t column, dlx_arrow_column* 
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out);
 
-/* Describe a batch's values of a column from dlx_arrow_describe as a tensor of rank 1. Return its
- * extent (`out->shape` is not set) and its event or NULL; -1 = no such batch. */
-int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
-                        int64_t batch, DLTensor* out, void** event);
-
-/* Set the addresses of a batch's values of a column, from the first byte to the one after the last;
- * both are NULL without values. Return 0 if there is no such batch. */
-int dlx_arrow_extent(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
-                     int64_t batch, const char** start, const char** end);
+/* Set the addresses of a batch's values of a column from dlx_arrow_describe, of the first byte and
+ * after the last (both NULL without values), and its event or NULL. Return 0 if there is no such
+ * batch. */
+int dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                    int64_t batch, const char** start, const char** end, void** event);
 
 /* Copy a host column without nulls. Errors: as dlx_managed_empty, DLX_E_DEVICE. */
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,

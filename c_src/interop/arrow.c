@@ -257,27 +257,27 @@ static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_
       PyLong_FromVoidPtr(found->data));
 }
 
+static int find_chunk(const column* c, int64_t i, const char** start, const char** end,
+                      void** event) {
+  return dlx_arrow_chunk(c->data, c->number, &c->found, i, start, end, event);
+}
+
 PY_DOC(arrow_extents,
        "Return (start, end), the addresses of the values, for each chunk of a column of numbers.");
 static PyObject* arrow_extents(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   column c;
   const char *start, *end;
+  void* event;
+  if (!py_check_args("arrow_extents", nargs, 2, 2) || find_column(args[0], args[1], &c) < 0)
+    return NULL;
   PyObject* extents = PyList_New(0);
-  if (extents == NULL || !py_check_args("arrow_extents", nargs, 2, 2) ||
-      find_column(args[0], args[1], &c) < 0)
-    goto failed;
-  for (int64_t i = 0; c.found.is_numbers; i++) {
-    if (!dlx_arrow_extent(c.data, c.number, &c.found, i, &start, &end)) break;
-    PyObject* pair =
-        Py_BuildValue("(NN)", PyLong_FromVoidPtr((void*)start), PyLong_FromVoidPtr((void*)end));
-    int status = pair == NULL ? -1 : PyList_Append(extents, pair);
+  for (int64_t i = 0; extents && find_chunk(&c, i, &start, &end, &event); i++) {
+    PyObject* pair = Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)start,
+                                   (unsigned long long)(uintptr_t)end);
+    if (pair == NULL || PyList_Append(extents, pair) < 0) Py_CLEAR(extents);
     Py_XDECREF(pair);
-    if (status < 0) goto failed;
   }
   return extents;
-failed:
-  Py_XDECREF(extents);
-  return NULL;
 }
 
 static int is_numbers(const dlx_arrow_column* found) {
@@ -307,19 +307,21 @@ static int gather_on_device(const column* c, DLManagedTensorVersioned** out) {
     status = dlx_use_new(device_id, stream, c->data, dlx_arrow_drop, NULL, NULL, &use);
   if (status == DLX_OK) dlx_arrow_hold(c->data);
   char* to = (*out)->dl_tensor.data;
-  int64_t count;
-  DLTensor chunk;
+  const char *start, *end;
   void* event;
-  for (int64_t i = 0; status == DLX_OK; i++) {
-    count = dlx_arrow_chunk(c->data, c->number, &c->found, i, &chunk, &event);
-    if (count < 0) break;
-    if (count == 0) continue;
-    if (event) status = dlx_cuda_wait_event(device_id, *(void**)event);
-    chunk.shape = &count;
+  for (int64_t i = 0; status == DLX_OK && find_chunk(c, i, &start, &end, &event); i++) {
+    if (start == end) continue;
+    int64_t count = (end - start) / (c->found.dtype.bits / 8);
+    DLTensor chunk = {.data = (void*)start,
+                      .device = c->found.device,
+                      .ndim = 1,
+                      .dtype = c->found.dtype,
+                      .shape = &count};
     DLTensor place = chunk;
     place.data = to;
+    if (event) status = dlx_cuda_wait_event(device_id, *(void**)event);
     if (status == DLX_OK) status = dlx_cuda_transfer(&chunk, &place, 0, stream, 0);
-    to += count * (c->found.dtype.bits / 8);
+    to += end - start;
   }
   if (use) dlx_use_release(use);
   if (status != DLX_OK) dlx_managed_release(*out);

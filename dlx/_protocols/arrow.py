@@ -292,13 +292,6 @@ def null_fix(column: Column) -> str:
     return f"{start} {drop} if whole rows are null, else {inside}{fill.removeprefix(many)}, and reshape the result."
 
 
-def why_not_gathered(column: Column) -> tuple[str, str]:
-    """Return (reason, fix) for device memory that only a copy could make one numeric array."""
-    if column.is_packed:
-        return "its bools are packed in device memory", "Cast them to uint8 first."
-    return f"it consists of {column.n_chunks} chunks of device memory", "Join them first."
-
-
 def _package_of(kind: type) -> str:
     """Return the root package of a type, preferably a base class's package with known calls."""
     roots = [module_of(each).partition(".")[0] for each in kind.__mro__]

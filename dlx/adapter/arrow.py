@@ -91,7 +91,10 @@ class ArrowSource(Adapter):
         if not column.is_packed and column.n_chunks < 2:
             return None
         if not (host_readable(column.device) or (cuda.is_cuda(column.device) and not column.is_packed)):
-            return Blocker(*arrow.why_not_gathered(column), DeviceError)
+            if column.is_packed:
+                return Blocker("its bools are packed in device memory", "Cast them to uint8 first.", DeviceError)
+            why = f"it consists of {column.n_chunks} chunks of device memory"
+            return Blocker(why, "Join them first.", DeviceError)
         why = "its bools are packed eight to a byte" if column.is_packed else f"it consists of {column.n_chunks} chunks"
         return Blocker(why, resolution=self._gather, needs="copy")
 
