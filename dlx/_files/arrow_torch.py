@@ -61,8 +61,14 @@ def arrow_columns(file: File, memory: Memory) -> tuple[dict[str, Any], dict[str,
         key.decode(errors="replace"): text.decode(errors="replace")
         for key, text in (table.schema.metadata or {}).items()
     }
-    columns = (each.chunk(0) if each.num_chunks == 1 else each for each in table.columns)
-    return dict(zip(names, columns, strict=True)), metadata
+    return dict(zip(names, map(_only_chunk, table.columns), strict=True)), metadata
+
+
+def _only_chunk(column: Any) -> Any:
+    """Return a column's array, if it has only one, and pyarrow has a class for it (not for intervals of months)."""
+    with contextlib.suppress(KeyError):
+        return column.chunk(0) if column.num_chunks == 1 else column
+    return column
 
 
 def _check_end(ipc: Any, mapped: Any, size: int) -> None:

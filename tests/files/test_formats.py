@@ -521,3 +521,20 @@ def test_nested_metadata_of_gguf_is_bounded():
     data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IIQ", 9, 9, count) + empty * count
     with pytest.raises(FileError, match="too many nested arrays"):
         dlx.open(data)
+
+
+def test_months_in_an_arrow_file_are_refused_alone(tmp_path):
+    """The library pyarrow has no class for arrays of them and raises KeyError; the other columns are read."""
+    pa = pytest.importorskip("pyarrow")
+    from support.foreign.arrow import Streams, arrow_array, schema, stream
+
+    month, number = (arrow_array(2, None, bytearray(8)) for _ in range(2))
+    kind = schema("+s", schema("tiM", name="months"), schema("i", name="x"))
+    made = stream(kind, [arrow_array(2, None, children=(month, number))])
+    table = pa.RecordBatchReader.from_stream(Streams(made)).read_all()
+    with pa.ipc.new_file(tmp_path / "x.arrow", table.schema) as writer:
+        writer.write_table(table)
+    file = dlx.open(tmp_path / "x.arrow", "numpy")
+    assert file["x"].tolist() == [0, 0]
+    with pytest.raises(DTypeError, match="month_interval"):
+        file["months"]
