@@ -271,6 +271,7 @@ static PyObject* arrow_extents(PyObject* module, PyObject* const* args, Py_ssize
   if (!py_check_args("arrow_extents", nargs, 2, 2) || find_column(args[0], args[1], &c) < 0)
     return NULL;
   PyObject* extents = PyList_New(0);
+  if (!c.found.is_numbers) return extents;
   for (int64_t i = 0; extents && find_chunk(&c, i, &start, &end, &event); i++) {
     PyObject* pair = Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)start,
                                    (unsigned long long)(uintptr_t)end);

@@ -45,23 +45,32 @@ def replace_file(path: str | Path, *, force: bool, sync: bool = True) -> Iterato
             with open(os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666), "r+b") as handle:  # noqa: PTH123
                 if not _lock_partial(handle, partial, target):
                     continue
-                yield handle
-                handle.flush()
-                if mode is not None:
-                    os.fchmod(handle.fileno(), mode)
-                if sync:
-                    os.fsync(handle.fileno())
-                _rename(partial, target, force)
-        except BaseException:  # also an interrupt before the file was locked
-            with contextlib.suppress(OSError), open(partial, "r+b") as left:  # noqa: PTH123
+                try:
+                    yield handle
+                    handle.flush()
+                    if mode is not None:
+                        os.fchmod(handle.fileno(), mode)
+                    if sync:
+                        os.fsync(handle.fileno())
+                    _rename(partial, target, force)
+                except BaseException:
+                    _unlink(handle, partial)  # not below: a forked child may keep the lock
+                    raise
+        except BaseException:  # an interrupt before the file was locked
+            with contextlib.suppress(OSError), open(os.open(partial, os.O_RDWR | os.O_NOFOLLOW), "r+b") as left:  # noqa: PTH123
                 fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another process or thread writes it
-                if _is_named(os.fstat(left.fileno()), partial):
-                    os.unlink(partial)
+                _unlink(left, partial)
             raise
         if sync:
             with contextlib.suppress(OSError):  # unsupported by some file systems
                 _synchronise(folder)
         return
+
+
+def _unlink(handle: BinaryIO, name: str) -> None:
+    """Delete a name of an open file, unless it is another file's by now."""
+    if _is_named(os.fstat(handle.fileno()), name):
+        os.unlink(name)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from support.files.samples import SHAPES, TORCH
 
 import dlx
 from dlx._api.save import write_items
+from dlx._files.atomic import replace_file
 from dlx._files.writing import Item
 from dlx.errors import AdapterNotFoundError, ConversionError, DTypeError, FileError
 
@@ -353,3 +354,16 @@ def test_an_array_that_changed_is_refused(tmp_path, kind):
     with pytest.raises(FileError, match="'a' changed while dlx read it"):
         write_items([item], tmp_path / f"x{kind}", {}, force=True, sync=False)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_failed_save_leaves_nothing_while_a_child_has_its_file(tmp_path):
+    """A forked child keeps the file and its lock, as a duplicate does; the next save is not refused."""
+    kept = []
+    with pytest.raises(ValueError, match="stop"), replace_file(tmp_path / "x.npy", force=True) as handle:
+        kept.append(os.dup(handle.fileno()))
+        raise ValueError("stop")
+    try:
+        assert not [*tmp_path.iterdir()]
+        dlx.save(np.ones(2), tmp_path / "x.npy")
+    finally:
+        os.close(*kept)
