@@ -165,88 +165,9 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   uint64_t stream = nargs >= 3 ? PyLong_AsUnsignedLongLong(args[2]) : 0;
   if (keep_order < 0 || PyErr_Occurred()) return NULL;
   DLDataType dtype = m->dl_tensor.dtype;
-  if (nargs == 4 && read_dtype(args[3], &dtype) < 0) return NULL;
+  if (nargs == 4 && args[3] != Py_None && read_dtype(args[3], &dtype) < 0) return NULL;
   m = copy_or_cast(m, dtype, keep_order, stream);
   return m ? py_tensor_wrap(m) : NULL;
-}
-
-/* Host memory may have different device numbers. */
-static int can_stack(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
-  const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
-  uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-  return s->ndim == t->ndim && memcmp(&s->dtype, &t->dtype, sizeof s->dtype) == 0 &&
-         s->device.device_type == t->device.device_type &&
-         (s->device.device_id == t->device.device_id || dlx_host_readable(s->device.device_type)) &&
-         (a->flags & padded) == (b->flags & padded) &&
-         (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
-}
-
-/* Allocate n rows like `row`, unless a consumer (or NULL) rejects them: then *out is unchanged.
- * Errors: a status. */
-static int allocate_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
-                         const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
-  int64_t shape[DLX_MAX_NDIM + 1] = {n};
-  DLTensor like = row->dl_tensor;
-  uint64_t flags = row->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-  if (dlx_itemsize(like.dtype, flags) == 0 &&
-      dlx_size(&like) * like.dtype.bits * like.dtype.lanes % 8 != 0)
-    return DLX_E_PACKED; /* rows must begin on a byte */
-  if (like.ndim) memcpy(shape + 1, like.shape, (size_t)like.ndim * sizeof *shape);
-  like.shape = shape;
-  like.strides = NULL;
-  like.ndim++;
-  like.data = (void*)(uintptr_t)DLX_ALIGNMENT; /* for the checks of alignment */
-  like.byte_offset = 0;
-  int status = dlx_validate(&like, flags);
-  if (status != DLX_OK || (consumer && dlx_check(&like, flags, consumer))) return status;
-  return dlx_managed_empty(&like, flags, 0, out);
-}
-
-static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
-                     const DLManagedTensorVersioned* whole) {
-  DLTensor to = whole->dl_tensor;
-  to.ndim--;
-  to.shape++;
-  to.strides++;
-  int64_t step = dlx_nbytes(&to, whole->flags);
-  int status = DLX_OK;
-  for (Py_ssize_t i = 0; i < n && status == DLX_OK; i++) {
-    to.data = (char*)whole->dl_tensor.data + i * step;
-    status = dlx_copy(&rows[i]->dl_tensor, &to, whole->flags);
-  }
-  return status;
-}
-
-PY_DOC(tensor_stack,
-       "Stack a list of tensors that no other thread uses into a new tensor. Return the index of "
-       "the first that differs in shape, dtype or device, or None if the dlx_capabilities at an "
-       "address reject the result.");
-static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("tensor_stack", nargs, 1, 2)) return NULL;
-  PyObject* tensors = args[0];
-  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0)
-    return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list of tensors that is not empty");
-  const dlx_capabilities* consumer = nargs == 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
-  if (consumer == NULL && PyErr_Occurred()) return NULL;
-  Py_ssize_t n = PyList_GET_SIZE(tensors);
-  DLManagedTensorVersioned *whole = NULL, **rows = PyMem_New(DLManagedTensorVersioned*, n);
-  if (rows == NULL) return PyErr_NoMemory();
-  for (Py_ssize_t i = 0; i < n; i++) {
-    rows[i] = py_tensor_managed(PyList_GET_ITEM(tensors, i)); /* the list keeps it */
-    if (rows[i] && can_stack(rows[0], rows[i])) continue;
-    PyMem_Free(rows);
-    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
-  }
-  int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = allocate_rows(rows[0], n, consumer, &whole);
-    if (status == DLX_OK && whole) status = copy_rows(rows, n, whole);
-  Py_END_ALLOW_THREADS
-  PyMem_Free(rows);
-  if (status == DLX_OK && whole) return py_tensor_wrap(whole);
-  if (whole) dlx_managed_release(whole);
-  if (status == DLX_OK) Py_RETURN_NONE;
-  return py_raise(status, NULL);
 }
 
 /* Return the tensor of `whole` without an axis; -1 removes none. */
@@ -271,14 +192,16 @@ static int is_packed_alike(const DLManagedTensorVersioned* row,
   return item == dlx_itemsize(dtype, row->flags) && (item || axis < 0);
 }
 
-/* Return 1 if `row` can be copied to the first elements of `to`. */
-static int fits(const DLTensor* row, const DLTensor* to) {
+enum match { BEGIN, SHAPE, SHAPE_AND_DTYPE }; /* what a row has in common with its place */
+
+/* Return 1 if `row` can be copied to the first elements of `to`, or to all of it. */
+static int fits(const DLTensor* row, const DLTensor* to, enum match match) {
   if (row->ndim != to->ndim) return 0;
   for (int32_t d = 0; d < row->ndim; d++) {
-    if (row->shape[d] > to->shape[d]) return 0;
+    if (match == BEGIN ? row->shape[d] > to->shape[d] : row->shape[d] != to->shape[d]) return 0;
   }
   return memcmp(&row->dtype, &to->dtype, sizeof row->dtype) == 0 ||
-         dlx_can_cast(row->dtype, to->dtype);
+         (match != SHAPE_AND_DTYPE && dlx_can_cast(row->dtype, to->dtype));
 }
 
 /* Return 1 if two tensors of the same shape are the same elements in memory. */
@@ -332,56 +255,119 @@ static int fill_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n, const 
   return status;
 }
 
-PY_DOC(
-    tensor_fill,
-    "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and cast "
-    "them; -1: copy one tensor to all of it. Without a write, return -1 if memory may be shared, "
-    "or -2 if one does not fit (with `exact`: differs in shape or dtype, or the result is "
-    "read-only "
-    "or has gaps).");
-static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("tensor_fill", nargs, 3, 4)) return NULL;
-  DLManagedTensorVersioned *whole = py_tensor_managed(args[0]), **rows;
-  long axis = PyLong_AsLong(args[2]);
-  int exact = nargs == 4 && args[3] == Py_True;
-  if (whole == NULL || PyErr_Occurred()) return NULL;
-  Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
-  if (axis >= whole->dl_tensor.ndim || (axis < 0 ? n != 1 : n != whole->dl_tensor.shape[axis]))
-    return PyErr_Format(PyExc_TypeError, "tensor_fill takes one tensor for each row");
-  int is_readonly = (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
-  if (is_readonly && !exact) return py_raise(DLX_E_READONLY, NULL);
-  rows = PyMem_New(DLManagedTensorVersioned*, n);
-  if (rows == NULL) return PyErr_NoMemory();
+/* Copy a list of host tensors to the rows of `whole` along an axis, or one to all of it (-1).
+ * Owns: nothing. GIL: held; released while much is copied. Errors: -3 with an exception; -1 or -2
+ * as tensor_fill. */
+static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum match match) {
+  Py_ssize_t n = PyList_GET_SIZE(list);
+  DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
+  if (rows == NULL) PyErr_NoMemory();
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
   DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
-  int on_host = dlx_host_readable(whole->dl_tensor.device.device_type), is_alike = 1;
-  int answer = exact && (is_readonly || dlx_layout(&whole->dl_tensor) || !on_host) ? -2 : 0;
+  int is_alike = 1, answer = rows == NULL ? -3 : 0;
   for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
-    rows[i] = py_tensor_managed(PyList_GET_ITEM(args[1], i)); /* the list keeps it */
-    if (rows[i] == NULL) break;
+    rows[i] = py_tensor_managed(PyList_GET_ITEM(list, i)); /* the list keeps it */
+    if (rows[i] == NULL) {
+      answer = -3;
+      break;
+    }
     const DLTensor* row = &rows[i]->dl_tensor;
+    int32_t type = row->device.device_type;
     is_alike &= is_packed_alike(rows[i], whole, axis);
-    on_host = dlx_host_readable(row->device.device_type);
-    if (!fits(row, &to) || (exact && !(on_host && is_alike && dlx_has_same_elements(row, &to))))
+    int is_plain = is_alike && dlx_host_readable(type) &&
+                   type == (int32_t)rows[0]->dl_tensor.device.device_type;
+    if (!fits(row, &to, match) || (match != BEGIN && !is_plain))
       answer = -2;
-    else if (py_may_meet(&rows[i]->dl_tensor, rows[i]->flags, &whole->dl_tensor, whole->flags))
+    else if (py_may_meet(row, rows[i]->flags, &whole->dl_tensor, whole->flags))
       answer = -1;
   }
   if (answer == -1 && axis < 0 && is_same_memory(&rows[0]->dl_tensor, &to)) n = answer = 0;
-  if (answer || PyErr_Occurred()) {
-    PyMem_Free(rows);
-    return PyErr_Occurred() ? NULL : PyLong_FromLong(answer);
+  if (answer == 0) {
+    int status = DLX_E_PACKED;
+    int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
+    dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
+    PyThreadState* state = row_bytes * (axis < 0 ? 1 : n) > FEW ? PyEval_SaveThread() : NULL;
+    if (is_alike) status = fill_rows(rows, n, &to, step, row_bytes);
+    if (state) PyEval_RestoreThread(state);
+    py_managed_release(whole);
+    if (status != DLX_OK) {
+      py_raise(status, NULL);
+      answer = -3;
+    }
   }
-  int status = DLX_E_PACKED;
-  int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
-  dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
-  PyThreadState* state = row_bytes * (axis < 0 ? 1 : n) > FEW ? PyEval_SaveThread() : NULL;
-  if (is_alike) status = fill_rows(rows, n, &to, step, row_bytes);
-  if (state) PyEval_RestoreThread(state);
-  py_managed_release(whole);
   PyMem_Free(rows);
-  if (status == DLX_OK) Py_RETURN_NONE;
-  return py_raise(status, NULL);
+  return answer;
+}
+
+PY_DOC(tensor_fill,
+       "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and "
+       "cast them; -1: copy one tensor to all of it. Without a write, return -1 if memory may be "
+       "shared, or -2 if one does not fit. `match` 1: they have the shape of their places, and the "
+       "result is writable and has no gaps; 2: the dtype, too.");
+static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_check_args("tensor_fill", nargs, 3, 4)) return NULL;
+  DLManagedTensorVersioned* whole = py_tensor_managed(args[0]);
+  long axis = PyLong_AsLong(args[2]), match = nargs == 4 ? PyLong_AsLong(args[3]) : BEGIN;
+  if (whole == NULL || PyErr_Occurred()) return NULL;
+  const DLTensor* t = &whole->dl_tensor;
+  Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
+  if (axis >= t->ndim || (axis < 0 ? n != 1 : n != t->shape[axis]))
+    return PyErr_Format(PyExc_TypeError, "tensor_fill takes one tensor for each row");
+  int is_readonly = (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
+  if (is_readonly && match == BEGIN) return py_raise(DLX_E_READONLY, NULL);
+  int is_plain = !is_readonly && dlx_layout(t) == 0 && dlx_host_readable(t->device.device_type);
+  int answer = match == BEGIN || is_plain ? fill(whole, args[1], axis, (enum match)match) : -2;
+  if (answer == -3) return NULL;
+  if (answer) return PyLong_FromLong(answer);
+  Py_RETURN_NONE;
+}
+
+/* Allocate n rows like `row`, of a dtype, along an axis, unless a consumer (or NULL) rejects them:
+ * then *out is NULL. Errors: a status. */
+static int allocate_rows(const DLManagedTensorVersioned* row, Py_ssize_t n, DLDataType dtype,
+                         long axis, const dlx_capabilities* consumer,
+                         DLManagedTensorVersioned** out) {
+  int64_t shape[DLX_MAX_NDIM + 1];
+  DLTensor like = row->dl_tensor;
+  uint64_t flags = row->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  *out = NULL;
+  if (axis < 0 || axis > like.ndim) return DLX_E_MISMATCH;
+  for (int32_t d = 0; d < like.ndim; d++) shape[d + (d >= axis)] = like.shape[d];
+  shape[axis] = n;
+  like.shape = shape;
+  like.strides = NULL;
+  like.ndim++;
+  like.dtype = dtype;
+  like.data = (void*)(uintptr_t)DLX_ALIGNMENT; /* for the checks of alignment */
+  like.byte_offset = 0;
+  int status = dlx_validate(&like, flags);
+  if (status != DLX_OK || (consumer && dlx_check(&like, flags, consumer))) return status;
+  return dlx_managed_empty(&like, flags, 0, out);
+}
+
+PY_DOC(tensor_stack,
+       "Stack a list of tensors that no other thread uses into a new tensor along an axis (0), of "
+       "a dtype (None: theirs). Return None if they differ in shape, dtype or device, or if the "
+       "dlx_capabilities at an address (0: none) reject the result.");
+static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_check_args("tensor_stack", nargs, 1, 4)) return NULL;
+  Py_ssize_t n = PyList_CheckExact(args[0]) ? PyList_GET_SIZE(args[0]) : 0;
+  if (n == 0)
+    return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list of tensors that is not empty");
+  DLManagedTensorVersioned *row = py_tensor_managed(PyList_GET_ITEM(args[0], 0)), *whole;
+  const dlx_capabilities* consumer = nargs >= 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
+  long axis = nargs >= 3 ? PyLong_AsLong(args[2]) : 0;
+  if (row == NULL || PyErr_Occurred()) return NULL;
+  DLDataType dtype = row->dl_tensor.dtype;
+  int casts = nargs == 4 && args[3] != Py_None, status;
+  if (casts && read_dtype(args[3], &dtype) < 0) return NULL;
+  PY_WITHOUT_GIL(status = allocate_rows(row, n, dtype, axis, consumer, &whole));
+  if (status != DLX_OK) return py_raise(status, NULL);
+  int answer = whole ? fill(whole, args[0], axis, casts ? SHAPE : SHAPE_AND_DTYPE) : -2;
+  if (answer == 0) return py_tensor_wrap(whole);
+  if (whole) dlx_managed_release(whole);
+  if (answer == -3) return NULL;
+  Py_RETURN_NONE;
 }
 
 PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or vice versa.");

@@ -111,6 +111,7 @@ def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
 
 
 _borrow = FAST_PATH._borrow
+_SAME_SHAPE, _EXACT = 1, 2  # what `tensor_fill` requires
 
 
 def fill_plain(objs: list[Any], out: Any, axis: int, casts: Casts | None = None) -> bool:
@@ -121,20 +122,14 @@ def fill_plain(objs: list[Any], out: Any, axis: int, casts: Casts | None = None)
     whole, tensors = _borrow(out, "dlx", True), [_borrow(obj, "dlx", True) for obj in objs]
     if whole is None or None in tensors or (axis >= 0 and len(objs) != dict(enumerate(whole.shape)).get(axis)):
         return False
-    if casts is not None and not _is_plain_cast(tensors[0], whole, casts):
+    if casts is not None and (trace.observers or casts.dtypes.get(tensors[0].dtype.name) != whole.dtype):
         return False
-    if native.tensor_fill(whole, tensors, axis, casts is None):
+    if native.tensor_fill(whole, tensors, axis, _EXACT if casts is None else _SAME_SHAPE):
         return False
     source = native.source_find(type(out))  # faster than `lookup.kind`
     adapter = lookup.kind(type(out)).adapter if source is None else source.adapter
     mark_written(adapter, out)
     return True
-
-
-def _is_plain_cast(tensor: Tensor, whole: Tensor, casts: Casts) -> bool:
-    is_alike = tensor.shape == whole.shape and casts.dtypes.get(tensor.dtype.name) == whole.dtype
-    is_plain = is_alike and tensor.is_host and whole.is_host and not (whole.readonly or trace.observers)
-    return is_plain and can_cast(tensor.dtype, whole.dtype, whole.device) and not _overlaps_itself(whole)
 
 
 native.register(fill=lambda obj, out: not trace.observers and fill_plain([obj], out, -1))

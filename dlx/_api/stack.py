@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import Array, check_fits, copies, fill, fill_plain, open_output
+from dlx._api.output import Array, check_fits, copies, fill, fill_plain, match_packing, open_output
 from dlx._api.rows import list_arrays
 from dlx._core import cuda, native
 from dlx._core.extension import lib
@@ -124,7 +124,6 @@ def stack(
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
-    is_plain = axis == 0 and dtype is pad is out is None and places is None
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
         stacked = _stack_plainly(objs, places, to, axis, dtype)
@@ -162,12 +161,8 @@ def stack(
         if output is not None and not is_far and not output.is_on_host():
             rows = objs if places is None else arrays
             return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
-        if is_far:
-            whole = _stack_on_device(objs, tensors, sources, keys, request, output, (axis, dtype))
-        elif is_plain:
-            whole = _stack_alike(tensors, keys, request)
-        else:
-            whole = _stack_unlike(objs, tensors, keys, request, output, (axis, dtype, pad, places))
+        stack_there = _stack_on_device if is_far else _stack_on_host
+        whole = stack_there(objs, tensors, sources, keys, request, output, (axis, dtype, pad, places))
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
         raise
@@ -177,24 +172,6 @@ def stack(
     if out is not None:
         return out
     return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
-
-
-def _stack_alike(tensors: list[Tensor], keys: Any, request: Request) -> Tensor:
-    """Stack host tensors of one shape and dtype along the first axis."""
-    _check_target(request, tensors[0], (len(tensors), *tensors[0].shape), tensors[0].dtype)
-    _check_bytes(tensors[0])
-    whole = native.tensor_stack(tensors)
-    if isinstance(whole, int):
-        raise _difference_error(tensors, whole, keys)
-    assert whole is not None
-    return whole
-
-
-def _check_bytes(tensor: Tensor) -> None:
-    """Raise if a row would end inside a byte."""
-    if math.prod(tensor.shape) * tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
-        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
-        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
 
 
 def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
@@ -218,7 +195,7 @@ def _stack_on_device(
     options: tuple[Any, ...],
 ) -> Any:
     """Stack arrays, or stack into `output`, in memory that the host cannot read; their frameworks cast them."""
-    axis, dtype = options
+    axis, dtype, _, _ = options
     wanted = _find_dtype([tensor.dtype for tensor in tensors], keys, dtype)
     try:
         row = _find_shape([tensor.shape for tensor in tensors], keys, is_padded=False)
@@ -231,9 +208,7 @@ def _stack_on_device(
     if output is not None:
         check_fits(output, shape, wanted)
         return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
-    for i, tensor in enumerate(tensors):
-        if _comparable(tensor, "device") != _comparable(tensors[0], "device"):
-            raise _odd("device", [each.device for each in tensors], i, keys)
+    _check_devices(tensors, keys)
     if casts:
         to, stream = request.target.name, request.stream
         pairs = zip(objs, tensors, strict=True)
@@ -241,7 +216,9 @@ def _stack_on_device(
         return stack(rows, to, axis=at, stream=stream)
     first = tensors[0]
     _check_target(request, first, shape, wanted)
-    _check_bytes(first)
+    if math.prod(row) * wanted.bits * wanted.lanes % 8 and not first.flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
+        raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
     strides = [*row_major([len(tensors), *row])] if keeps_order(request.target) else [*row_major(shape)]
     if keeps_order(request.target):  # the values of each array stay adjacent
@@ -255,9 +232,10 @@ def _stack_on_device(
     return whole if array is None else array
 
 
-def _stack_unlike(
+def _stack_on_host(
     objs: list[Any],
     tensors: list[Tensor],
+    sources: list[tuple[Adapter, Readiness]],
     keys: Any,
     request: Request,
     output: Array | None,
@@ -277,6 +255,7 @@ def _stack_unlike(
         row, n = _find_shape(shapes, keys, is_padded=pad is not None), len(tensors)
     else:
         row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
+    _check_devices(tensors, keys)
     at = _find_axis(axis, len(row) + 1)
     shape = (*row[:at], n, *row[at:])
     if output is None:
@@ -304,8 +283,9 @@ def _stack_unlike(
         fill(whole, [everywhere], -1)
     if places is None:
         fill(whole, tensors, at)
-    if output is not None:
-        mark_written(output.adapter, output.obj)
+    if output is None:
+        return match_packing(whole, tensors[0])
+    mark_written(output.adapter, output.obj)
     return whole
 
 
@@ -346,47 +326,26 @@ def _slice_axis(whole: Tensor, at: int, place: slice) -> Tensor:
 def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
     """Stack host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
-    if target.varies:
+    keep = keeps_order(target)
+    if target.varies or axis < 0 or (places is not None and (len(objs) > 1 or axis > 1)):
         return None
     try:
         tensors = _interfaces(objs) if is_plain and not hasattr(type(objs[0]), "__dlpack__") else None
         tensors = tensors or borrow_all(objs, TENSOR.name)
-        if tensors is None or not tensors[0].is_host:
+        if tensors is None or not tensors[0].is_host or axis > tensors[0].ndim:
             return None
-        whole: Tensor | int | None
-        if not is_plain:
-            whole = _fill_new(tensors, places, axis, None if dtype is None else read_dtype(dtype), keeps_order(target))
-        elif len(tensors) == 1 < len(objs):  # `_interfaces` has stacked them
-            (whole,) = tensors
-        else:
-            whole = native.tensor_stack(tensors, target.address)
-        return whole if isinstance(whole, Tensor) and not target.check(whole) else None
+        wanted = None if dtype is None else read_dtype(dtype)
+        whole: Tensor | None = tensors[0]
+        if places is not None:
+            whole = native.tensor_copy(whole if axis else _move_axis(whole, 1), keep, 0, wanted)
+        elif len(tensors) == len(objs):  # else `_interfaces` has stacked them
+            whole = native.tensor_stack(tensors, target.address, 0 if keep else axis, wanted)
+            whole = whole and _move_axis(whole, axis if keep else 0)
+        return None if whole is None or target.check(whole) else whole
     except MemoryError:
         raise
     except Exception:  # the Python path raises it
         return None
-
-
-def _fill_new(tensors: list[Tensor], places: list[slice] | None, axis: int, dtype: DType | None, keep: bool) -> Any:
-    """Copy tensors, or matrices at `places`, to new memory; None if something else has to be checked."""
-    first, wanted = tensors[0], tensors[0].dtype if dtype is None else dtype
-    row = first.shape if places is None else first.shape[:1]
-    if wanted.bits < 8 or not 0 <= axis <= len(row):
-        return None
-    if places is not None and len(tensors) == 1:
-        cast = () if dtype is None else (0, dtype)
-        return native.tensor_copy(first if axis else _move_axis(first, 1), keep, *cast)
-    for tensor in tensors:
-        is_alike = (places is not None or tensor.shape == row) and (dtype is not None or tensor.dtype == wanted)
-        if not (is_alike and tensor.is_host):
-            return None
-    at, n = 0 if keep else axis, len(tensors) if places is None else sum(tensor.shape[1] for tensor in tensors)
-    like = native.tensor_new(lib.DLX_ALIGNMENT, (*row[:at], n, *row[at:]), None, wanted, HOST, 0, None)
-    whole = native.tensor_empty(native.tensor_address(like))  # in half of the time of `empty`
-    parts = [(whole, tensors, at)]
-    if places is not None:
-        parts = [(_slice_axis(whole, at, place), [part], -1) for place, part in zip(places, tensors, strict=True)]
-    return None if any(native.tensor_fill(*part) for part in parts) else _move_axis(whole, axis - at)
 
 
 def _interfaces(objs: list[Any]) -> list[Tensor]:
@@ -450,19 +409,32 @@ def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
         return read_dtype(dtype)
     casts = read_casts(dtype)
     found = found if casts is None else [casts.find(each) or each for each in found]
-    i = next((i for i, each in enumerate(found) if each != found[0]), None)
-    if i is not None:
-        raise _odd("dtype", found, i, keys)
+    if found.count(found[0]) < len(found):
+        common, option, fix = common_dtype(found), (), "Pass arrays of one dtype."
+        if common is not None:
+            option, fix = (("dtype", common[0].name),), ""
+            if not common[1]:
+                fix = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
+        raise _odd(DTypeError, "dtype", found, keys, found, option=option, fix=fix)
     return found[0]
 
 
 def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool) -> tuple[int, ...]:
     """Return the shape of one row: of all arrays, or the largest extents."""
-    first = shapes[0]
-    for i, shape in enumerate(shapes):
-        if len(shape) != len(first) if is_padded else shape != first:
-            raise _odd("shape", shapes, i, keys)
-    return tuple(map(max, zip(*shapes, strict=True))) if is_padded else first
+    sizes = [*map(len, shapes)]
+    found: list[Any] = sizes if is_padded else shapes
+    if found.count(found[0]) < len(found):
+        advice = {"option": (("pad", 0),)} if len({*sizes}) == 1 else {"fix": "Pass arrays of one shape."}
+        raise _odd(LayoutError, "shape", found, keys, shapes, **advice)
+    return tuple(map(max, zip(*shapes, strict=True))) if is_padded else shapes[0]
+
+
+def _check_devices(tensors: list[Tensor], keys: Any) -> None:
+    """Raise for the first array on another device, or in another kind of host memory, than the first one."""
+    devices = [tensor.device for tensor in tensors]
+    found = [device.type if host_readable(device) else device for device in devices]
+    if found.count(found[0]) < len(found):
+        raise _odd(DeviceError, "device", found, keys, devices, fix="Move it in its own framework first.")
 
 
 def _find_axis(axis: int, ndim: int) -> int:
@@ -511,38 +483,8 @@ def _read_lists(obj: Any, key: Any, target: str) -> Any:
         raise
 
 
-_ODD: dict[str, tuple[type[DlxError], str]] = {
-    "dtype": (DTypeError, "Pass arrays of one dtype."),
-    "shape": (LayoutError, "Pass arrays of one shape."),
-    "device": (DeviceError, "Move it in its own framework first."),
-    "flags": (LayoutError, "Pass arrays whose elements are all packed, or all padded."),
-}
-
-
-def _comparable(tensor: Tensor, word: str) -> Any:
-    """Return an attribute for comparison; host devices are compared by type."""
-    found = getattr(tensor, word)
-    return found.type if word == "device" and host_readable(found) else found
-
-
-def _difference_error(tensors: list[Tensor], i: int, keys: Any) -> DlxError:
-    """Return the error for an array that differs from the first one."""
-    one, other = tensors[0], tensors[i]
-    word = next(word for word in _ODD if _comparable(one, word) != _comparable(other, word))
-    return _odd(word, [getattr(tensor, word) for tensor in tensors], i, keys)
-
-
-def _odd(word: str, found: list[Any], i: int, keys: Any) -> DlxError:
-    """Return the error for array number `i`, whose attribute differs from the first one's."""
-    kind, fix = _ODD[word]
-    reason = f"its {word} is {found[i]}, but {path_text((keys[0],), 'arrays')} has {found[0]}"
-    option: tuple[tuple[str, Any], ...] = ()
-    if word == "dtype":
-        common = common_dtype(found)
-        if common is not None:
-            option, fix = (("dtype", common[0].name),), ""
-            if not common[1]:
-                fix = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
-    elif word == "shape" and len({*map(len, found)}) == 1:
-        option, fix = (("pad", 0),), ""
-    return kind(reason, root="arrays", path=(keys[i],), fix=fix, option=option)
+def _odd(kind: type[DlxError], word: str, found: list[Any], keys: Any, shown: list[Any], **advice: Any) -> DlxError:
+    """Return the error for the first array whose dtype, shape or device differs from the first one's."""
+    i = next(i for i, each in enumerate(found) if each != found[0])
+    reason = f"its {word} is {shown[i]}, but {path_text((keys[0],), 'arrays')} has {shown[0]}"
+    return kind(reason, root="arrays", path=(keys[i],), **advice)
