@@ -252,25 +252,26 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
         array, adapter = lookup.source(one)
         yield array, adapter, other, ()
         return
-    trees = read, written
-    links = [_links(tree) for tree in trees]
-    waiting: list[tuple[int, int, Path]] = [(0, 0, ())]
-    seen: set[tuple[int, int]] = set()
-    count = 0
+    links = [
+        [{handler.path(keys, i): link for i, link in links.items()} for _, handler, keys, _, links in tree.nodes()]
+        for tree in (read, written)
+    ]
+    waiting: list[tuple[int | None, int | None, Path]] = [(0, 0, ())]
+    seen: set[tuple[int | None, int | None]] = set()
+    if not read.arrays and not written.arrays:
+        raise AdapterNotFoundError("it holds no array", fix="Pass the arrays themselves.")
     while waiting:
         mine, its, path = waiting.pop()
         mine, its = _unwrap(links[0], mine), _unwrap(links[1], its)
-        if mine < 0 and its < 0:
-            count += 1
-            yield trees[0].arrays[~mine], trees[0].sources[~mine], trees[1].arrays[~its], path
-        elif mine < 0 or its < 0 or links[0][mine].keys() != links[1][its].keys():
+        if mine is not None and its is not None and mine < 0 and its < 0:
+            yield read.arrays[~mine], read.sources[~mine], written.arrays[~its], path
+        elif (mine or 0) < 0 or (its or 0) < 0:
             fix = "Pass containers that hold arrays at the same places."
             raise LayoutError("obj and out hold arrays at different places", path=path, fix=fix)
         elif (mine, its) not in seen:
             seen.add((mine, its))
-            waiting += [(link, links[1][its][key], (*path, *key)) for key, link in links[0][mine].items()]
-    if not count:
-        raise AdapterNotFoundError("it holds no array", fix="Pass the arrays themselves.")
+            one, there = {} if mine is None else links[0][mine], {} if its is None else links[1][its]
+            waiting += [(one.get(key), there.get(key), (*path, *key)) for key in one | there]
 
 
 def _find_dense(tree: Tree, root: str) -> Tree:
@@ -283,25 +284,7 @@ def _find_dense(tree: Tree, root: str) -> Tree:
     return tree
 
 
-def _links(tree: Tree) -> list[dict[Path, int]]:
-    """Return the links to arrays and containers with arrays of each node, by key; () inside a wrapper."""
-    nodes = [(handler, keys, links) for _, handler, keys, _, links in tree.nodes()]
-    above: dict[int, list[int]] = {}
-    for number, (_, _, links) in enumerate(nodes):
-        for link in links.values():
-            above.setdefault(link, []).append(number)
-    waiting, holds_arrays = [link for link in above if link < 0], set[int]()
-    while waiting:
-        new = {*above.get(waiting.pop(), ())} - holds_arrays
-        holds_arrays |= new
-        waiting += new
-    return [
-        {handler.path(keys, i): link for i, link in links.items() if link < 0 or link in holds_arrays}
-        for handler, keys, links in nodes
-    ]
-
-
-def _unwrap(links: list[dict[Path, int]], link: int) -> int:
-    while link >= 0 and () in links[link]:
+def _unwrap(links: list[dict[Path, int]], link: int | None) -> int | None:
+    while link is not None and link >= 0 and () in links[link]:
         link = links[link][()]
     return link
