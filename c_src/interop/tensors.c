@@ -236,58 +236,94 @@ static int copy_part(const DLManagedTensorVersioned* row, const DLTensor* to, in
   return dlx_cast(&from, &there, row->flags);
 }
 
-/* Copy rows along an axis of `whole`. If elements of several rows are adjacent, copy blocks of them
- * that fit the cache. Errors: a status. */
-static int fill_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n, const DLTensor* to,
-                     int64_t step, int64_t row_bytes) {
+/* A tensor of a list, and its place along an axis; with `step`, its last axis goes there. */
+typedef struct {
+  DLManagedTensorVersioned* tensor;
+  int64_t start, step;
+} row;
+
+/* Return the place of a row in `to`, the tensor without the axis, with room for one more. */
+static DLTensor place_of(const row* r, const DLTensor* to, int64_t stride) {
+  DLTensor there = *to;
+  there.data = (char*)to->data + r->start * stride * dlx_itemsize(to->dtype, r->tensor->flags);
+  if (r->step == 0) return there;
+  there.shape[there.ndim] = r->tensor->dl_tensor.shape[there.ndim];
+  there.strides[there.ndim++] = r->step * stride;
+  return there;
+}
+
+/* Copy rows to their places. If elements of several rows are adjacent, copy blocks of them that fit
+ * the cache. Errors: a status. */
+static int fill_rows(const row* rows, Py_ssize_t n, const DLTensor* to, int64_t stride,
+                     int64_t nbytes) {
   enum { BLOCK = 1 << 16 };
   int64_t extent = to->ndim ? to->shape[0] : 1, count = extent;
-  int is_interleaved = n > 1 && to->ndim && step < to->strides[0];
-  if (is_interleaved && row_bytes * n > BLOCK) count = extent * BLOCK / (row_bytes * n) + 1;
+  int is_interleaved = n > 1 && to->ndim && stride < to->strides[0];
+  if (is_interleaved && nbytes > BLOCK) count = extent * BLOCK / nbytes + 1;
   int status = DLX_OK;
   for (int64_t first = 0; first < extent; first += count) {
     for (Py_ssize_t i = 0; i < n && status == DLX_OK; i++) {
-      DLTensor there = *to;
-      there.data = (char*)to->data + i * step * dlx_itemsize(to->dtype, rows[i]->flags);
-      status = copy_part(rows[i], &there, first, count);
+      DLTensor there = place_of(&rows[i], to, stride);
+      status = copy_part(rows[i].tensor, &there, first, count);
     }
   }
   return status;
 }
 
-/* Copy a list of host tensors to the rows of `whole` along an axis, or one to all of it (-1).
- * Owns: nothing. GIL: held; released while much is copied. Errors: -3 with an exception; -1 or -2
- * as tensor_fill. */
-static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum match match) {
+/* Read a tensor of a list and its place, a slice of `extent` indices, or NULL: number i. Return -1
+ * with an exception. */
+static int read_row(PyObject* list, PyObject* places, Py_ssize_t i, int64_t extent, row* out) {
+  *out = (row){py_tensor_managed(PyList_GET_ITEM(list, i)), i, 0}; /* the list keeps it */
+  if (out->tensor == NULL || places == NULL) return out->tensor ? 0 : -1;
+  const DLTensor* t = &out->tensor->dl_tensor;
+  Py_ssize_t start, stop, step;
+  PyObject* place = i < PyList_GET_SIZE(places) ? PyList_GET_ITEM(places, i) : Py_None;
+  if (!PySlice_Check(place) || PySlice_Unpack(place, &start, &stop, &step) < 0 || t->ndim == 0 ||
+      PySlice_AdjustIndices(extent, &start, &stop, step) != t->shape[t->ndim - 1]) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "each matrix takes a slice");
+    return -1;
+  }
+  out->start = start;
+  out->step = step;
+  return 0;
+}
+
+/* Copy a list of host tensors to the rows of `whole` along an axis, or one to all of it (-1); with
+ * `places`, matrices to slices. Owns: nothing. GIL: held; released while much is copied. Errors: -3
+ * with an exception; -1 or -2 as tensor_fill. */
+static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum match match,
+                PyObject* places) {
   Py_ssize_t n = PyList_GET_SIZE(list);
-  DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
+  row* rows = PyMem_New(row, n);
   if (rows == NULL) PyErr_NoMemory();
-  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
-  DLTensor to = without_axis(&whole->dl_tensor, (int)axis, shape, strides);
+  const DLTensor* t = &whole->dl_tensor;
+  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM], stride = axis < 0 ? 0 : t->strides[axis];
+  DLTensor to = without_axis(t, (int)axis, shape, strides);
   int is_alike = 1, answer = rows == NULL ? -3 : 0;
   for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
-    rows[i] = py_tensor_managed(PyList_GET_ITEM(list, i)); /* the list keeps it */
-    if (rows[i] == NULL) {
+    if (read_row(list, places, i, axis < 0 ? 1 : t->shape[axis], &rows[i]) < 0) {
       answer = -3;
       break;
     }
-    const DLTensor* row = &rows[i]->dl_tensor;
-    int32_t type = row->device.device_type;
-    is_alike &= is_packed_alike(rows[i], whole, axis);
+    const DLManagedTensorVersioned* from = rows[i].tensor;
+    int32_t type = from->dl_tensor.device.device_type;
+    is_alike &= is_packed_alike(from, whole, axis);
     int is_plain = is_alike && dlx_host_readable(type) &&
-                   type == (int32_t)rows[0]->dl_tensor.device.device_type;
-    if (!fits(row, &to, match) || (match != BEGIN && !is_plain))
+                   type == (int32_t)rows[0].tensor->dl_tensor.device.device_type;
+    int has_axes = places == NULL || from->dl_tensor.ndim == to.ndim + 1;
+    DLTensor there = has_axes ? place_of(&rows[i], &to, stride) : to;
+    if (!fits(&from->dl_tensor, &there, match) || (match != BEGIN && !is_plain))
       answer = -2;
-    else if (py_may_meet(row, rows[i]->flags, &whole->dl_tensor, whole->flags))
+    else if (py_may_meet(&from->dl_tensor, from->flags, t, whole->flags))
       answer = -1;
   }
-  if (answer == -1 && axis < 0 && is_same_memory(&rows[0]->dl_tensor, &to)) n = answer = 0;
+  if (answer == -1 && axis < 0 && is_same_memory(&rows[0].tensor->dl_tensor, &to)) n = answer = 0;
   if (answer == 0) {
     int status = DLX_E_PACKED;
-    int64_t step = axis < 0 ? 0 : whole->dl_tensor.strides[axis], row_bytes = dlx_nbytes(&to, 0);
+    int64_t nbytes = dlx_nbytes(t, whole->flags);
     dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
-    PyThreadState* state = row_bytes * (axis < 0 ? 1 : n) > FEW ? PyEval_SaveThread() : NULL;
-    if (is_alike) status = fill_rows(rows, n, &to, step, row_bytes);
+    PyThreadState* state = nbytes > FEW ? PyEval_SaveThread() : NULL;
+    if (is_alike) status = fill_rows(rows, n, &to, stride, nbytes);
     if (state) PyEval_RestoreThread(state);
     py_managed_release(whole);
     if (status != DLX_OK) {
@@ -301,39 +337,43 @@ static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum
 
 PY_DOC(tensor_fill,
        "Copy a list of host tensors to the beginnings of the rows of `whole` along an axis, and "
-       "cast them; -1: copy one tensor to all of it. Without a write, return -1 if memory may be "
-       "shared, or -2 if one does not fit. `match` 1: they have the shape of their places, and the "
-       "result is writable and has no gaps; 2: the dtype, too.");
+       "cast them; -1: copy one tensor to all of it. With a list of slices, the last axes of "
+       "matrices go there. Without a write, return -1 if memory may be shared, or -2 if one does "
+       "not fit. `match` 1: they have the shape of their places, and the result is writable and "
+       "has no gaps; 2: the dtype, too.");
 static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("tensor_fill", nargs, 3, 4)) return NULL;
+  if (!py_check_args("tensor_fill", nargs, 3, 5)) return NULL;
   DLManagedTensorVersioned* whole = py_tensor_managed(args[0]);
-  long axis = PyLong_AsLong(args[2]), match = nargs == 4 ? PyLong_AsLong(args[3]) : BEGIN;
+  long axis = PyLong_AsLong(args[2]), match = nargs >= 4 ? PyLong_AsLong(args[3]) : BEGIN;
+  PyObject* places = nargs == 5 && PyList_CheckExact(args[4]) ? args[4] : NULL;
   if (whole == NULL || PyErr_Occurred()) return NULL;
   const DLTensor* t = &whole->dl_tensor;
   Py_ssize_t n = PyList_CheckExact(args[1]) ? PyList_GET_SIZE(args[1]) : 0;
-  if (axis >= t->ndim || (axis < 0 ? n != 1 : n != t->shape[axis]))
+  if (axis >= t->ndim || (axis < 0 ? n != 1 : n != t->shape[axis] && places == NULL))
     return PyErr_Format(PyExc_TypeError, "tensor_fill takes one tensor for each row");
   int is_readonly = (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
   if (is_readonly && match == BEGIN) return py_raise(DLX_E_READONLY, NULL);
   int is_plain = !is_readonly && dlx_layout(t) == 0 && dlx_host_readable(t->device.device_type);
-  int answer = match == BEGIN || is_plain ? fill(whole, args[1], axis, (enum match)match) : -2;
+  int answer = match != BEGIN && !is_plain ? -2 : fill(whole, args[1], axis, match, places);
   if (answer == -3) return NULL;
   if (answer) return PyLong_FromLong(answer);
   Py_RETURN_NONE;
 }
 
-/* Allocate n rows like `row`, of a dtype, along an axis, unless a consumer (or NULL) rejects them:
- * then *out is NULL. Errors: a status. */
-static int allocate_rows(const DLManagedTensorVersioned* row, Py_ssize_t n, DLDataType dtype,
-                         long axis, const dlx_capabilities* consumer,
+/* Allocate n rows like `row`, less its last axis for matrices, of a dtype, along an axis, unless a
+ * consumer (or NULL) rejects them: then *out is NULL. With `keep`, the elements of a row are
+ * adjacent. Errors: a status. */
+static int allocate_rows(const DLManagedTensorVersioned* first, int is_matrix, Py_ssize_t n,
+                         DLDataType dtype, long axis, int keep, const dlx_capabilities* consumer,
                          DLManagedTensorVersioned** out) {
-  int64_t shape[DLX_MAX_NDIM + 1];
-  DLTensor like = row->dl_tensor;
-  uint64_t flags = row->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  int64_t shape[DLX_MAX_NDIM + 1], at = keep ? 0 : axis;
+  DLTensor like = first->dl_tensor;
+  uint64_t flags = first->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   *out = NULL;
-  if (axis < 0 || axis > like.ndim) return DLX_E_MISMATCH;
-  for (int32_t d = 0; d < like.ndim; d++) shape[d + (d >= axis)] = like.shape[d];
-  shape[axis] = n;
+  like.ndim -= is_matrix;
+  if (like.ndim < 0 || axis < 0 || axis > like.ndim) return DLX_E_MISMATCH;
+  for (int32_t d = 0; d < like.ndim; d++) shape[d + (d >= at)] = like.shape[d];
+  shape[at] = n;
   like.shape = shape;
   like.strides = NULL;
   like.ndim++;
@@ -342,28 +382,45 @@ static int allocate_rows(const DLManagedTensorVersioned* row, Py_ssize_t n, DLDa
   like.byte_offset = 0;
   int status = dlx_validate(&like, flags);
   if (status != DLX_OK || (consumer && dlx_check(&like, flags, consumer))) return status;
-  return dlx_managed_empty(&like, flags, 0, out);
+  status = dlx_managed_empty(&like, flags, 0, out);
+  if (status != DLX_OK || at == axis) return status;
+  DLTensor* made = &(*out)->dl_tensor; /* move its first axis */
+  int64_t step = made->strides[0];
+  memmove(made->shape, made->shape + 1, (size_t)axis * sizeof *shape);
+  memmove(made->strides, made->strides + 1, (size_t)axis * sizeof *shape);
+  made->shape[axis] = n;
+  made->strides[axis] = step;
+  return status;
 }
 
 PY_DOC(tensor_stack,
        "Stack a list of tensors that no other thread uses into a new tensor along an axis (0), of "
-       "a dtype (None: theirs). Return None if they differ in shape, dtype or device, or if the "
-       "dlx_capabilities at an address (0: none) reject the result.");
+       "a dtype (None: theirs); with a list of slices, the last axes of matrices. With `keep`, the "
+       "elements of a row stay adjacent. Return None if they differ in shape, dtype or device, or "
+       "if the dlx_capabilities at an address (0: none) reject rows along the first axis.");
 static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("tensor_stack", nargs, 1, 4)) return NULL;
-  Py_ssize_t n = PyList_CheckExact(args[0]) ? PyList_GET_SIZE(args[0]) : 0;
+  if (!py_check_args("tensor_stack", nargs, 1, 6)) return NULL;
+  Py_ssize_t n = PyList_CheckExact(args[0]) ? PyList_GET_SIZE(args[0]) : 0, columns = 0;
   if (n == 0)
     return PyErr_Format(PyExc_TypeError, "tensor_stack takes a list of tensors that is not empty");
-  DLManagedTensorVersioned *row = py_tensor_managed(PyList_GET_ITEM(args[0], 0)), *whole;
+  DLManagedTensorVersioned *first = py_tensor_managed(PyList_GET_ITEM(args[0], 0)), *whole;
   const dlx_capabilities* consumer = nargs >= 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
   long axis = nargs >= 3 ? PyLong_AsLong(args[2]) : 0;
-  if (row == NULL || PyErr_Occurred()) return NULL;
-  DLDataType dtype = row->dl_tensor.dtype;
-  int casts = nargs == 4 && args[3] != Py_None, status;
-  if (casts && read_dtype(args[3], &dtype) < 0) return NULL;
-  PY_WITHOUT_GIL(status = allocate_rows(row, n, dtype, axis, consumer, &whole));
+  int keep = nargs >= 4 && args[3] == Py_True, casts = nargs >= 5 && args[4] != Py_None, status;
+  PyObject* places = nargs == 6 && PyList_CheckExact(args[5]) ? args[5] : NULL;
+  if (first == NULL || PyErr_Occurred()) return NULL;
+  DLDataType dtype = first->dl_tensor.dtype;
+  if (casts && read_dtype(args[4], &dtype) < 0) return NULL;
+  for (Py_ssize_t i = 0; places && i < n; i++) {
+    const DLManagedTensorVersioned* m = py_tensor_managed(PyList_GET_ITEM(args[0], i));
+    if (m == NULL) return NULL;
+    columns += m->dl_tensor.ndim ? m->dl_tensor.shape[m->dl_tensor.ndim - 1] : 0;
+  }
+  PY_WITHOUT_GIL(status = allocate_rows(first, places != NULL, places ? columns : n, dtype, axis,
+                                        keep, consumer, &whole));
   if (status != DLX_OK) return py_raise(status, NULL);
-  int answer = whole ? fill(whole, args[0], axis, casts ? SHAPE : SHAPE_AND_DTYPE) : -2;
+  enum match match = casts ? SHAPE : SHAPE_AND_DTYPE;
+  int answer = whole ? fill(whole, args[0], axis, match, places) : -2;
   if (answer == 0) return py_tensor_wrap(whole);
   if (whole) dlx_managed_release(whole);
   if (answer == -3) return NULL;

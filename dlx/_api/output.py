@@ -41,6 +41,7 @@ from dlx.errors import (
 
 Path = tuple[Any, ...]
 _WRITABLE = "Pass a writable array."
+_ANY, _SAME_SHAPE, _EXACT = 0, 1, 2  # what `tensor_fill` requires
 
 
 class Array(NamedTuple):
@@ -102,16 +103,18 @@ def match_packing(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor if is_alike else native.tensor_repack(tensor)
 
 
-def fill(whole: Tensor, rows: list[Tensor], axis: int) -> None:
-    """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory."""
+def fill(whole: Tensor, rows: list[Tensor], axis: int, places: list[slice] | None = None) -> None:
+    """Copy tensors to the rows of another along an axis, or one to all (-1); first copy those that share its memory.
+
+    With `places`, the last axes of matrices go to slices of the axis.
+    """
     if whole.dtype.bits < 8:
         rows = [match_packing(row, whole) for row in rows]
-    if native.tensor_fill(whole, rows, axis):
-        native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis)
+    if native.tensor_fill(whole, rows, axis, _ANY, places):
+        native.tensor_fill(whole, [native.tensor_copy(row, True) for row in rows], axis, _ANY, places)
 
 
 _borrow = FAST_PATH._borrow
-_SAME_SHAPE, _EXACT = 1, 2  # what `tensor_fill` requires
 
 
 def fill_plain(objs: list[Any], out: Any, axis: int, casts: Casts | None = None) -> bool:

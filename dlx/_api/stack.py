@@ -273,16 +273,12 @@ def _stack_on_host(
         if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
             reason = "its elements are packed below one byte, and a row may begin inside a byte"
             raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
-    if places is not None:
-        for place, tensor in zip(places, tensors, strict=True):
-            fill(_slice_axis(whole, at, place), [tensor], -1)
-    elif any(shape != row for shape in shapes):
+    if places is None and any(shape != row for shape in shapes):
         number = _read_pad(pad, wanted)
         everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
         tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
         fill(whole, [everywhere], -1)
-    if places is None:
-        fill(whole, tensors, at)
+    fill(whole, tensors, at, places)
     if output is None:
         return match_packing(whole, tensors[0])
     mark_written(output.adapter, output.obj)
@@ -316,31 +312,20 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
     return view(whole, (*shape[:at], n, *shape[at:]), (*steps[:at], step, *steps[at:]))
 
 
-def _slice_axis(whole: Tensor, at: int, place: slice) -> Tensor:
-    """Return a view of the indices at a slice of an axis, with this axis last."""
-    shape, steps = [*whole.shape], [*whole.strides]
-    found, step = range(shape.pop(at))[place], steps.pop(at)
-    return view(whole, (*shape, len(found)), (*steps, step * found.step), step * found.start)
-
-
 def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
     """Stack host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
-    keep = keeps_order(target)
-    if target.varies or axis < 0 or (places is not None and (len(objs) > 1 or axis > 1)):
+    if target.varies:
         return None
     try:
         tensors = _interfaces(objs) if is_plain and not hasattr(type(objs[0]), "__dlpack__") else None
         tensors = tensors or borrow_all(objs, TENSOR.name)
-        if tensors is None or not tensors[0].is_host or axis > tensors[0].ndim:
+        if tensors is None or not tensors[0].is_host:
             return None
-        wanted = None if dtype is None else read_dtype(dtype)
         whole: Tensor | None = tensors[0]
-        if places is not None:
-            whole = native.tensor_copy(whole if axis else _move_axis(whole, 1), keep, 0, wanted)
-        elif len(tensors) == len(objs):  # else `_interfaces` has stacked them
-            whole = native.tensor_stack(tensors, target.address, 0 if keep else axis, wanted)
-            whole = whole and _move_axis(whole, axis if keep else 0)
+        if len(tensors) == len(objs):  # else `_interfaces` has stacked them
+            wanted = None if dtype is None else read_dtype(dtype)
+            whole = native.tensor_stack(tensors, target.address, axis, keeps_order(target), wanted, places)
         return None if whole is None or target.check(whole) else whole
     except MemoryError:
         raise

@@ -147,9 +147,17 @@ if TYPE_CHECKING:
     def tensor_copy(
         tensor: Tensor, keep_order: bool, stream: int = 0, dtype: Sequence[int] | None = None, /
     ) -> Tensor: ...
-    def tensor_fill(whole: Tensor, tensors: list[Tensor], axis: int, match: int = 0, /) -> int | None: ...
+    def tensor_fill(
+        whole: Tensor, tensors: list[Tensor], axis: int, match: int = 0, places: list[slice] | None = None, /
+    ) -> int | None: ...
     def tensor_stack(
-        tensors: list[Tensor], capabilities: int = 0, axis: int = 0, dtype: Sequence[int] | None = None, /
+        tensors: list[Tensor],
+        capabilities: int = 0,
+        axis: int = 0,
+        keep: bool = False,
+        dtype: Sequence[int] | None = None,
+        places: list[slice] | None = None,
+        /,
     ) -> Tensor | None: ...
     def tensor_repack(tensor: Tensor, /) -> Tensor: ...
     def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
