@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from dlx._api.convert import convert
+from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.tensor import view
 from dlx._engine.compound import name_of, split
@@ -74,5 +75,7 @@ def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tens
     if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
         shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
         return [values] * bool(shape[0]), view(values, shape, strides, bounds[0] * values.strides[0])
-    step, row = values.strides[0], values.shape[1:]
-    return [view(values, (b - a, *row), values.strides, a * step) for a, b in pairwise(bounds)], None
+    step, row, dtype = values.strides[0], values.shape[1:], values.dtype
+    size, options = step * max(dtype.bits * dtype.lanes // 8, 1), (values.strides, dtype, values.device, values.flags)
+    first, new = values.data_ptr, native.tensor_new  # `view` reads each of these for every row
+    return [new(first + a * size, (b - a, *row), *options, values) for a, b in pairwise(bounds)], None

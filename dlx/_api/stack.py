@@ -153,11 +153,15 @@ def stack(
         casts = dtype if dtype is None or isinstance(dtype, Mapping) else {whole.dtype: dtype}
         return convert(whole, to, out=out, device=device, stream=stream, dtype=casts)
     if tensors is None:
+        is_empty = [_is_list(obj) and not obj for obj in objs]
         objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
         tensors, sources = _tensors(objs, keys, target)
+        if not all(is_empty):  # empty lists have the dtype of the other arrays
+            like = tensors[is_empty.index(False)].dtype
+            tensors = [empty((0,), like) if each else one for each, one in zip(is_empty, tensors, strict=True)]
     try:
         output = None if out is None else open_output(out)
-        is_far = not all(host_readable(tensor.device) for tensor in tensors)
+        is_far = not all(map(host_readable, {tensor.device for tensor in tensors}))
         if output is not None and not is_far and not output.is_on_host():
             rows = objs if places is None else arrays
             return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
@@ -417,8 +421,9 @@ def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool) ->
 def _check_devices(tensors: list[Tensor], keys: Any) -> None:
     """Raise for the first array on another device, or in another kind of host memory, than the first one."""
     devices = [tensor.device for tensor in tensors]
-    found = [device.type if host_readable(device) else device for device in devices]
-    if found.count(found[0]) < len(found):
+    kinds = {device: device.type if host_readable(device) else device for device in {*devices}}
+    if len({*kinds.values()}) > 1:
+        found = [kinds[device] for device in devices]
         raise _odd(DeviceError, "device", found, keys, devices, fix="Move it in its own framework first.")
 
 
@@ -438,6 +443,10 @@ def _is_number(kind: type) -> bool:
     return is_key(kind) and kind in _NUMBERS
 
 
+def _is_list(obj: Any) -> bool:
+    return type(obj) is list or type(obj) is tuple
+
+
 def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
     """Return Python's numbers as a tensor of one dimension; None if something else is in the list."""
     kinds = {id(kind): kind for kind in map(type, objs)}.values()  # not a set: a class may have no hash
@@ -454,14 +463,14 @@ def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
 
 
 def _read_lists(obj: Any, key: Any, target: str) -> Any:
-    """Return a list of numbers, or of such lists, as a tensor; other objects unchanged."""
+    """Return a list of numbers, or of such lists, as a tensor; an empty one of float64; other objects unchanged."""
     if _is_number(type(obj)):
         packed: Any = _pack_numbers([obj])
         return native.tensor_new(packed.data_ptr, (), (), packed.dtype, HOST, 0, packed)
-    if not (type(obj) is list or type(obj) is tuple) or not obj:
+    if not _is_list(obj):
         return obj
     try:
-        return _pack_numbers(obj) or stack(obj, "dlx")
+        return _pack_numbers(obj) or (stack(obj, "dlx") if obj else empty((0,), DType("float64")))
     except DlxError as error:
         error.complete(target=target)
         error.path, error.root = (key, *error.path), "arrays"

@@ -357,3 +357,21 @@ def test_the_dtype_that_a_refusal_names_is_one_of_stack():
         found = eval(call, {"dlx": dlx, "x": x})
         expected = dlx.stack(x, "numpy")
         assert np.array_equal(dlx.convert(found, "numpy"), np.asarray(expected, dlx.convert(found, "numpy").dtype))
+
+
+def test_empty_lists_are_empty_rows(np):
+    """An empty list has the dtype of the other rows; lists that are all empty are float64, as in numpy."""
+    for rows in ([[1, 2], []], [[], [1, 2], []], [[], [1.5]], [[True], []], [[], [1j]], [(), np.arange(3, dtype="i2")]):
+        found = as_numpy(dlx.stack(rows, "numpy", pad=0))
+        rows = [np.asarray(row) for row in rows]
+        full = next(row for row in rows if len(row))
+        assert found.dtype == full.dtype and found.shape == (len(rows), max(map(len, rows)))
+        for row, padded in zip(rows, found, strict=True):
+            assert (padded[: len(row)] == row).all() and not padded[len(row) :].any()
+    for rows in ([[], []], [[]], [[[], []], [[], []]]):
+        found = as_numpy(dlx.stack(rows, "numpy"))
+        assert found.shape == np.array(rows).shape and found.dtype == np.float64
+    with pytest.raises(errors.LayoutError, match=r"at arrays\[1\]: its shape is \(0,\).*Pass pad=0\."):
+        dlx.stack([[1], []], "numpy")
+    with pytest.raises(errors.AdapterNotFoundError, match=r"arrays\[1\]"):
+        dlx.stack([[], "x"], "numpy")
