@@ -246,10 +246,10 @@ def _convert(array: Array, target: Target | None, **options: Any) -> Any:
 
 def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any, Path]]:
     """Yield (array, its adapter, array of `out`, path) of all arrays, also of repeated ones."""
-    (one, handler), (other, there) = lookup.unwrap(obj), lookup.unwrap(out)
-    written = None if there is None else _find_dense(Tree(other, there, Failures("")), "out")
+    (one, handler), (other, other_handler) = lookup.unwrap(obj), lookup.unwrap(out)
+    written = None if other_handler is None else _find_dense(Tree(other, other_handler, Failures("")), "out")
     read = None if handler is None else _find_dense(Tree(one, handler, Failures(""), strict=strict), "obj")
-    if (handler is None) != (there is None):
+    if (handler is None) != (other_handler is None):
         raise LayoutError("one of obj and out is an array, the other one a container", fix="Pass two of a kind.")
     if read is None or written is None:
         array, adapter = lookup.source(one)
@@ -273,8 +273,8 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
             raise LayoutError("obj and out hold arrays at different places", path=path, fix=fix)
         elif (mine, its) not in seen:
             seen.add((mine, its))
-            one, there = {} if mine is None else links[0][mine], {} if its is None else links[1][its]
-            waiting += [(one.get(key), there.get(key), (*path, *key)) for key in one | there]
+            here, there = {} if mine is None else links[0][mine], {} if its is None else links[1][its]
+            waiting += [(here.get(key), there.get(key), (*path, *key)) for key in here | there]
 
 
 def _find_dense(tree: Tree, root: str) -> Tree:

@@ -399,12 +399,12 @@ def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
     casts = read_casts(dtype)
     found = found if casts is None else [casts.find(each) or each for each in found]
     if found.count(found[0]) < len(found):
-        common, option, fix = common_dtype(found), (), "Pass arrays of one dtype."
+        common = common_dtype(found)
+        advice: dict[str, Any] = {"fix": "Pass arrays of one dtype."}
         if common is not None:
-            option, fix = (("dtype", common[0].name),), ""
-            if not common[1]:
-                fix = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
-        raise _odd(DTypeError, "dtype", found, keys, found, option=option, fix=fix)
+            note = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
+            advice = {"option": (("dtype", common[0].name),), "fix": "" if common[1] else note}
+        raise _odd(DTypeError, "dtype", found, keys, found, **advice)
     return found[0]
 
 
