@@ -124,6 +124,8 @@ def stack(
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
+    if objs and _is_number(type(objs[0])):
+        whole = _pack_numbers(objs)
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
         stacked = _stack_plainly(objs, places, to, axis, dtype)
@@ -143,19 +145,20 @@ def stack(
         raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
-    tensors = borrow_all(objs, TENSOR.name) if whole is None else None
-    sources: list[tuple[Adapter, Readiness]] = []  # of device memory
-    if tensors is not None and not all(tensor.is_host for tensor in tensors):
-        tensors = None
-    whole = _pack_numbers(objs) if whole is None and tensors is None else whole
     if whole is not None:
         whole = _move_axis(whole, _find_axis(axis, whole.ndim))
+        if dtype is device is stream is out is None:
+            return convert(whole, to)
         casts = dtype if dtype is None or isinstance(dtype, Mapping) else {whole.dtype: dtype}
         return convert(whole, to, out=out, device=device, stream=stream, dtype=casts)
+    tensors = _borrow_host(objs)
+    sources: list[tuple[Adapter, Readiness]] = []  # of device memory
     if tensors is None:
         is_empty = [_is_list(obj) and not obj for obj in objs]
         objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
-        tensors, sources = _tensors(objs, keys, target)
+        tensors = _borrow_host(objs)
+        if tensors is None:
+            tensors, sources = _tensors(objs, keys, target)
         if not all(is_empty):  # empty lists have the dtype of the other arrays
             like = tensors[is_empty.index(False)].dtype
             tensors = [empty((0,), like) if each else one for each, one in zip(is_empty, tensors, strict=True)]
@@ -176,6 +179,12 @@ def stack(
     if out is not None:
         return out
     return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
+
+
+def _borrow_host(objs: list[Any]) -> list[Tensor] | None:
+    """Return the tensors of host arrays of the fast path; None for others."""
+    tensors = borrow_all(objs, TENSOR.name)
+    return tensors if tensors is not None and all(tensor.is_host for tensor in tensors) else None
 
 
 def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
@@ -459,7 +468,7 @@ def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
     except OverflowError as error:
         reason, fix = "the numbers do not fit int64", "Pass an array of another dtype, such as numpy.array(numbers)."
         raise DTypeError(reason, fix=fix) from error
-    return native.tensor_new(memory.data_ptr, (len(objs),), None, DType(name), HOST, 0, memory)
+    return native.tensor_new(memory.data_ptr, (len(objs),), None, read_dtype(name), HOST, 0, memory)
 
 
 def _read_lists(obj: Any, key: Any, target: str) -> Any:
