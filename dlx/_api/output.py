@@ -86,13 +86,12 @@ def open_output(obj: Any, path: Path = ()) -> Array:
     return found
 
 
-def check_fits(out: Array, shape: tuple[int, ...], dtype: DType) -> None:
-    """Raise unless values of a shape and dtype fit into an output."""
+def check_fits(out: Array, shape: tuple[int, ...], dtype: DType, option: Any, fix: str = "") -> None:
+    """Raise unless values of a shape and dtype fit into an output; `option` and `fix` change the dtype."""
     if shape != out.shape:
         why, fix = f"the values have shape {shape}, but its shape is {out.shape}", "Pass an array of that shape."
         raise LayoutError(why, root="out", path=out.path, fix=fix)
     if dtype != out.dtype:
-        fix, option = suggest_cast(dtype, out.dtype)
         why = f"the values are {dtype}, but it is {out.dtype}"
         raise DTypeError(why, root="out", path=out.path, fix=fix, option=option)
 
@@ -181,7 +180,8 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
         for source, there in pairs:
             old = source.dtype
             whole = casts._replace(at_root=len(pairs) == 1 and not source.path) if casts is not None else None
-            check_fits(there, source.shape, (whole.find(old) if whole else None) or old)
+            fix, option = suggest_cast(old, there.dtype)
+            check_fits(there, source.shape, (whole.find(old) if whole else None) or old, option, fix)
         writes = _plan_writes(pairs, detach)
     except DlxError as error:
         error.target = target

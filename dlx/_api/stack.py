@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,8 +65,8 @@ def stack(
     arrays
         N arrays of shape ``(...)``, as in `convert`; none is changed or consumed. For a data frame, a table or another
         mapping: its columns in order. For a list column: its rows; if they have one length, the result shares their
-        values as in `convert`. Numbers, and lists of them, count as arrays of bool, int64, float64 or
-        complex128.
+        values as in `convert`. For a column of numbers: itself. Numbers, and lists of them, count as arrays of bool,
+        int64 (uint64 if they are larger), float64 or complex128.
     to
         Target, as in `convert`.
     axis
@@ -114,8 +114,8 @@ def stack(
     >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
     dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
-    is_usual = dtype is pad is device is stream is None and not trace.observers
-    if is_usual and out is None and type(to) is str and type(arrays) in (list, tuple) and axis >= 0:
+    is_usual = dtype is pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
+    if is_usual and out is None and type(to) is str and type(arrays) in (list, tuple):
         stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         if stacked is not None:
             return stacked
@@ -131,7 +131,7 @@ def stack(
         stacked = _stack_plainly(objs, places, to, axis, dtype)
         if stacked is not None:
             return convert(stacked, to)
-    is_filled = is_usual and out is not None and to is None and places is None and axis >= 0 and objs
+    is_filled = is_usual and out is not None and to is None and places is None and objs
     if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
     if out is None:
@@ -155,7 +155,8 @@ def stack(
     sources: list[tuple[Adapter, Readiness]] = []  # of device memory
     if tensors is None:
         is_empty = [_is_list(obj) and not obj for obj in objs]
-        objs = [_read_lists(obj, key, target) for obj, key in zip(objs, keys, strict=True)]
+        cast = None if isinstance(dtype, Mapping) else dtype
+        objs = [_read_lists(obj, key, target, pad, cast) for obj, key in zip(objs, keys, strict=True)]
         tensors = _borrow_host(objs)
         if tensors is None:
             tensors, sources = _tensors(objs, keys, target)
@@ -219,7 +220,7 @@ def _stack_on_device(
     shape = (*row[:at], len(tensors), *row[at:])
     casts = any(tensor.dtype != wanted for tensor in tensors)
     if output is not None:
-        check_fits(output, shape, wanted)
+        check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
         return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
     _check_devices(tensors, keys)
     if casts:
@@ -279,7 +280,7 @@ def _stack_on_host(
         if keeps_order(request.target):  # faster: the values of each array stay adjacent
             whole = _move_axis(whole, at)
     else:
-        check_fits(output, shape, wanted)
+        check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
         if output.tensor is None:
             raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
         whole = output.tensor
@@ -305,7 +306,7 @@ def _read_pad(pad: Any, dtype: DType) -> Tensor:
     """Return the number of the option `pad` as a tensor without dimensions."""
     kind = _KINDS.get(dtype.code, float)
     try:
-        number = _read_lists(kind(pad), 0, "")
+        number = _read_lists(kind(pad))
     except (TypeError, ValueError, OverflowError):  # such as NaN for integers
         number = None
     if number is not None and not can_cast(number.dtype, dtype, HOST):
@@ -313,7 +314,9 @@ def _read_pad(pad: Any, dtype: DType) -> Tensor:
         raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
     made: Any = None if number is None else native.tensor_copy(number, False, 0, dtype)
     if made is None or (kind in (bool, int) and memoryview(made)[()] != pad):
-        raise DTypeError(f"pad={pad} is not a value of {dtype}", root="arrays", fix="Pass another number as pad=.")
+        raise DTypeError(
+            f"pad={safe_repr(pad)} is not a value of {dtype}", root="arrays", fix="Pass another number as pad=."
+        )
     return made  # type: ignore[no-any-return]
 
 
@@ -443,8 +446,8 @@ def _find_axis(axis: int, ndim: int) -> int:
     return at % ndim
 
 
-_NUMBERS: dict[type, tuple[str, str]] = {
-    bool: ("B", "bool"), int: ("q", "int64"), float: ("d", "float64"), complex: ("d", "complex128"),
+_NUMBERS: dict[type, dict[str, str]] = {  # letters of `array`
+    bool: {"B": "bool"}, int: {"q": "int64", "Q": "uint64"}, float: {"d": "float64"}, complex: {"d": "complex128"},
 }  # fmt: skip
 
 
@@ -461,27 +464,28 @@ def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
     kinds = {id(kind): kind for kind in map(type, objs)}.values()  # not a set: a class may have no hash
     if not kinds or not all(map(_is_number, kinds)):
         return None
-    code, name = _NUMBERS[next(kind for kind in (complex, float, int, bool) if kind in kinds)]
-    try:
-        parts = itertools.chain.from_iterable((each.real, each.imag) for each in objs) if complex in kinds else objs
-        memory: Any = native.tensor_copy(BUFFER.export(array(code, parts)), False)
-    except OverflowError as error:
-        reason, fix = "the numbers do not fit int64", "Pass an array of another dtype, such as numpy.array(numbers)."
-        raise DTypeError(reason, fix=fix) from error
-    return native.tensor_new(memory.data_ptr, (len(objs),), None, read_dtype(name), HOST, 0, memory)
+    kind = next(kind for kind in (complex, float, int, bool) if kind in kinds)
+    parts = [part for each in objs for part in (each.real, each.imag)] if kind is complex else objs
+    for letter, name in _NUMBERS[kind].items():
+        with contextlib.suppress(OverflowError):
+            memory: Any = native.tensor_copy(BUFFER.export(array(letter, parts)), False)
+            return native.tensor_new(memory.data_ptr, (len(objs),), None, read_dtype(name), HOST, 0, memory)
+    fix = "Pass an array of another dtype, such as numpy.array(numbers)."
+    raise DTypeError("the numbers fit neither int64 nor uint64", fix=fix)
 
 
-def _read_lists(obj: Any, key: Any, target: str) -> Any:
-    """Return a list of numbers, or of such lists, as a tensor; an empty one of float64; other objects unchanged."""
+def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype: Any = None) -> Any:
+    """Return a number, or a list of numbers or of lists, as a tensor; other objects unchanged."""
     if _is_number(type(obj)):
         packed: Any = _pack_numbers([obj])
         return native.tensor_new(packed.data_ptr, (), (), packed.dtype, HOST, 0, packed)
     if not _is_list(obj):
         return obj
     try:
-        return _pack_numbers(obj) or (stack(obj, "dlx") if obj else empty((0,), DType("float64")))
+        whole = _pack_numbers(obj) if obj else empty((0,), DType("float64"))
+        return stack(obj, "dlx", pad=pad, dtype=dtype) if whole is None else whole
     except DlxError as error:
-        error.complete(target=target)
+        error.target = target
         error.path, error.root = (key, *error.path), "arrays"
         raise
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import gc
+import importlib
 import importlib.util
 import itertools
 import random
@@ -159,8 +161,8 @@ def test_numbers(np, torch):
     for odd in ([1, "2"], [[1], [object()]], [1, None], [[1, [2]], [3]]):
         with pytest.raises(errors.DlxError, match=r"at arrays\["):
             dlx.stack(odd, "numpy")
-    with pytest.raises(errors.DTypeError, match="do not fit int64"):
-        dlx.stack([1 << 63], "numpy")
+    with pytest.raises(errors.DTypeError, match="fit neither int64"):
+        dlx.stack([1 << 64], "numpy")
     pytest.importorskip("jax")
     with pytest.raises(errors.DTypeError, match="x64 is off"):
         dlx.stack([1.5], "jax")
@@ -375,3 +377,58 @@ def test_empty_lists_are_empty_rows(np):
         dlx.stack([[1], []], "numpy")
     with pytest.raises(errors.AdapterNotFoundError, match=r"arrays\[1\]"):
         dlx.stack([[], "x"], "numpy")
+
+
+def test_a_column_of_numbers_keeps_its_dtype(np):
+    """Its elements are Python numbers, or scalars that are no arrays."""
+    for letter, name in (("f", "float32"), ("b", "int8"), ("Q", "uint64")):
+        column = array.array(letter, [1, 2, 3])
+        found = dlx.stack(column, "numpy")
+        assert found.dtype == name and found.tolist() == [1, 2, 3] and not np.shares_memory(found, np.asarray(column))
+        assert dlx.stack(column, "numpy", dtype="float64").dtype == "float64"
+    assert dlx.stack(b"ab", "numpy").dtype == np.uint8 and dlx.stack(memoryview(b"ab"), "numpy").tolist() == [97, 98]
+    tensor = dlx.convert(np.arange(6, dtype="i2").reshape(2, 3), "dlx")
+    assert (dlx.stack(tensor, "numpy", axis=1) == np.arange(6).reshape(2, 3).T).all()
+    pa, pd, pl = (
+        importlib.import_module(x) if importlib.util.find_spec(x) else None for x in ("pyarrow", "pandas", "polars")
+    )
+    columns = [
+        pa and pa.array([1, 2], pa.int8()),
+        pd and pd.Series([1, 2], dtype="int8"),
+        pl and pl.Series([1, 2], dtype=pl.Int8),
+    ]
+    for column in filter(lambda each: each is not None, columns):
+        assert dlx.stack(column, "numpy").dtype == np.int8
+    if pa:
+        with pytest.raises(errors.DlxError, match=r"1 null.*Call \.fill_null"):
+            dlx.stack(pa.array([1, None]), "numpy")
+
+
+def test_advice_of_options_works(np):
+    """The advice of a refusal, applied literally, helps."""
+    rows = [np.ones(2), np.ones(2)]
+    with pytest.raises(errors.DTypeError, match="Pass dtype='float16'"):
+        dlx.stack(rows, out=np.empty((2, 2), "f2"), dtype="float32")
+    out = np.empty((2, 2), "f2")
+    assert (dlx.stack(rows, out=out, dtype="float16") == 1).all()
+    with pytest.raises(errors.DTypeError, match=r"Pass dtype=.'float64': 'float16'"):
+        dlx.convert(np.ones((2, 2)), out=out, dtype="float32")
+    assert (dlx.convert(np.full((2, 2), 3.0), out=out, dtype={"float64": "float16"}) == 3).all()
+
+
+def test_nested_lists_and_large_numbers(np):
+    """Inner lists are padded, too; integers beyond int64 are uint64, as in numpy."""
+    found = dlx.stack([[[1, 2], [3]], [[4]]], "numpy", pad=7)
+    assert found.tolist() == [[[1, 2], [3, 7]], [[4, 7], [7, 7]]]
+    found = dlx.stack([[[1, 2], [3]], [[4]]], "numpy", pad=0.5, dtype="float32")
+    assert found.tolist() == [[[1, 2], [3, 0.5]], [[4, 0.5], [0.5, 0.5]]] and found.dtype == np.float32
+    assert dlx.stack([2**64 - 1, 1], "numpy").dtype == np.uint64
+    found = dlx.stack([np.array([1], "u8"), np.array([1, 2], "u8")], "numpy", pad=2**64 - 1)
+    assert found[0, 1] == 2**64 - 1
+    for numbers in ([2**64], [-1, 2**63]):
+        with pytest.raises(errors.DTypeError, match="fit neither int64 nor uint64"):
+            dlx.stack(numbers, "numpy")
+    with pytest.raises(errors.LayoutError, match=r"to 'numpy' at arrays\[0\]\[1\].*Pass pad=0"):
+        dlx.stack([[[1, 2], [3]], [[4]]], "numpy")
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        dlx.stack([np.ones(2)], "numpy", axis="0")
