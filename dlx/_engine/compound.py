@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, in_pyarrow, null_fix
 from dlx._protocols.pointer import dltensor, empty
 from dlx._registry import lookup
-from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
+from dlx._registry.compound import PARTS, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._registry.registry import registry
@@ -70,7 +70,7 @@ def split(
                     kind, parts, "swapped" in source.limits, () if wanted is None else wanted.limits, target
                 )
             dtype = _choose_dtype(parts, wanted, request.target.dtypes())
-        indices = _indices_of(wanted)
+        indices = (wanted or PARTS.compound).indices
         made: dict[str, Any] = {}
         for name, part in parts.items():
             minus, new = first if name == "offsets" else 0, dtype if name in indices else None
@@ -160,14 +160,9 @@ def _rows(part: Any) -> list[Any]:
     return list(part) if isinstance(part, list | tuple) else [part]
 
 
-def _indices_of(wanted: Compound | None) -> Mapping[str, tuple[str, ...]]:
-    """Return the dtypes of a joiner's indices, by part."""
-    return dict.fromkeys(INDICES, _WIDTHS) if wanted is None else wanted.indices
-
-
 def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collection[str]) -> DType | None:
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
-    used = {name: accepted for name, accepted in _indices_of(wanted).items() if name in parts}
+    used = {name: accepted for name, accepted in (wanted or PARTS.compound).indices.items() if name in parts}
     found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
     names = {dtype.name for dtype in found if dtype is not None}
