@@ -47,36 +47,31 @@ def split(
     """
     source, kind, target = handler.compound, handler.kind_of(obj), "" if request is None else request.target.name
     is_own = request is not None and any(each is source for each in compounds_of(request.target.source))
-    wanted = find_joiner(request.target.adapter, kind) if request is not None and joins else None
+    joiner = PARTS.compound
     if request is not None and joins:
         if is_own and _stays(obj, handler, request):
             return {}
-        if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
+        joiner = find_joiner(request.target.adapter, kind) or joiner
+        if type(obj) is not Parts and (joiner.join is None or (nested and "flat" in joiner.limits)):
             raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-        first, swaps, dtype = 0, False, None
+        first, swaps, sorts, dtype = 0, False, False, None
         if kind == "ragged":
             first = _check_lists(parts["values"], parts["offsets"])
         elif not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
-        limits: tuple[str, ...] = ()
         if request is not None:
-            if wanted is not None and (wanted.dtypes or request.casts is not None):
-                _check_dtype(parts, wanted, request)
+            if joiner.dtypes or request.casts is not None:
+                _check_dtype(parts, joiner, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
-                swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
-                limits = _check(
-                    kind, parts, "swapped" in source.limits, () if wanted is None else wanted.limits, target
-                )
-            dtype = _choose_dtype(parts, wanted, request.target.dtypes())
-        indices = (wanted or PARTS.compound).indices
+                swaps = ("swapped" in source.limits) != ("swapped" in joiner.limits)
+                sorts = _check(kind, parts, "swapped" in source.limits, joiner.limits, target)
+            dtype = _choose_dtype(parts, joiner, request.target.dtypes())
         made: dict[str, Any] = {}
         for name, part in parts.items():
-            minus, new = first if name == "offsets" else 0, dtype if name in indices else None
-            whys = [f"{target} sorts it, and adds elements with equal indices"] * (
-                name == "coords" and "sorts" in limits
-            )
+            minus, new = first if name == "offsets" else 0, dtype if name in joiner.indices else None
+            whys = [f"{target} sorts it, and adds elements with equal indices"] * (sorts and name == "coords")
             made[name] = _prepare(part, new, parts, whys, swaps=swaps and name == "coords", minus=minus)
     return made
 
@@ -160,13 +155,13 @@ def _rows(part: Any) -> list[Any]:
     return list(part) if isinstance(part, list | tuple) else [part]
 
 
-def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collection[str]) -> DType | None:
+def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str]) -> DType | None:
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
-    used = {name: accepted for name, accepted in (wanted or PARTS.compound).indices.items() if name in parts}
+    used = {name: accepted for name, accepted in joiner.indices.items() if name in parts}
     found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
     names = {dtype.name for dtype in found if dtype is not None}
-    if not common or (names <= {*known} if wanted is None else len(names) == 1 and names <= {*common}):
+    if not common or (names <= {*known} if joiner.join is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 
@@ -298,19 +293,19 @@ def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
 
-def _check_dtype(parts: dict[str, Any], wanted: Compound, request: Request) -> None:
+def _check_dtype(parts: dict[str, Any], joiner: Compound, request: Request) -> None:
     """Raise if a joiner does not support the dtype that the elements will have."""
     old = info_of(_elements_of(parts)).dtype
     new = old if old is None or request.casts is None else request.casts.find(old) or old
-    if old is not None and new is not None and wanted.dtypes and new.name not in wanted.dtypes:
-        why, option = f"{request.target.name} has no {wanted.kind} arrays of {new}", {old.name: "float32"}
+    if new is not None and old is not None and joiner.dtypes and new.name not in joiner.dtypes:
+        why, option = f"{request.target.name} has no {joiner.kind} arrays of {new}", {old.name: "float32"}
         raise DTypeError(why, option=(("dtype", option),) if "float" in new.name else ())
 
 
-def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, ...], target: str) -> tuple[str, ...]:
+def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, ...], target: str) -> bool:
     """Check the indices of a sparse array in host memory: another framework may read or write outside of an array.
 
-    Return the limits that the indices exceed, and the framework resolves.
+    Return whether the framework sorts them.
     """
     shape = parts.get("shape", ())
     if not shape and "axes" in limits:
@@ -326,9 +321,9 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
             if length != elements:
                 raise LayoutError(f"coords[{axis}] has the shape {length}, and its data the shape {elements}")
             wide.append(_check_range(row, extent, f"coords[{axis}]"))
-        return () if "sorts" not in limits or _is_ordered(wide) else ("sorts",)
+        return "sorts" in limits and not _is_ordered(wide)
     if kind not in _MINOR:
-        return ()
+        return False
     if len(shape) != 2:
         why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
         raise LayoutError(why, fix="Convert it to the format coo first.")
@@ -347,7 +342,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     ends = _wide(indices) if count and (rising or "unique" in limits) else None
     if pointers is None or ends is None:
         _check_range(indices, extent, "indices")
-        return ()
+        return False
     bad = lib.dlx_find_repeat(dltensor(pointers), dltensor(ends), extent, rising)
     if bad == -2:
         raise MemoryError
@@ -358,7 +353,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
         if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"
         raise LayoutError(f"{target} assumes that {why}", fix="Call x.sum_duplicates() first.")
-    return ()
+    return False
 
 
 def _padded(why: str) -> LayoutError:
@@ -462,17 +457,16 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         first = info_of(elements) if elements is not None else infos[0]
     devices = {info.device for info in infos}
     shape = parts.get("shape")
-    return ArrayInfo(
-        framework=first.framework,
+    return first._replace(
         type_name=name,
-        dtype=first.dtype,
-        dtype_name=first.dtype_name,
         shape=None if shape is None else tuple(shape),
+        strides=None,
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),
         readonly=any(info.readonly for info in infos),
         address=0,
         owner=name,
+        protocols=(),
         notes=(f"{kind}: {', '.join(name for name in parts if not name.startswith('_'))}",),
     )
 
