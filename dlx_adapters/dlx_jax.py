@@ -273,8 +273,7 @@ def _sparse(kind: str, name: str, attributes: dict[str, str], limits: tuple[str,
         arrays = tuple(parts[part] for part in attributes)
         return getattr(importlib.import_module(module), name)(arrays, shape=parts["shape"])
 
-    indices = dict.fromkeys(attributes.keys() - {"data"}, ("int32", "int64"))
-    return api.Compound(kind, (f"{module}.{name}",), split, join, None, indices, ".todense()", limits)
+    return api.Compound(kind, (f"{module}.{name}",), split, join, dense=".todense()", limits=limits)
 
 
 _SPARSE = (

@@ -29,14 +29,9 @@ class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         return getattr(sys.modules["openvino"].Type, attribute, None)
 
-    def from_native(self, native_dtype: Any) -> api.DType | None:
+    def from_native(self, native_dtype: Any) -> api.DType | None:  # openvino's types have no hash
         name = native_dtype.get_type_name()
         return next((api.DType(own) for own, other in self.names.items() if other == name), None)
-
-    @property
-    def _to_native(self) -> dict[api.DType, Any]:  # openvino's types have no hash
-        pairs = ((api.DType(name), self.native(attribute)) for name, attribute in self.names.items())
-        return {dtype: native for dtype, native in pairs if native is not None}
 
     def viewed(self, array: Any, dtype: api.DType) -> Any:
         return sys.modules["openvino"].Tensor(array.data, array.shape, self.to_native(dtype))
@@ -60,11 +55,9 @@ class OpenVINOAdapter(api.Adapter):
         return api.Description(lambda: api.tensor_info("buffer")(self.name, obj, tensor), (), tensor)
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        dtype, data = self.dtypes.from_native(obj.element_type), obj.data
+        dtype = self.dtypes.from_native(obj.element_type)
         assert dtype is not None
-        steps = [step // (dtype.bits // 8) for step in data.strides]
-        address = data.ctypes.data if data.size else 0
-        return api.over_memory(address, data.shape, steps, dtype, api.Device("cpu"), owner=data)
+        return api.viewed(api.consumed(obj.data.__dlpack__()), dtype)  # always writable
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(dtypes=self.dtypes.known(), empty_extents="addressed")

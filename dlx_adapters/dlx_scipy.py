@@ -17,7 +17,6 @@ import dlx
 from dlx import adapter as api
 from dlx.errors import LayoutError
 
-_INDICES = dict.fromkeys(("indices", "indptr", "coords", "offsets"), ("int32", "int64"))
 _DTYPES = frozenset(api.COMMON_DTYPES) - {"float16", "bfloat16"} | {"complex64", "complex128"}
 
 
@@ -52,17 +51,16 @@ def _join_gcxs(axis: int, parts: dict[str, Any]) -> Any:
 
 def _compound(kind: str) -> api.Compound:
     """Return the declaration of scipy's arrays of one kind."""
-    types = f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"
-    join, limits = functools.partial(_join, kind), ("axes",)
-    return api.Compound(kind, types, _split, join, None, _INDICES, ".toarray()", limits, _DTYPES)
+    types, join = (f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"), functools.partial(_join, kind)
+    return api.Compound(kind, types, _split, join, dense=".toarray()", limits=("axes",), dtypes=_DTYPES)
 
 
 def _gcxs(kind: str, axis: int) -> api.Compound:
     def matches(obj: Any) -> bool:
         return obj.ndim == 2 and tuple(obj.compressed_axes) == (axis,)
 
-    join = functools.partial(_join_gcxs, axis)
-    return api.Compound(kind, ("sparse.GCXS",), _split, join, matches, _INDICES, ".todense()", ("rising",), _DTYPES)
+    types, join, limits = ("sparse.GCXS",), functools.partial(_join_gcxs, axis), ("rising",)
+    return api.Compound(kind, types, _split, join, matches, dense=".todense()", limits=limits, dtypes=_DTYPES)
 
 
 def _join_sparse_coo(parts: dict[str, Any]) -> Any:
@@ -104,7 +102,7 @@ class SparseAdapter(_OverNumpy):
 
     name = package = "sparse"
     containers = (
-        api.Compound("coo", ("sparse.COO",), _split, _join_sparse_coo, None, _INDICES, ".todense()", ("sorts",)),
+        api.Compound("coo", ("sparse.COO",), _split, _join_sparse_coo, dense=".todense()", limits=("sorts",)),
         _gcxs("csr", 0),
         _gcxs("csc", 1),
     )
@@ -151,7 +149,7 @@ class AwkwardAdapter(_OverNumpy):
     """awkward.Array with rows of varying length."""
 
     name = package = "awkward"
-    containers = (api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, _INDICES),)
+    containers = (api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged),)
 
 
 dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter(), AwkwardAdapter())

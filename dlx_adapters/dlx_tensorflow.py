@@ -51,10 +51,7 @@ _COMPOUNDS = (
         "coo", ("tensorflow.SparseTensor",), _split_sparse, _join_sparse, None, {"coords": ("int64",)},
         "tf.sparse.to_dense(x)", ("swapped",),
     ),
-    api.Compound(
-        "ragged", ("tensorflow.RaggedTensor",), _split_ragged, _join_ragged, None, {"offsets": ("int32", "int64")},
-        ".to_tensor()",
-    ),
+    api.Compound("ragged", ("tensorflow.RaggedTensor",), _split_ragged, _join_ragged, dense=".to_tensor()"),
 )  # fmt: skip
 
 

@@ -45,21 +45,20 @@ def _join_coo(parts: dict[str, Any]) -> Any:
 
 
 _TYPES = ("torch.Tensor",)
-_INDICES = dict.fromkeys(("indices", "indptr", "offsets"), ("int32", "int64"))
 
 
-def _compound(kind: str, layout: str, split: Any, join: Any, *options: Any) -> api.Compound:
+def _compound(kind: str, layout: str, split: Any, join: Any, **options: Any) -> api.Compound:
     """Return the declaration of the tensors of one layout."""
 
     def matches(obj: Any) -> bool:
         return _layout_of(obj) is getattr(sys.modules["torch"], layout)
 
-    return api.Compound(kind, _TYPES, split, join, matches, *options)
+    return api.Compound(kind, _TYPES, split, join, matches, **options)
 
 
 def _compressed(kind: str) -> api.Compound:
     join = functools.partial(_join_compressed, kind)
-    return _compound(kind, f"sparse_{kind}", _split_compressed, join, _INDICES, ".to_dense()", ("unique",))
+    return _compound(kind, f"sparse_{kind}", _split_compressed, join, dense=".to_dense()", limits=("unique",))
 
 
 def _split_jagged(obj: Any) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def _join_jagged(parts: dict[str, Any]) -> Any:
 
 
 COMPOUNDS = (
-    _compound("ragged", "jagged", _split_jagged, _join_jagged, _INDICES, ".to_padded_tensor(value)", ("flat",)),
-    _compound("coo", "sparse_coo", _split_coo, _join_coo, {"coords": ("int64",)}, ".to_dense()"),
+    _compound("ragged", "jagged", _split_jagged, _join_jagged, dense=".to_padded_tensor(value)", limits=("flat",)),
+    _compound("coo", "sparse_coo", _split_coo, _join_coo, indices={"coords": ("int64",)}, dense=".to_dense()"),
     *map(_compressed, ("csr", "csc", "bsr")),
 )

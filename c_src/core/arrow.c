@@ -4,6 +4,7 @@
 
 #include "allocate.h"
 #include "dtypes.h"
+#include "indices.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -240,6 +241,8 @@ static int64_t count_zeros(const uint8_t* bits, int64_t start, int64_t count) {
 typedef struct {
   const struct ArrowArray* array;
   int64_t start, count, n_nulls;
+  const uint8_t* valid; /* the bitmap with the nulls, if any, */
+  int64_t first;        /* and the bit of the first value */
 } span;
 
 /* Descend to an array and check it: `count` of its values, starting at `from`. */
@@ -275,8 +278,11 @@ static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowA
   if (array->null_count == 0 || valid == NULL || count == 0) return DLX_OK;
   if (!on_host && array->null_count < 0)
     return fail(fault, "the host cannot read its bitmap, and its null count is", array->null_count);
-  if (at->n_nulls == 0) /* nulls below a null do not count */
+  if (at->n_nulls == 0) { /* nulls below a null do not count */
     at->n_nulls = on_host ? count_zeros(valid, at->start, count) : array->null_count;
+    at->valid = valid;
+    at->first = at->start;
+  }
   return DLX_OK;
 }
 
@@ -414,65 +420,28 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
 
 /* ---- lists of varying length ----------------------------------------------------------------- */
 
-static int64_t offset_at(const char* offsets, int bits, int64_t i) {
-  int32_t narrow;
-  int64_t wide;
-  if (bits == 64)
-    memcpy(&wide, offsets + 8 * i, sizeof wide);
-  else
-    memcpy(&narrow, offsets + 4 * i, sizeof narrow);
-  return bits == 64 ? wide : narrow;
-}
-
-/* Set *null to the first null of a range, and forget the count, unless a parent has set it. */
-static void find_null(span* at, int64_t* null) {
-  const uint8_t* valid = at->array->buffers[0];
-  for (int64_t k = 0; at->n_nulls && *null < 0 && k < at->count; k++) {
-    int64_t bit = at->start + k;
-    if (!(valid[bit / 8] >> bit % 8 & 1)) *null = k;
-  }
-  at->n_nulls = 0;
-}
-
-/* Find the rows of a batch; *offsets is NULL without rows, *null is -1 or a row that is null. */
-static int find_rows(const dlx_arrow* data, int64_t i, int64_t column, int bits, span* at,
-                     const char** offsets, int64_t* null, dlx_arrow_fault* fault) {
-  const struct ArrowSchema* schema = &data->schema;
-  const struct ArrowArray* array = &data->batches[i].array;
-  int64_t from = 0, count = array->length;
-  at->n_nulls = 0;
-  *null = -1;
-  if (column != DLX_ARROW_WHOLE) {
-    int status = enter(at, schema, array, 0, count, 1, 1, fault);
-    if (status != DLX_OK) return status;
-    find_null(at, null);
-    schema = schema->children[column];
-    array = array->children[column];
-    from = at->start;
-  }
-  int status = enter(at, schema, array, from, count, 2, 1, fault);
-  if (status != DLX_OK) return status;
-  find_null(at, null);
-  if (at->count && at->array->buffers[1] == NULL)
-    return fail(fault, "it has rows but no offsets, rows", at->count);
-  *offsets = at->count ? (const char*)at->array->buffers[1] + at->start * (bits / 8) : NULL;
-  return DLX_OK;
-}
-
-/* Add the values of the rows of a batch. */
-static int add_values(const dlx_arrow* data, int64_t i, const span* at, const char* offsets,
-                      dlx_arrow_lists* out, dlx_arrow_fault* fault) {
-  DLTensor like = {.data = (void*)offsets, .dtype = {kDLInt, (uint8_t)out->bits, 1}, .ndim = 1};
-  int64_t extent = at->count + 1;
-  like.shape = &extent;
-  int64_t bad = dlx_find_descent(&like), first = offset_at(offsets, out->bits, 0);
+/* Add the values of the rows of a batch, and describe its offsets. */
+static int add_values(const dlx_arrow* data, int64_t i, const span* at, dlx_arrow_lists* out,
+                      dlx_arrow_fault* fault) {
+  dlx_arrow_column* offsets = &out->offsets;
+  int bits = offsets->dtype.bits;
+  int64_t extent = at->count + 1, row = 0, end;
+  DLTensor all = {.ndim = 1, .dtype = offsets->dtype, .shape = &extent};
+  all.data = (char*)at->array->buffers[1] + at->start * (bits / 8);
+  int64_t bad = dlx_find_descent(&all), first = dlx_index_at(all.data, bits, 0);
   if (bad >= 0) return fail(fault, "an offset is less than the one before it, number", bad);
   if (first < 0) return fail(fault, "its first offset is below 0, found", first);
   const struct ArrowArray* child = at->array->n_children == 1 ? at->array->children[0] : NULL;
-  int64_t last = offset_at(offsets, out->bits, at->count), end;
+  int64_t last = dlx_index_at(all.data, bits, at->count);
   if (child == NULL || child->length < last || child->offset < 0 ||
       __builtin_add_overflow(child->offset, last, &end))
     return fail(fault, "a list has no values up to its last offset,", last);
+  if (at->n_nulls && out->null_row < 0) {
+    while (at->valid[(at->first + row) / 8] >> (at->first + row) % 8 & 1) row++;
+    out->null_row = offsets->shape[0] - 1 + row;
+  }
+  if (offsets->n_chunks++ == 0) offsets->data = all.data;
+  offsets->shape[0] += at->count;
   struct ArrowDeviceArray* batch = next_batch(out->values);
   if (batch == NULL) return DLX_E_MEMORY;
   *batch = data->batches[i];
@@ -492,26 +461,22 @@ int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_a
     return fail(fault, "a list has one child, found", schema->n_children);
   *out = (dlx_arrow_lists){.values = dlx_arrow_new(), .null_row = -1};
   if (out->values == NULL) return DLX_E_MEMORY;
-  out->bits = schema->format[1] == 'L' ? 64 : 32;
+  out->offsets.dtype = (DLDataType){kDLInt, schema->format[1] == 'L' ? 64 : 32, 1};
+  out->offsets.device.device_type = kDLCPU;
+  out->offsets.ndim = 1;
+  out->offsets.shape[0] = 1;
   out->values->schema = *schema->children[0];
   out->values->schema.release = NULL; /* the parent's */
   out->values->parent = data;
   dlx_arrow_hold(data);
   int status = DLX_OK;
   for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
-    span at;
-    const char* offsets = NULL;
-    int64_t null;
-    if (!dlx_host_readable(data->batches[i].device_type)) {
-      status = DLX_E_DEVICE;
-      break;
-    }
-    status = find_rows(data, i, column, out->bits, &at, &offsets, &null, fault);
-    if (status != DLX_OK || offsets == NULL) continue;
-    if (null >= 0 && out->null_row < 0) out->null_row = out->rows + null;
-    if (out->n_chunks++ == 0) out->offsets = offsets;
-    out->rows += at.count;
-    status = add_values(data, i, &at, offsets, out, fault);
+    const struct ArrowDeviceArray* batch = &data->batches[i];
+    span at = {0};
+    status = dlx_host_readable(batch->device_type)
+                 ? find_values(data, batch, column, &out->offsets, &at, fault)
+                 : DLX_E_DEVICE;
+    if (status == DLX_OK && at.count) status = add_values(data, i, &at, out, fault);
   }
   if (status == DLX_OK) return DLX_OK;
   dlx_arrow_drop(out->values);
@@ -519,20 +484,23 @@ int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_a
   return status;
 }
 
-void dlx_arrow_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_lists* lists,
-                       int64_t* out) {
-  int64_t end = 0;
-  *out++ = 0;
+int dlx_arrow_join_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_column* offsets,
+                           DLManagedTensorVersioned** out) {
+  DLTensor like = describe_column(offsets);
+  like.dtype.bits = 64;
+  int status = dlx_managed_empty(&like, 0, 0, out);
+  if (status != DLX_OK) return status;
+  int64_t* to = (*out)->dl_tensor.data;
+  *to = 0;
   for (int64_t i = 0; i < data->n_batches; i++) {
     span at;
-    const char* offsets = NULL;
-    int64_t null;
     dlx_arrow_fault fault;
-    if (find_rows(data, i, column, lists->bits, &at, &offsets, &null, &fault) != DLX_OK || !offsets)
-      continue;
-    int64_t first = offset_at(offsets, lists->bits, 0);
-    for (int64_t k = 1; k <= at.count; k++)
-      *out++ = end + offset_at(offsets, lists->bits, k) - first;
-    end = out[-1];
+    status = find_values(data, &data->batches[i], column, offsets, &at, &fault);
+    if (status != DLX_OK || at.count == 0) continue;
+    int bits = offsets->dtype.bits;
+    const char* from = (const char*)at.array->buffers[1] + at.start * (bits / 8);
+    int64_t shift = *to - dlx_index_at(from, bits, 0);
+    for (int64_t k = 1; k <= at.count; k++) *++to = dlx_index_at(from, bits, k) + shift;
   }
+  return DLX_OK;
 }

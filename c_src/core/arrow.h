@@ -165,11 +165,9 @@ int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_colu
                      DLManagedTensorVersioned** out);
 
 typedef struct {
-  dlx_arrow* values; /* of all rows, in order */
-  int64_t rows, n_chunks;
-  int64_t null_row;    /* first row that is null, or -1 */
-  const void* offsets; /* of the first chunk */
-  int bits;            /* of an offset */
+  dlx_arrow* values;        /* of all rows, in order */
+  dlx_arrow_column offsets; /* rows + 1 integers; with several chunks, each has its own */
+  int64_t null_row;         /* first row that is null, or -1 */
 } dlx_arrow_lists;
 
 /* Describe a column of lists of varying length ("+l", "+L") in host memory, whose offsets are
@@ -177,9 +175,10 @@ typedef struct {
  * DLX_E_ARROW, DLX_E_MEMORY; DLX_E_DEVICE = not on the host. */
 int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_arrow_fault* fault);
 
-/* Write the offsets of all rows as int64, from 0 (rows + 1 of them). */
-void dlx_arrow_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_lists* lists,
-                       int64_t* out);
+/* Create a managed tensor of the offsets of all rows as int64, from 0. Errors: as
+ * dlx_managed_empty. */
+int dlx_arrow_join_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_column* offsets,
+                           DLManagedTensorVersioned** out);
 
 /* ---- exported tensors ------------------------------------------------------------------------ */
 

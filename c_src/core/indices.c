@@ -1,132 +1,100 @@
 /* Checks of the index arrays of sparse and ragged arrays: contiguous integers of 32 or 64
  * bits in host memory, at any address. */
 
-#include <string.h>
+#include "indices.h"
 
 #include "allocate.h"
 #include "dlx.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE int64_t read_at(const void* data, int bits, int64_t i) {
-  int32_t narrow;
-  int64_t wide;
-  if (bits == 64)
-    memcpy(&wide, (const char*)data + 8 * i, sizeof wide);
-  else
-    memcpy(&narrow, (const char*)data + 4 * i, sizeof narrow);
-  return bits == 64 ? wide : narrow;
-}
-
 static const void* first(const DLTensor* t) {
   return (const char*)t->data + t->byte_offset;
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
+/* With `descents`: whether an offset is below the one before it. */
+INLINE int64_t is_bad(const void* data, int bits, int64_t i, int descents, int64_t end) {
+  int64_t index = dlx_index_at(data, bits, i);
+  return descents ? dlx_index_at(data, bits, i - 1) > index : (uint64_t)index >= (uint64_t)end;
+}
 
-INLINE int64_t find_outside(const void* data, int bits, int64_t count, int64_t end) {
-  for (int64_t block = 0; block < count; block += 1024) { /* without branches inside a block */
-    int64_t stop = count - block < 1024 ? count : block + 1024, bad = 0;
-    for (int64_t i = block; i < stop; i++) bad |= (uint64_t)read_at(data, bits, i) >= (uint64_t)end;
-    for (int64_t i = block; bad; i++)
-      if ((uint64_t)read_at(data, bits, i) >= (uint64_t)end) return i;
-  }
+INLINE int64_t find_bad(const DLTensor* t, int bits, int descents, int64_t end) {
+  const void* data = first(t);
+  int64_t count = dlx_size(t), bad = 0;
+  for (int64_t i = descents; i < count; i++) bad |= is_bad(data, bits, i, descents, end);
+  for (int64_t i = descents; bad; i++) /* the first loop has no branches */
+    if (is_bad(data, bits, i, descents, end)) return i;
   return -1;
 }
 
 int64_t dlx_find_outside(const DLTensor* indices, int64_t end) {
-  int64_t count = dlx_size(indices);
-  return indices->dtype.bits == 64 ? find_outside(first(indices), 64, count, end)
-                                   : find_outside(first(indices), 32, count, end);
-}
-
-INLINE int64_t find_descent(const void* data, int bits, int64_t count) {
-  for (int64_t block = 1; block < count; block += 1024) {
-    int64_t stop = count - block < 1024 ? count : block + 1024, bad = 0;
-    for (int64_t i = block; i < stop; i++)
-      bad |= read_at(data, bits, i) < read_at(data, bits, i - 1);
-    for (int64_t i = block; bad; i++)
-      if (read_at(data, bits, i) < read_at(data, bits, i - 1)) return i;
-  }
-  return -1;
+  return indices->dtype.bits == 64 ? find_bad(indices, 64, 0, end) : find_bad(indices, 32, 0, end);
 }
 
 int64_t dlx_find_descent(const DLTensor* offsets) {
-  int64_t count = dlx_size(offsets);
-  return offsets->dtype.bits == 64 ? find_descent(first(offsets), 64, count)
-                                   : find_descent(first(offsets), 32, count);
+  return offsets->dtype.bits == 64 ? find_bad(offsets, 64, 1, 0) : find_bad(offsets, 32, 1, 0);
 }
 
-/* A hash table of the indices of one row, with open addressing. Entries of other rows are free. */
+/* A hash table of the indices of one row, with open addressing. An entry is the number of an index;
+ * those of earlier rows are free. */
 typedef struct {
-  int64_t row, index; /* row: plus one */
-} place;
-
-typedef struct {
-  place* places; /* NULL = not yet allocated */
+  int64_t* entries; /* NULL = not yet allocated */
   uint64_t mask;
 } table;
-
-/* Return 1 if a row already has an index, else add it. */
-static int is_repeated(table* t, int64_t row, int64_t index) {
-  uint64_t hash = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15), at = hash >> 32;
-  for (;; at++) {
-    place* p = &t->places[at & t->mask];
-    if (p->row != row + 1) {
-      *p = (place){row + 1, index};
-      return 0;
-    }
-    if (p->index == index) return 1;
-  }
-}
 
 /* Allocate a table that is half full with the longest row. Errors: 0 = no memory. */
 static int allocate_table(const void* indptr, int bits, int64_t rows, table* t) {
   int64_t most = 1;
   for (int64_t row = 0; row < rows; row++) {
-    int64_t count = read_at(indptr, bits, row + 1) - read_at(indptr, bits, row);
+    int64_t count = dlx_index_at(indptr, bits, row + 1) - dlx_index_at(indptr, bits, row);
     if (count > most) most = count;
   }
-  t->mask = 1;
-  while (t->mask < 2 * (uint64_t)most) t->mask = t->mask << 1 | 1;
-  t->places = dlx_allocate((size_t)(t->mask + 1) * sizeof *t->places);
-  if (t->places) memset(t->places, 0, (size_t)(t->mask + 1) * sizeof *t->places);
-  return t->places != NULL;
+  for (t->mask = 1; t->mask < 2 * (uint64_t)most;) t->mask = t->mask << 1 | 1;
+  size_t bytes = (size_t)(t->mask + 1) * sizeof *t->entries;
+  t->entries = dlx_allocate(bytes);
+  if (t->entries) memset(t->entries, -1, bytes);
+  return t->entries != NULL;
 }
 
-INLINE int64_t find_repeat(const void* indptr, int bits, const void* indices, int wide,
-                           int64_t rows, int64_t end, int rising, table* seen) {
-  for (int64_t row = 0; row < rows; row++) {
-    int64_t from = read_at(indptr, bits, row), to = read_at(indptr, bits, row + 1), rises = 1;
+/* Return 1 if the row that starts at `from` has an index before number `i`, else add that. */
+INLINE int is_repeated(const table* t, const void* indices, int bits, int64_t from, int64_t i) {
+  int64_t index = dlx_index_at(indices, bits, i), *entry;
+  uint64_t at = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15) >> 32;
+  for (; *(entry = &t->entries[at & t->mask]) >= from; at++)
+    if (dlx_index_at(indices, bits, *entry) == index) return 1;
+  *entry = i;
+  return 0;
+}
+
+INLINE int64_t find_repeat(const void* indptr, int bits, int64_t rows, const void* indices,
+                           int wide, int64_t end, int rising, table* seen) {
+  for (int64_t row = 0, from, to = 0; row < rows; row++) {
+    int64_t rises = 1;
+    from = to;
+    to = dlx_index_at(indptr, bits, row + 1);
     for (int64_t i = from + 1; i < to; i++)
-      rises &= read_at(indices, wide, i) > read_at(indices, wide, i - 1);
-    if (rises &&
-        (from == to || (read_at(indices, wide, from) >= 0 && read_at(indices, wide, to - 1) < end)))
+      rises &= dlx_index_at(indices, wide, i) > dlx_index_at(indices, wide, i - 1);
+    if (from == to || (rises && dlx_index_at(indices, wide, from) >= 0 &&
+                       dlx_index_at(indices, wide, to - 1) < end))
       continue;
-    if (!rising && seen->places == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
-    for (int64_t i = from; i < to; i++) {
-      int64_t index = read_at(indices, wide, i);
-      if (index < 0 || index >= end) return i;
-      if (rising ? i > from && index <= read_at(indices, wide, i - 1)
-                 : is_repeated(seen, row, index))
+    if (!rising && seen->entries == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
+    for (int64_t i = from; i < to; i++)
+      if (is_bad(indices, wide, i, 0, end) ||
+          (rising ? i > from && dlx_index_at(indices, wide, i) <= dlx_index_at(indices, wide, i - 1)
+                  : is_repeated(seen, indices, wide, from, i)))
         return i;
-    }
   }
   return -1;
 }
 
 int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end, int rising) {
   table seen = {NULL, 0};
-  int64_t rows = dlx_size(indptr) - 1, found;
+  int64_t rows = dlx_size(indptr) - 1;
+  int bits = indptr->dtype.bits, wide = indices->dtype.bits;
   const void *p = first(indptr), *i = first(indices);
-  int wide = indices->dtype.bits;
-  if (indptr->dtype.bits == 64)
-    found = wide == 64 ? find_repeat(p, 64, i, 64, rows, end, rising, &seen)
-                       : find_repeat(p, 64, i, 32, rows, end, rising, &seen);
-  else
-    found = wide == 64 ? find_repeat(p, 32, i, 64, rows, end, rising, &seen)
-                       : find_repeat(p, 32, i, 32, rows, end, rising, &seen);
-  free(seen.places);
+  int64_t found = wide == 64 ? find_repeat(p, bits, rows, i, 64, end, rising, &seen)
+                             : find_repeat(p, bits, rows, i, 32, end, rising, &seen);
+  free(seen.entries);
   return found;
 }
 
@@ -136,7 +104,8 @@ int64_t dlx_find_disorder(const DLTensor* const* rows, int32_t ndim) {
     int64_t rise = 0;
     for (int32_t k = 0; k < ndim && rise == 0; k++) {
       int bits = rows[k]->dtype.bits;
-      rise = read_at(first(rows[k]), bits, i) - read_at(first(rows[k]), bits, i - 1);
+      const void* row = first(rows[k]);
+      rise = dlx_index_at(row, bits, i) - dlx_index_at(row, bits, i - 1);
     }
     if (rise <= 0) return i;
   }
@@ -144,12 +113,11 @@ int64_t dlx_find_disorder(const DLTensor* const* rows, int32_t ndim) {
 }
 
 void dlx_subtract(const DLTensor* from, int64_t minus, const DLTensor* to) {
-  int64_t count = dlx_size(from);
-  if (from->dtype.bits == 64) {
-    int64_t* t = (int64_t*)first(to);
-    for (int64_t i = 0; i < count; i++) t[i] = read_at(first(from), 64, i) - minus;
-  } else {
-    int32_t* t = (int32_t*)first(to);
-    for (int64_t i = 0; i < count; i++) t[i] = (int32_t)(read_at(first(from), 32, i) - minus);
-  }
+  int64_t count = dlx_size(from), *wide = (int64_t*)first(to);
+  int32_t* narrow = (int32_t*)first(to);
+  if (from->dtype.bits == 64)
+    for (int64_t i = 0; i < count; i++) wide[i] = dlx_index_at(first(from), 64, i) - minus;
+  else
+    for (int64_t i = 0; i < count; i++)
+      narrow[i] = (int32_t)(dlx_index_at(first(from), 32, i) - minus);
 }

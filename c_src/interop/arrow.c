@@ -221,15 +221,19 @@ typedef struct {
   dlx_arrow_column found;
 } column;
 
+static int check_data(int status, const dlx_arrow_fault* fault) {
+  if (status != DLX_E_ARROW) return py_check(status);
+  return py_raise(status, "its Arrow data is inconsistent: %s %lld", fault->what,
+                  (long long)fault->found),
+         -1;
+}
+
 static int inspect(column* c) {
   dlx_arrow_fault fault;
   int status;
   PY_WITHOUT_GIL(
       status = dlx_arrow_describe(c->data, c->number, &c->found, &fault)); /* reads all bitmaps */
-  if (status != DLX_E_ARROW) return py_check(status);
-  return py_raise(status, "its Arrow data is inconsistent: %s %lld", fault.what,
-                  (long long)fault.found),
-         -1;
+  return check_data(status, &fault);
 }
 
 static int find_column(PyObject* data, PyObject* number, column* c) {
@@ -383,31 +387,18 @@ static PyObject* arrow_lists(PyObject* module, PyObject* const* args, Py_ssize_t
   if (data == NULL || (number == -1 && PyErr_Occurred())) return NULL;
   int status;
   PY_WITHOUT_GIL(status = dlx_arrow_split(data, number, &lists, &fault));
-  if (status == DLX_E_ARROW)
-    return py_raise(status, "its Arrow data is inconsistent: %s %lld", fault.what,
-                    (long long)fault.found);
-  if (status != DLX_OK) return py_raise(status, NULL);
+  if (check_data(status, &fault) < 0) return NULL;
   PyObject* values = wrap_data(lists.values);
   if (values == NULL) return NULL;
-  int64_t extent = lists.rows + 1;
-  DLTensor like = {.data = (void*)lists.offsets,
-                   .device = {kDLCPU, 0},
-                   .ndim = 1,
-                   .dtype = {kDLInt, (uint8_t)lists.bits, 1},
-                   .shape = &extent};
   DLManagedTensorVersioned* made = NULL;
   PyObject* offsets = Py_NewRef(Py_None);
-  if (lists.n_chunks == 1) {
-    status = dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, &made);
-    if (status == DLX_OK) dlx_arrow_hold(data);
-  } else if (lists.n_chunks == 0 || args[2] == Py_True) {
-    like.dtype.bits = 64;
-    status = dlx_managed_empty(&like, 0, 0, &made);
-    if (status == DLX_OK) dlx_arrow_offsets(data, number, &lists, made->dl_tensor.data);
-  }
+  if (lists.offsets.n_chunks == 1)
+    status = dlx_arrow_share(data, &lists.offsets, &made);
+  else if (lists.offsets.n_chunks == 0 || args[2] == Py_True)
+    status = dlx_arrow_join_offsets(data, number, &lists.offsets, &made);
   if (status != DLX_OK || made) Py_SETREF(offsets, py_tensor_result(status, made));
   if (offsets == NULL) return Py_DECREF(values), NULL;
-  return Py_BuildValue("(NNLL)", values, offsets, (long long)lists.n_chunks,
+  return Py_BuildValue("(NNLL)", values, offsets, (long long)lists.offsets.n_chunks,
                        (long long)lists.null_row);
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, in_pyarrow, null_fix
 from dlx._protocols.pointer import dltensor, empty
 from dlx._registry import lookup
-from dlx._registry.compound import INDICES, CompoundHandler, Parts, Whole, compounds_of, find_joiner
+from dlx._registry.compound import PARTS, CompoundHandler, Parts, Whole, compounds_of, find_joiner
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._registry.registry import registry
@@ -47,36 +47,31 @@ def split(
     """
     source, kind, target = handler.compound, handler.kind_of(obj), "" if request is None else request.target.name
     is_own = request is not None and any(each is source for each in compounds_of(request.target.source))
-    wanted = find_joiner(request.target.adapter, kind) if request is not None and joins else None
+    joiner = PARTS.compound
     if request is not None and joins:
         if is_own and _stays(obj, handler, request):
             return {}
-        if type(obj) is not Parts and (wanted is None or (nested and "flat" in wanted.limits)):
+        joiner = find_joiner(request.target.adapter, kind) or joiner
+        if type(obj) is not Parts and (joiner.join is None or (nested and "flat" in joiner.limits)):
             raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-        first, swaps, dtype = 0, False, None
+        first, swaps, sorts, dtype = 0, False, False, None
         if kind == "ragged":
             first = _check_lists(parts["values"], parts["offsets"])
         elif not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
-        limits: tuple[str, ...] = ()
         if request is not None:
-            if wanted is not None and (wanted.dtypes or request.casts is not None):
-                _check_dtype(parts, wanted, request)
+            if joiner.dtypes or request.casts is not None:
+                _check_dtype(parts, joiner, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
-                swaps = ("swapped" in source.limits) != (wanted is not None and "swapped" in wanted.limits)
-                limits = _check(
-                    kind, parts, "swapped" in source.limits, () if wanted is None else wanted.limits, target
-                )
-            dtype = _choose_dtype(parts, wanted, request.target.dtypes())
-        indices = _indices_of(wanted)
+                swaps = ("swapped" in source.limits) != ("swapped" in joiner.limits)
+                sorts = _check(kind, parts, "swapped" in source.limits, joiner.limits, target)
+            dtype = _choose_dtype(parts, joiner, request.target.dtypes())
         made: dict[str, Any] = {}
         for name, part in parts.items():
-            minus, new = first if name == "offsets" else 0, dtype if name in indices else None
-            whys = [f"{target} sorts it, and adds elements with equal indices"] * (
-                name == "coords" and "sorts" in limits
-            )
+            minus, new = first if name == "offsets" else 0, dtype if name in joiner.indices else None
+            whys = [f"{target} sorts it, and adds elements with equal indices"] * (sorts and name == "coords")
             made[name] = _prepare(part, new, parts, whys, swaps=swaps and name == "coords", minus=minus)
     return made
 
@@ -160,18 +155,13 @@ def _rows(part: Any) -> list[Any]:
     return list(part) if isinstance(part, list | tuple) else [part]
 
 
-def _indices_of(wanted: Compound | None) -> Mapping[str, tuple[str, ...]]:
-    """Return the dtypes of a joiner's indices, by part."""
-    return dict.fromkeys(INDICES, _WIDTHS) if wanted is None else wanted.indices
-
-
-def _choose_dtype(parts: dict[str, Any], wanted: Compound | None, known: Collection[str]) -> DType | None:
+def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str]) -> DType | None:
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
-    used = {name: accepted for name, accepted in _indices_of(wanted).items() if name in parts}
+    used = {name: accepted for name, accepted in joiner.indices.items() if name in parts}
     found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
     names = {dtype.name for dtype in found if dtype is not None}
-    if not common or (names <= {*known} if wanted is None else len(names) == 1 and names <= {*common}):
+    if not common or (names <= {*known} if joiner.join is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
 
@@ -181,37 +171,35 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
 
     With `swaps`, a matrix is transposed; `minus` is subtracted.
     """
-    adjacent = _view_adjacent(part) if _is_rows(part) else None
-    if adjacent is not None:
-        part = adjacent
-    if swaps and not _is_rows(part):
+    part = _view_adjacent(part)
+    stacks, rows = _is_rows(part), _rows(part)
+    if swaps and not stacks:
         tensor = tensor_of(part)
-        if not cuda.is_cuda(tensor.device):
-            part, swaps = _swap(tensor), False
-        elif dtype is None or tensor.dtype == dtype:  # else the framework casts first
-            part, swaps = _swap(FAST_PATH(part, to="dlx")), False
-    rows = _rows(part)
-    old = None if dtype is None else info_of(rows[0]).dtype
-    casts = old != dtype
-    whys += [f"its {len(rows)} arrays are stacked"] * _is_rows(part) + [f"{old} indices become {dtype}"] * casts
+        on_device = cuda.is_cuda(tensor.device)
+        swaps = on_device and dtype not in (None, tensor.dtype)  # the framework casts first
+        if not swaps:
+            part = _swap(FAST_PATH(part, to="dlx") if on_device else tensor)
+            rows = [part]
+    if dtype is None and not (whys or stacks or minus):
+        return part
+    info = info_of(rows[0])
+    casts = dtype is not None and info.dtype != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * stacks + [f"{info.dtype} indices become {dtype}"] * casts
     whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if not whys:
         return part
-    info = info_of(rows[0])
     made = dtype or info.dtype
-    gather = _gather
+    assert made is not None
     if info.device is not None and not host_readable(info.device):
-        fits = not casts or made is None or made.bits == 64 or _bound_of(parts) < 1 << 31
+        fits = not casts or made.bits == 64 or _bound_of(parts) < 1 << 31
         if minus or not fits or not cuda.is_cuda(info.device):
             why = f"{', '.join(whys)}, which dlx does only on the host"
             raise DeviceError(why, fix="Move it to the host in its own framework first.")
-        gather = _gather_on_device
-    assert made is not None
-    shape = (len(rows), *(info.shape or ())) if _is_rows(part) else info.shape or ()
-    nbytes = math.prod(shape) * made.bits // 8
+    shape = (len(rows), *(info.shape or ())) if stacks else info.shape or ()
     after = shape[::-1] if swaps else shape
+    nbytes = math.prod(shape) * made.bits // 8
     new = info._replace(dtype=made, dtype_name=made.name, shape=after, strides=None, nbytes=nbytes, address=0)
-    run = functools.partial(gather, rows, len(shape), made if casts or minus else None, swaps, minus)
+    run = functools.partial(_gather, rows, stacks, made if casts or minus else None, swaps, minus)
     return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
 
 
@@ -220,26 +208,36 @@ def _is_rows(part: Any) -> bool:
     return isinstance(part, list) and bool(part)
 
 
-def _view_adjacent(rows: list[Any]) -> Tensor | None:
-    """Return a tensor over rows that follow each other in host memory, or None."""
-    tensors = [tensor_of(row) for row in rows]
+def _view_adjacent(part: Any) -> Any:
+    """Return a tensor over rows that follow each other in host memory; other parts unchanged."""
+    if not _is_rows(part):
+        return part
+    tensors = [tensor_of(row) for row in part]
     one, step = tensors[0], tensors[0].nbytes
     for i, tensor in enumerate(tensors):
         same = (tensor.dtype, tensor.shape, tensor.device) == (one.dtype, one.shape, HOST)
         if not same or tensor.data_ptr != one.data_ptr + i * step or not contiguous(tensor.shape, tensor.strides):
-            return None
+            return part
     readonly, shape = any(tensor.readonly for tensor in tensors), (len(tensors), *one.shape)
     return over_memory(one.data_ptr, shape, None, one.dtype, HOST, readonly=readonly, owner=tensors)
 
 
-def _gather(rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
-    """Return a new tensor over stacked rows; if `dtype` is named, of these integers less `minus`."""
-    tensors = [tensor_of(row) for row in rows]
-    whole = native.tensor_stack(tensors) if ndim > tensors[0].ndim else _compact(tensors[0])
-    if not isinstance(whole, Tensor):
-        raise LayoutError("its index arrays differ in length or dtype")
-    made = whole if dtype is None else cast_indices(whole, dtype, minus)
-    return native.tensor_copy(_swap(made), False) if swaps else made
+def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
+    """Return a new tensor over stacked or transposed rows; if `dtype` is named, of these integers less `minus`."""
+    tensors = [_cast(row, dtype, minus) for row in rows]
+    one = tensors[0]
+    if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
+        raise LayoutError("its index arrays differ in length, dtype or device")
+    if not stacks:
+        return _swap(one) if swaps else one
+    shape = (*one.shape, len(rows)) if swaps else (len(rows), *one.shape)
+    if one.is_host:
+        whole: Tensor = empty(shape, one.dtype)
+        native.tensor_fill(whole, tensors, int(swaps))
+        return whole
+    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, one.dtype, one.device, 0, None)
+    sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
+    return StreamSync(registry.target("dlx")).copy(tensors, sources, like, False, int(swaps))[1]
 
 
 def _bound_of(parts: dict[str, Any]) -> int:
@@ -247,41 +245,32 @@ def _bound_of(parts: dict[str, Any]) -> int:
     return int(max((*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,)))))
 
 
-def _gather_on_device(
-    rows: list[Any], ndim: int, dtype: DType | None, swaps: bool, minus: int, _: Any = None
-) -> Tensor:
-    """Do the same on a CUDA device; the arrays' framework casts them."""
-    casts = None if dtype is None else dict.fromkeys(map(str, (info_of(row).dtype for row in rows)), dtype)
-    tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]
-    one = tensors[0]
-    if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
-        raise LayoutError("its index arrays differ in length, dtype or device")
-    if ndim > one.ndim:
-        like = native.tensor_new(lib.DLX_ALIGNMENT, (len(rows), *one.shape), None, one.dtype, one.device, 0, None)
-        sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
-        one = StreamSync(registry.target("dlx")).copy(tensors, sources, like, False)[1]
-    return _swap(one) if swaps else one
-
-
-def cast_indices(tensor: Tensor, dtype: DType, minus: int = 0) -> Tensor:
-    """Return the integers of a compact host tensor, less `minus`, as int32 or int64 in new memory."""
-    old = tensor.dtype
-    if old.code not in (lib.kDLInt, lib.kDLUInt):
-        raise LayoutError(f"its indices are {old}, not integers")
-    if old.name not in _WIDTHS:
-        tensor = native.tensor_copy(tensor, False, 0, DType("int64"))
+def _cast(row: Any, dtype: DType | None, minus: int) -> Tensor:
+    """Return a compact tensor of an array's integers, less `minus`; on a device, its framework casts them."""
+    tensor = tensor_of(row)
+    if not tensor.is_host:
+        casts = None if dtype is None else {str(tensor.dtype): dtype}
+        on_device: Tensor = FAST_PATH(row, to="dlx", dtype=casts)
+        return on_device
+    if dtype is None:
+        return tensor
+    made = wide = _widen(tensor)
     if minus:
-        whole: Tensor = empty(tensor.shape, tensor.dtype)
-        lib.dlx_subtract(dltensor(tensor), minus, dltensor(whole))
-        tensor = whole
-    may_not_fit = old.name == "uint64" or dtype.bits < tensor.dtype.bits
-    if may_not_fit and lib.dlx_find_outside(dltensor(tensor), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
+        made = empty(wide.shape, wide.dtype)
+        lib.dlx_subtract(dltensor(wide), minus, dltensor(made))
+    may_not_fit = tensor.dtype.name == "uint64" or dtype.bits < made.dtype.bits
+    if may_not_fit and lib.dlx_find_outside(dltensor(made), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
-    is_new = minus or old.name not in _WIDTHS
-    return tensor if is_new and tensor.dtype == dtype else native.tensor_copy(tensor, False, 0, dtype)
+    is_new = made is not tensor and made.dtype == dtype
+    return made if is_new else native.tensor_copy(made, False, 0, dtype)
 
 
-def _compact(tensor: Tensor) -> Tensor:
+def _widen(tensor: Tensor) -> Tensor:
+    """Return a compact tensor with the integers of a host tensor as int32 or int64."""
+    if tensor.dtype.code not in (lib.kDLInt, lib.kDLUInt):
+        raise LayoutError(f"its indices are {tensor.dtype}, not integers")
+    if tensor.dtype.name not in _WIDTHS:
+        return native.tensor_copy(tensor, False, 0, DType("int64"))
     return tensor if contiguous(tensor.shape, tensor.strides) else native.tensor_copy(tensor, False)
 
 
@@ -304,19 +293,19 @@ def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
 
-def _check_dtype(parts: dict[str, Any], wanted: Compound, request: Request) -> None:
+def _check_dtype(parts: dict[str, Any], joiner: Compound, request: Request) -> None:
     """Raise if a joiner does not support the dtype that the elements will have."""
     old = info_of(_elements_of(parts)).dtype
     new = old if old is None or request.casts is None else request.casts.find(old) or old
-    if old is not None and new is not None and wanted.dtypes and new.name not in wanted.dtypes:
-        why, option = f"{request.target.name} has no {wanted.kind} arrays of {new}", {old.name: "float32"}
+    if new is not None and old is not None and joiner.dtypes and new.name not in joiner.dtypes:
+        why, option = f"{request.target.name} has no {joiner.kind} arrays of {new}", {old.name: "float32"}
         raise DTypeError(why, option=(("dtype", option),) if "float" in new.name else ())
 
 
-def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, ...], target: str) -> tuple[str, ...]:
+def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, ...], target: str) -> bool:
     """Check the indices of a sparse array in host memory: another framework may read or write outside of an array.
 
-    Return the limits that the indices exceed, and the framework resolves.
+    Return whether the framework sorts them.
     """
     shape = parts.get("shape", ())
     if not shape and "axes" in limits:
@@ -332,9 +321,9 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
             if length != elements:
                 raise LayoutError(f"coords[{axis}] has the shape {length}, and its data the shape {elements}")
             wide.append(_check_range(row, extent, f"coords[{axis}]"))
-        return () if "sorts" not in limits or _is_ordered(wide) else ("sorts",)
+        return "sorts" in limits and not _is_ordered(wide)
     if kind not in _MINOR:
-        return ()
+        return False
     if len(shape) != 2:
         why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
         raise LayoutError(why, fix="Convert it to the format coo first.")
@@ -349,22 +338,22 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
         raise LayoutError(f"its indices have the shape {indices.shape}, and its data the shape {found}")
     extent = shape[minor] // (block[minor] or 1)
     pointers = _check_offsets(indptr, count, "indptr")
-    rule = next((each for each in ("unique", "rising") if each in limits), "")
-    ends = _wide(indices) if rule and count else None
+    rising = "rising" in limits
+    ends = _wide(indices) if count and (rising or "unique" in limits) else None
     if pointers is None or ends is None:
         _check_range(indices, extent, "indices")
-        return ()
-    bad = lib.dlx_find_repeat(dltensor(pointers), dltensor(ends), extent, rule == "rising")
+        return False
+    bad = lib.dlx_find_repeat(dltensor(pointers), dltensor(ends), extent, rising)
     if bad == -2:
         raise MemoryError
     if bad >= 0:
         if not 0 <= _numbers(ends)[bad] < extent:
             raise _padded(f"indices[{bad}] is outside of its shape")
         why = f"no index is repeated within a row or column, and indices[{bad}] is"
-        if rule == "rising":
+        if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"
         raise LayoutError(f"{target} assumes that {why}", fix="Call x.sum_duplicates() first.")
-    return ()
+    return False
 
 
 def _padded(why: str) -> LayoutError:
@@ -381,10 +370,7 @@ def _split_rows(tensor: Tensor, swapped: bool) -> list[Tensor]:
 def _wide(part: Any) -> Tensor | None:
     """Return a compact tensor of int32 or int64 with the integers of a part, or None if the host cannot read it."""
     tensor = tensor_of(part)
-    if not tensor.is_host:
-        return None
-    tensor = _compact(tensor)
-    return tensor if tensor.dtype.name in _WIDTHS else cast_indices(tensor, DType("int64"))
+    return _widen(tensor) if tensor.is_host else None
 
 
 def _check_range(part: Any, end: int, name: str) -> Tensor | None:
@@ -471,17 +457,16 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         first = info_of(elements) if elements is not None else infos[0]
     devices = {info.device for info in infos}
     shape = parts.get("shape")
-    return ArrayInfo(
-        framework=first.framework,
+    return first._replace(
         type_name=name,
-        dtype=first.dtype,
-        dtype_name=first.dtype_name,
         shape=None if shape is None else tuple(shape),
+        strides=None,
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),
         readonly=any(info.readonly for info in infos),
         address=0,
         owner=name,
+        protocols=(),
         notes=(f"{kind}: {', '.join(name for name in parts if not name.startswith('_'))}",),
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from dlx._engine.failures import Failures
 from dlx._protocols.arrow import Column
 from dlx._registry import lookup
-from dlx._registry.compound import INDICES, CompoundHandler, Whole
+from dlx._registry.compound import CompoundHandler, Whole
 from dlx._registry.lookup import PASSTHROUGH, Kind, is_built_in
 from dlx._support.reflect import foreign_error, is_key, type_name
 from dlx._support.text import SHOWN
@@ -431,7 +431,7 @@ def _is_index(node: Node, i: int) -> bool:
     """Return whether child number `i` of a container has the indices or offsets of a compound array."""
     if node.keys is None or not isinstance(node.handler, CompoundHandler):
         return False
-    return node.keys[i] in INDICES or node.keys[i] in node.handler.compound.indices
+    return node.keys[i] in node.handler.compound.indices
 
 
 def _failure(node: Node, cause: Exception, what: str) -> DlxError:

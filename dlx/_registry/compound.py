@@ -19,9 +19,6 @@ class Parts(dict[str, Any]):
         self.kind = kind
 
 
-INDICES = ("indices", "indptr", "coords", "offsets")
-"""Parts that hold no elements; a kind may declare more."""
-
 _OF_PARTS = Compound("", (), dict)
 
 

@@ -48,8 +48,7 @@ def arrow_lists(types: tuple[str, ...], matches: Callable[[Any], bool] | None = 
     types, matches, join
         As in `Compound`; `join` gets ``values`` and ``offsets``.
     """
-    indices = {"offsets": ("int32", "int64")}
-    return Compound("ragged", types, arrow.split_lists, join, matches, indices)
+    return Compound("ragged", types, arrow.split_lists, join, matches)
 
 
 class ArrowSource(Adapter):

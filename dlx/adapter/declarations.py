@@ -469,6 +469,9 @@ class Container(Frozen):
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
 
 
+_INDICES = dict.fromkeys(("indices", "indptr", "coords", "offsets"), ("int32", "int64"))
+
+
 @dataclass(eq=False, repr=False)
 class Compound(Frozen):
     """A type whose objects consist of several dense arrays: sparse and ragged arrays.
@@ -492,7 +495,7 @@ class Compound(Frozen):
         ``matches(obj)`` returns whether an object of `types` is of this kind. None: all are.
     indices
         Names of the parts that are indices -> names of the dtypes that the framework supports for them. dlx casts all
-        of them to one of these.
+        of them to one of these. The default: int32 and int64 for indices, indptr, coords and offsets.
     dense
         A call that returns a dense array, for errors: ``".toarray()"``.
     limits
@@ -508,7 +511,7 @@ class Compound(Frozen):
     split: Callable[[Any], dict[str, Any]]
     join: Callable[[dict[str, Any]], Any] | None = None
     matches: Callable[[Any], bool] | None = None
-    indices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    indices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _INDICES)
     dense: str = ""
     limits: tuple[str, ...] = ()
     dtypes: frozenset[str] = frozenset()
