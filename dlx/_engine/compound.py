@@ -55,7 +55,7 @@ def split(
             raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-        first, swaps, dtype = 0, False, None
+        first, swaps, dtype = 0, request is None and "swapped" in source.limits, None
         if kind == "ragged":
             first = _check_lists(parts["values"], parts["offsets"])
         elif not is_own and kind in ("coo", *_MINOR):
