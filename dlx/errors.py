@@ -269,8 +269,7 @@ class DlxError(Exception):
 
     def advice(self, write: Callable[[str, Any], str] = format_option) -> str:
         """Return `fix` with its options formatted by ``write(name, value)``; without a value, it gets the name."""
-        fix = self._fix.replace("dlx.convert(x, to=", "dlx.stack(x, to=") if self.action == "stack" else self._fix
-        return sentences(option_text(self.option, write, self.via), fix) or self.usual_fix
+        return sentences(option_text(self.option, write, self.via), self._fix) or self.usual_fix
 
     def __str__(self) -> str:
         action = ""

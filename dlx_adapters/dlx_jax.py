@@ -483,9 +483,7 @@ def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, s
     found = {name: (f"jax has no arrays of {name}", "Convert bools or wider integers instead.") for name in _BROKEN}
     for name in narrows:
         bits = api.DType(name).bits // 2
-        narrow = f"{name.rstrip('0123456789')}{bits}"
-        dtype = narrow if name == "float64" else {name: narrow}
-        fix = f'Call dlx.convert(x, to="jax", dtype={dtype!r}), or jax.config.update("jax_enable_x64", True) first.'
+        fix = 'Or call jax.config.update("jax_enable_x64", True) first.'
         found[name] = f"jax would narrow {name} to {bits} bits because x64 is off", fix
     if platforms:
         found[HOST.name] = (

@@ -20,7 +20,7 @@ from typing import Any
 from dlx import adapter as api
 
 _TAKEN = frozenset({*api.COMMON_DTYPES, "complex64"} - {"float64"})
-_NARROWS = {"float64": ("mlx would narrow float64 to float32", "Convert the values to float32 first.")}
+_NARROWS = {"float64": ("mlx would narrow float64 to float32", "")}
 
 
 def _export(array: Any) -> api.Tensor:

@@ -27,7 +27,8 @@ def public(function: Callable[P, T], fast: Any = None) -> Callable[P, T]:
 def _complete(function: Any, names: Iterable[str] | None, error: Exception) -> None:
     """Name the function in an error and shorten its traceback; suggest a keyword for an invalid call."""
     if isinstance(error, REFUSALS):
-        name_action(error, function.__name__)
+        code = function.__code__
+        name_action(error, code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         shorten(error)
     elif names and isinstance(error, TypeError) and error.__traceback__ is None:  # raised before the function began
         check_names(function, names)

@@ -56,7 +56,7 @@ def split(
             raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-        first, swaps, sorts, dtype = 0, False, False, None
+        first, swaps, sorts, dtype = 0, request is None and "swapped" in source.limits, False, None
         if kind == "ragged":
             first = _check_lists(parts["values"], parts["offsets"])
         elif not is_own and kind in ("coo", *_MINOR):

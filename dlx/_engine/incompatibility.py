@@ -16,6 +16,7 @@ from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeErr
 _FLOAT32 = DType("float32")
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes whose values float32 represents exactly."""
+_NARROWER = {"float64": "float32", "complex128": "complex64", "int64": "int32", "uint64": "uint32"}
 
 Sentence = Callable[[Tensor, Target], str]
 
@@ -40,23 +41,22 @@ class Rule:
         text = self.detail[1](tensor, target) if self.detail is not None else ""
         return ((self.detail[0], text),) if self.detail is not None and text else ()
 
-    def fix_for(self, tensor: Tensor, target: Target) -> str:
-        """Return the fix, which may depend on the dtype or device."""
-        known = None
-        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE:
-            known = target.capabilities.refusals.get(tensor.dtype.name)
-        elif self.bit == lib.DLX_INCOMPATIBLE_DEVICE:
+    def advise(self, tensor: Tensor, target: Target) -> dict[str, Any]:
+        """Return fix and option, which may depend on the dtype or device, as arguments of an error."""
+        known, old = None, tensor.dtype
+        if self.bit == lib.DLX_INCOMPATIBLE_DEVICE:
             known = target.capabilities.refusals.get(tensor.device.name)
-        if known is not None:
-            return known[1]
-        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (tensor.dtype.bits, tensor.dtype.lanes) == (4, 2):
-            return "Convert its bytes, x.view(torch.uint8); the low four bits of each byte are the first value."
-        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and can_cast(tensor.dtype, _FLOAT32, tensor.device):
-            accepted, is_exact = target.capabilities.dtypes, tensor.dtype.code in _INSIDE_FLOAT32
-            if accepted is not None and "float32" in accepted and (is_exact or tensor.dtype.name == "float64"):
-                call = f"dlx.convert(x, to={target.name!r}, dtype='float32')"
-                return f"Call {call}{', which is exact' * is_exact}."
-        return self.fix
+        if self.bit != lib.DLX_INCOMPATIBLE_DTYPE:
+            return {"fix": self.fix if known is None else known[1]}
+        known = target.capabilities.refusals.get(old.name)
+        if known is None and (old.bits, old.lanes) == (4, 2):
+            return {"fix": "Convert its bytes, x.view(torch.uint8); the low four bits of each byte are the first value."}
+        is_exact = known is None and old.code in _INSIDE_FLOAT32 and can_cast(old, _FLOAT32, tensor.device)
+        new = "float32" if is_exact else _NARROWER.get(old.name)
+        if new is None or new not in (target.capabilities.dtypes or ()):
+            return {"fix": self.fix if known is None else known[1]}
+        fix = "float32 is exact." if is_exact else "" if known is None else known[1]
+        return {"fix": fix, "option": (("dtype", new if new == "float32" else {old.name: new}),)}
 
 
 def _strides(limit: str) -> Sentence:

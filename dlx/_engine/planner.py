@@ -507,7 +507,7 @@ class _Decider:
         rules = [rule for rule in RULES if found & rule.bit]
         for rule in rules:
             if not rule.copy_resolves:
-                raise rule.error(fix=rule.fix_for(tensor, target), **rule.explain(tensor, target))
+                raise rule.error(**rule.advise(tensor, target), **rule.explain(tensor, target))
         layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
         if len(layout) < len(rules) and self._shares_readonly(copied_anyway=bool(layout or request.copy)):
             why = "the result is writable although its memory is read-only; do not write to it"

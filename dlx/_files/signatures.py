@@ -76,6 +76,8 @@ _ZIPS = (
      "Read its weights: dlx.convert(torch.export.load(path).state_dict, to=...)."),
     ("model.weights.h5", "it is a Keras 3 model", "Extract it (unzip FILE) and open its model.weights.h5."),
     ("saved_model.pb", "it is a TensorFlow model in a zip file", "Read it with tensorflow.saved_model.load."),
+    *((name, "it is a Zarr store in a zip file", "Extract it (unzip FILE -d FOLDER) and open the folder.")
+      for name in ("zarr.json", ".zgroup", ".zarray")),
     ("[Content_Types].xml", "it is an office document", OPEN_ARRAYS),
     ("META-INF/MANIFEST.MF", "it is a Java archive", OPEN_ARRAYS),
 )  # fmt: skip

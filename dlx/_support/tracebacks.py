@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from types import TracebackType
 
 from dlx.errors import DlxError
@@ -44,10 +45,15 @@ def _is_ours(frame: TracebackType) -> bool:
     return isinstance(name, str) and name.partition(".")[0] == "dlx"
 
 
-def name_action(error: BaseException, action: str) -> None:
-    """Set the called function in an error; the outermost of nested calls sets it last."""
+def name_action(error: BaseException, action: str, parameters: Container[str] | None = None) -> None:
+    """Set the called function in an error; the outermost of nested calls sets it last.
+
+    If its `parameters` lack an option that the error suggests, the advice names `dlx.convert`.
+    """
     if isinstance(error, DlxError):
         error.action = action
+        if parameters is not None and not all(name in parameters for name, _ in error.option):
+            error.complete(via="to dlx.convert(x, to=...) first")
     elif isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            name_action(each, action)
+            name_action(each, action, parameters)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from dlx._engine.traced import leave_out
-from dlx._support.tracebacks import shorten
+from dlx._support.tracebacks import name_action, shorten
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.identity import Identity
 from dlx._using.inputs import Inputs
@@ -32,6 +32,7 @@ class Invocation:
             if failed is not None:
                 failed.undo(error)
             del failed
+            name_action(error, "convert", ("detach", "device", "readonly", "stream"))  # the options of `using`
             shorten(error, own=False)
             raise
         inputs.keep()

@@ -134,6 +134,7 @@ OPTIONS = {  # calls whose errors name an option
     "shares_memory": lambda torch: dlx.shares_memory(torch.ones(2, device="meta"), b""),
     "using": lambda torch: dlx.using("dlx")(lambda a: a)(torch.ones(2, requires_grad=True)),
     "like": lambda torch: dlx.convert(b"abc", like=object()),
+    "parts": lambda torch: dlx.parts(torch.eye(2).to_sparse().requires_grad_(), to="numpy"),
 }
 
 
@@ -144,6 +145,25 @@ def test_the_options_are_those_of_the_function(torch, name):
         OPTIONS[name](torch)
     assert caught.value.fix
     advice.check_options(caught.value.fix, caught.value.action)
+
+
+@pytest.mark.parametrize(
+    ("call", "end"),
+    [
+        (lambda x: dlx.convert(x, to="jax"), ""),
+        (lambda x: dlx.stack([x, x], to="jax"), ""),
+        (lambda x: dlx.attach(dlx.share(x), to="jax"), " to dlx.convert(x, to=...) first"),
+        (lambda x: dlx.using("jax")(lambda a: a)(x), " to dlx.convert(x, to=...) first"),
+    ],
+    ids=["convert", "stack", "attach", "using"],
+)
+def test_a_dtype_is_advised_where_it_is_an_option(np, call, end):
+    """Functions without ``dtype=`` name `dlx.convert`."""
+    if pytest.importorskip("jax").config.jax_enable_x64:
+        pytest.skip("jax has float64")
+    with pytest.raises(errors.DTypeError) as caught:
+        call(np.ones(2))
+    assert caught.value.fix.startswith(f"Pass dtype='float32'{end}. Or call jax.config.update(")
 
 
 # ---- every text ------------------------------------------------------------------------------------------------------
