@@ -42,7 +42,7 @@ QUICK = $(if $(filter 1,$(SLOW))$(ARGS),,1)
 demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	PYTHONDONTWRITEBYTECODE= $(RUN) examples/quickstart.py
 
-# Files with few tests are slow and start early. The tests start Python often, so dlx is compiled to byte code first.
+# Files with many slow tests start first (tests/conftest.py). Tests start Python often, so dlx is compiled to byte code first.
 test: takes $(ENVIRONMENT)
 	@$(BIN)/python -m compileall -q dlx dlx_adapters tests/support docs/tools
 	$(if $(QUICK),DLX_EXAMPLES=$${DLX_EXAMPLES:-500} DLX_SHORT_EXIT=1 )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(QUICK),-m "not slow") $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import os
 import sys
@@ -56,7 +57,10 @@ def pytest_collection(session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark tests that build the sdist or the wheel as slow, and of functions with the mark `few` all other cases."""
+    """Mark tests that build the sdist or the wheel as slow, and of functions with the mark `few` all other cases.
+
+    Files with many slow tests come first: a worker runs a whole file, and the others would wait for the last one.
+    """
     cases = {}
     for item in items:
         if {"sdist", "wheel"} & {*item.fixturenames}:
@@ -69,6 +73,8 @@ def pytest_collection_modifyitems(items):
         for number, item in enumerate(few):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow") is not None)
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_runtest_setup(item):

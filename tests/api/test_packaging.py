@@ -136,7 +136,7 @@ ORDERS = {
 def test_the_other_project_is_noticed_and_the_command_repairs_it(installed, wheel, the_other, tmp_path, order):
     """In every order, and after `pip uninstall dlx`, doctor's first lines have the command, which works as it is."""
     pip = [installed, "-m", "pip"]
-    options = ["install", "--quiet", "--no-index", "--no-deps", "--force-reinstall"]
+    options = ["install", "--quiet", "--no-compile", "--no-index", "--no-deps", "--force-reinstall"]
     run([*pip, "uninstall", "--yes", "dlxarray", "dlx"], tmp_path)
     for step in order.split(", "):
         if step == "-other":

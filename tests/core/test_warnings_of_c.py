@@ -56,3 +56,26 @@ def test_there_is_no_warning():
     """The check of `make lint`."""
     status, said = lint()
     assert status == 0, said
+
+
+def test_what_has_not_changed_is_not_compiled_again(monkeypatch, tmp_path, capsys):
+    """A changed file, header or compiler is; so is a file with a warning."""
+    from support.repository import lint_c
+
+    compiled, calls = lint_c.compiled, []
+    monkeypatch.setattr(lint_c, "ROOT", tmp_path)
+    monkeypatch.setattr(lint_c, "LIBRARIES", tmp_path / "build")
+    monkeypatch.setattr(lint_c, "compiled", lambda path: calls.append(path) or compiled(path))
+    source, header = tmp_path / "c_src" / "core" / "a.c", tmp_path / "c_src" / "core" / "a.h"
+    source.parent.mkdir(parents=True)
+    for text, number in ((PLANTED["an unused function"], "1"), ("extern int dlx_x;", "1"), ("extern int dlx_x;", "2")):
+        source.write_text(text)
+        header.write_text(f"#define N {number}\n")
+        before = len(calls)
+        first = lint_c.main([str(source)])
+        assert len(calls) == before + 1
+        assert lint_c.main([str(source)]) == first
+        assert len(calls) == before + 1 + first
+    monkeypatch.setattr(lint_c, "INCLUDE", (*lint_c.INCLUDE, "-I/elsewhere"))
+    assert lint_c.main([str(source)]) == 0 and len(calls) == 5
+    assert "1 C files, 0 with warnings" in capsys.readouterr().out.splitlines()[-1]

@@ -74,17 +74,22 @@ def _jax_transforms():
     }
 
 
-def _torch_transforms():
+def _torch_transforms(eager=False):
+    """Give the transformations; `eager`: without compilation and export, for the values that are expected."""
     import torch
 
     def compiled(make, requires_grad=False):
         def run(f, x, t):
             torch._dynamo.reset()
             x = x.clone().requires_grad_(requires_grad)
-            y = torch.compile(lambda x: make(f)(x), backend="aot_eager", fullgraph=True)(x)
+            call = make(f) if eager else torch.compile(lambda x: make(f)(x), backend="aot_eager", fullgraph=True)
+            y = call(x)
             return (y, torch.autograd.grad(y.sum(), x)[0]) if requires_grad else y
 
         return run
+
+    def exported(f, x, **options):
+        return Module(f)(x) if eager else torch.export.export(Module(f), (x,), **options).module()(x)
 
     class Module(torch.nn.Module):
         def __init__(self, f):
@@ -130,8 +135,8 @@ def _torch_transforms():
         "linearize": lambda f, x, t: func.linearize(f, x)[1](t),
         "functional_call": call_functional,
         "checkpoint": checkpointed,
-        "export": lambda f, x, t: torch.export.export(Module(f), (x,)).module()(x),
-        "export, strict": lambda f, x, t: torch.export.export(Module(f), (x,), strict=True).module()(x),
+        "export": lambda f, x, t: exported(f, x),
+        "export, strict": lambda f, x, t: exported(f, x, strict=True),
     }
 
 
@@ -159,14 +164,17 @@ REFUSED = ("linearize",)  # by torch, of `_torch_transforms`
 
 
 def transform(caller, function, name):
-    """Return the result of a transformation of a function of the other framework, and of the caller's own."""
+    """Return the result of a transformation of a function of the other framework, and of the caller's own.
+
+    For torch, the latter is neither compiled nor exported: that takes a third of the time, and tests only torch.
+    """
     own, other = (_jax_like(), _torch_like()) if caller == "jax" else (_torch_like(), _jax_like())
     body = FUNCTIONS[function]
     bridge = dlx.using("torch" if caller == "jax" else "jax", grad=True)(lambda x: body(other, x))
     x = own.linspace(0.1, 0.9, 3, dtype=own.float64)
     t = own.arange(3, dtype=own.float64) + 1
-    run = (_jax_transforms() if caller == "jax" else _torch_transforms())[name]
-    return run(bridge, x, t), run(lambda x: body(own, x), x, t)
+    runs = [_jax_transforms()] * 2 if caller == "jax" else [_torch_transforms(), _torch_transforms(eager=True)]
+    return runs[0][name](bridge, x, t), runs[1][name](lambda x: body(own, x), x, t)
 
 
 def agree(found, expected):

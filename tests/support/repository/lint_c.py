@@ -3,10 +3,12 @@
     python tests/support repository.lint_c [FILE ...]
 
 The compiler of `pip install` warns as well, but pip hides its output. cudart.c needs a CUDA header and is left out.
+If all files compiled without warnings, a file in build/tests says so, and the same files are not compiled again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import runpy
 import subprocess
@@ -16,7 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.project import ROOT
+from support.project import LIBRARIES, ROOT
 
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-c", "-Werror", "-Wall", "-Wextra")
 STRICT = ("-Wconversion", "-Wno-sign-conversion")
@@ -60,12 +62,30 @@ def generated(folder):
     return path
 
 
+def stamp(paths):
+    """Return the file that exists if these files, with these headers, flags and compiler, have no warnings."""
+    version = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout
+    made_of = hashlib.sha256("\0".join([version, sys.version, *INCLUDE]).encode())
+    headers = [path for pattern in ("c_src/*/*.h", "dlx_adapters/*.h", "benchmarks/*.h", "tests/c/*.h")
+               for path in ROOT.glob(pattern)]  # fmt: skip
+    for path in [Path(__file__), *sorted(headers), *paths]:
+        made_of.update(f"\0{path.name} {flags_of(path)}\0".encode() + path.read_bytes())
+    return LIBRARIES / f"lint_c-{made_of.hexdigest()[:16]}"
+
+
 def main(arguments):
     """Print the warnings of the given files, or of all; return the exit status."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         paths = [Path(each).resolve() for each in arguments] or [*files(), generated(folder)]
+        unchanged = stamp(paths)
+        if unchanged.exists():
+            print(f"{len(paths)} C files, unchanged since they had no warnings")
+            return 0
         said = list(filter(None, pool.map(compiled, paths)))
     print("".join(said) + f"{len(paths)} C files, {len(said)} with warnings")
+    if not said:
+        LIBRARIES.mkdir(parents=True, exist_ok=True)
+        unchanged.touch()
     return bool(said)
 
 

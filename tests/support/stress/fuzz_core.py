@@ -18,7 +18,8 @@ from pathlib import Path
 from support.project import ROOT
 
 CORE = ROOT / "c_src" / "core"
-CORE_FILES = sorted((*CORE.glob("*.c"), *(ROOT / "c_src" / "platform").glob("*.c")))
+# Without casts, which none of these programs calls: compiling them takes four fifths of the time.
+CORE_FILES = sorted({*CORE.glob("*.c"), *(ROOT / "c_src" / "platform").glob("*.c")} - {CORE / "cast.c"})
 TARGETS = ROOT / "tests" / "c" / "fuzz_core.c"
 CORPUS = TARGETS.with_suffix(".txt")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
