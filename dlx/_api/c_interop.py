@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlx._api.convert import convert
 from dlx._api.describe import describe
-from dlx._api.shares_memory import CONVERTED
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
@@ -27,7 +26,7 @@ from dlx._protocols.pointer import dltensor, extents_of
 from dlx._registry import lookup
 from dlx._support.module import set_module
 from dlx._support.system import check_sharing
-from dlx._support.tracebacks import shorten
+from dlx._support.tracebacks import name_action, shorten
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
 
@@ -239,7 +238,7 @@ class borrow:  # noqa: N801
                 fix = "Pass readonly=True if you only read it."
                 tensor = _writable(obj, "DLTensor *", "it is read-only", fix, stream=stream, copy=False)
         except DlxError as error:
-            error.action = "borrow"
+            name_action(error, "borrow", ("copy", "readonly", "stream"))
             if isinstance(error, CopyRequiredError) and ("copy", None) in error.option:  # not an option here
                 error.option = (("readonly", True),)
                 error.via = "to read a copy, or pass a copy to write to"
@@ -287,7 +286,6 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
         array, source = lookup.source(obj, target="dlx")  # a wrapper of one array, such as a Series
         return Batch(request_of("dlx", **options), [array], [source]).run()[0]  # type: ignore[no-any-return]
     except DlxError as error:
-        error.complete(via=CONVERTED)
         shorten(error, own=False)
         raise
 

@@ -24,9 +24,6 @@ from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-CONVERTED = "to dlx.convert(obj, to='dlx') and pass its result"
-"""`DlxError.via` for functions without the options of `convert`."""
-
 MAX_STEPS = 20_000  # combinations before the address ranges alone decide
 
 _overlap = FAST_PATH._overlap  # for arrays without gaps, in C
@@ -162,11 +159,7 @@ def _find_extent(obj: Any, source: Adapter) -> Extent | None:
             raise
     if tensor is None:
         batch = Batch(request, [obj], [source])
-        try:
-            (tensor,) = batch.tensors()
-        except DlxError as error:
-            error.complete(via=CONVERTED)
-            raise
+        (tensor,) = batch.tensors()
         if batch.is_copied(0):  # new memory for each conversion
             return None
     bits = tensor.dtype.bits * tensor.dtype.lanes

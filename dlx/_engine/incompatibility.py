@@ -50,7 +50,8 @@ class Rule:
             return {"fix": self.fix if known is None else known[1]}
         known = target.capabilities.refusals.get(old.name)
         if known is None and (old.bits, old.lanes) == (4, 2):
-            return {"fix": "Convert its bytes, x.view(torch.uint8); the low four bits of each byte are the first value."}
+            fix = "Convert its bytes, x.view(torch.uint8); the low four bits of each byte are the first value."
+            return {"fix": fix}
         is_exact = known is None and old.code in _INSIDE_FLOAT32 and can_cast(old, _FLOAT32, tensor.device)
         new = "float32" if is_exact else _NARROWER.get(old.name)
         if new is None or new not in (target.capabilities.dtypes or ()):

@@ -172,9 +172,9 @@ def test_what_is_sent_to_a_generator_has_a_place_of_its_own(np):
     [
         ("convert", "Pass detach=True."),
         ("lazy", "Pass detach=True."),
-        ("from_dlpack", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
-        ("to_capsule", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
-        ("borrow", "Pass detach=True to dlx.convert(obj, to='dlx') and pass its result."),
+        ("from_dlpack", "Pass detach=True to dlx.convert(x, to=...) first."),
+        ("to_capsule", "Pass detach=True to dlx.convert(x, to=...) first."),
+        ("borrow", "Pass detach=True to dlx.convert(x, to=...) first."),
         ("stack", "Pass detach=True to dlx.convert(array, to='dlx') and stack its result."),
     ],
 )

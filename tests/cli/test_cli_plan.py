@@ -174,7 +174,7 @@ def test_reasons_are_brief_on_the_screen():
     """The screen omits a framework's list of dtypes; JSON has the full reason."""
     pytest.importorskip("pyarrow")
     _, out = here("plan", "bfloat16[2]", "--to", "pyarrow,dlx")
-    assert "pyarrow has no dtype bfloat16. Call dlx.convert" in out
+    assert "pyarrow has no dtype bfloat16. Pass --dtype float32" in out
     (plan, _) = document("plan", "bfloat16[2]", "--to", "pyarrow,dlx")["plans"]
     assert "it has bool, float16, float32" in plan["arrays"][0]["why"]
 
