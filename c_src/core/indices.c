@@ -35,10 +35,13 @@ int64_t dlx_find_descent(const DLTensor* offsets) {
   return offsets->dtype.bits == 64 ? find_bad(offsets, 64, 1, 0) : find_bad(offsets, 32, 1, 0);
 }
 
-/* A hash table of the indices of one row, with open addressing. An entry is the number of an index;
- * those of earlier rows are free. */
+/* A hash table of the indices of one row, with open addressing. Entries of other rows are free. */
 typedef struct {
-  int64_t* entries; /* NULL = not yet allocated */
+  int64_t row, index; /* row: plus one */
+} place;
+
+typedef struct {
+  place* places; /* NULL = not yet allocated */
   uint64_t mask;
 } table;
 
@@ -50,20 +53,23 @@ static int allocate_table(const void* indptr, int bits, int64_t rows, table* t) 
     if (count > most) most = count;
   }
   for (t->mask = 1; t->mask < 2 * (uint64_t)most;) t->mask = t->mask << 1 | 1;
-  size_t bytes = (size_t)(t->mask + 1) * sizeof *t->entries;
-  t->entries = dlx_allocate(bytes);
-  if (t->entries) memset(t->entries, -1, bytes);
-  return t->entries != NULL;
+  size_t bytes = (size_t)(t->mask + 1) * sizeof *t->places;
+  t->places = dlx_allocate(bytes);
+  if (t->places) memset(t->places, 0, bytes);
+  return t->places != NULL;
 }
 
-/* Return 1 if the row that starts at `from` has an index before number `i`, else add that. */
-INLINE int is_repeated(const table* t, const void* indices, int bits, int64_t from, int64_t i) {
-  int64_t index = dlx_index_at(indices, bits, i), *entry;
-  uint64_t at = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15) >> 32;
-  for (; *(entry = &t->entries[at & t->mask]) >= from; at++)
-    if (dlx_index_at(indices, bits, *entry) == index) return 1;
-  *entry = i;
-  return 0;
+/* Return 1 if a row already has an index, else add it. */
+static int is_repeated(const table* t, int64_t row, int64_t index) {
+  uint64_t hash = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15), at = hash >> 32;
+  for (;; at++) {
+    place* p = &t->places[at & t->mask];
+    if (p->row != row + 1) {
+      *p = (place){row + 1, index};
+      return 0;
+    }
+    if (p->index == index) return 1;
+  }
 }
 
 INLINE int64_t find_repeat(const void* indptr, int bits, int64_t rows, const void* indices,
@@ -77,12 +83,14 @@ INLINE int64_t find_repeat(const void* indptr, int bits, int64_t rows, const voi
     if (from == to || (rises && dlx_index_at(indices, wide, from) >= 0 &&
                        dlx_index_at(indices, wide, to - 1) < end))
       continue;
-    if (!rising && seen->entries == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
-    for (int64_t i = from; i < to; i++)
-      if (is_bad(indices, wide, i, 0, end) ||
-          (rising ? i > from && dlx_index_at(indices, wide, i) <= dlx_index_at(indices, wide, i - 1)
-                  : is_repeated(seen, indices, wide, from, i)))
+    if (!rising && seen->places == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
+    for (int64_t i = from; i < to; i++) {
+      int64_t index = dlx_index_at(indices, wide, i);
+      if (index < 0 || index >= end) return i;
+      if (rising ? i > from && index <= dlx_index_at(indices, wide, i - 1)
+                 : is_repeated(seen, row, index))
         return i;
+    }
   }
   return -1;
 }
@@ -94,7 +102,7 @@ int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t
   const void *p = first(indptr), *i = first(indices);
   int64_t found = wide == 64 ? find_repeat(p, bits, rows, i, 64, end, rising, &seen)
                              : find_repeat(p, bits, rows, i, 32, end, rising, &seen);
-  free(seen.entries);
+  free(seen.places);
   return found;
 }
 

@@ -224,7 +224,7 @@ def _view_adjacent(part: Any) -> Any:
 
 def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
     """Return a new tensor over stacked or transposed rows; if `dtype` is named, of these integers less `minus`."""
-    tensors = [_cast(row, dtype, minus) for row in rows]
+    tensors = [_cast(row, dtype, minus, is_last=not stacks) for row in rows]
     one = tensors[0]
     if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
         raise LayoutError("its index arrays differ in length, dtype or device")
@@ -232,7 +232,7 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
         return _swap(one) if swaps else one
     shape = (*one.shape, len(rows)) if swaps else (len(rows), *one.shape)
     if one.is_host:
-        whole: Tensor = empty(shape, one.dtype)
+        whole: Tensor = empty(shape, dtype or one.dtype)
         native.tensor_fill(whole, tensors, int(swaps))
         return whole
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, one.dtype, one.device, 0, None)
@@ -245,8 +245,11 @@ def _bound_of(parts: dict[str, Any]) -> int:
     return int(max((*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,)))))
 
 
-def _cast(row: Any, dtype: DType | None, minus: int) -> Tensor:
-    """Return a compact tensor of an array's integers, less `minus`; on a device, its framework casts them."""
+def _cast(row: Any, dtype: DType | None, minus: int, *, is_last: bool) -> Tensor:
+    """Return a tensor of an array's integers, less `minus`; on a device, its framework casts them.
+
+    On the host, unless it `is_last`, they have been checked to fit the dtype, to which `_gather` casts them.
+    """
     tensor = tensor_of(row)
     if not tensor.is_host:
         casts = None if dtype is None else {str(tensor.dtype): dtype}
@@ -262,7 +265,7 @@ def _cast(row: Any, dtype: DType | None, minus: int) -> Tensor:
     if may_not_fit and lib.dlx_find_outside(dltensor(made), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
     is_new = made is not tensor and made.dtype == dtype
-    return made if is_new else native.tensor_copy(made, False, 0, dtype)
+    return made if is_new or not is_last else native.tensor_copy(made, False, 0, dtype)
 
 
 def _widen(tensor: Tensor) -> Tensor:
