@@ -87,6 +87,11 @@ class Identity:
                     owned[name_of(passed, self._wrapping)] = ref(own)
         return owned
 
+    def whole(self, target: Target | None) -> tuple[Any, ...]:
+        """Return the objects that are not flattened in a result; `target` comes from ``returns=``."""
+        passed = (each for each, *_ in self._containers.values() if target is None)
+        return *self.kept, *(each for each in passed if isinstance(lookup.kind_of(each).handler, CompoundHandler))
+
     def is_trivial(self) -> bool:
         """Return whether the function got the caller's own arrays, and no containers."""
         return not self._containers and all(passed is own for passed, own in self._arrays.values())

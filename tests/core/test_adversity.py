@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import threading
 import weakref
@@ -166,11 +167,12 @@ def test_arrays_on_devices_of_the_host_are_stacked(np):
         dlx.stack([far, np.ones(5)], "numpy")
     with pytest.raises(errors.DeviceError, match=r"arrays\[1\].*its device is cuda_host"):
         dlx.stack([far, dlx.from_pointer(far.data_ptr, (4,), "float64", device="cuda_host", owner=far)], "numpy")
-    packed, padded = (dlx.convert(np.zeros(4, "uint8"), to="dlx") for _ in range(2))
+    packed, padded = (dlx.convert(np.array(x, "uint8"), to="dlx") for x in ([0x21], [3, 4]))
     packed = dlx._core.native.tensor_new(packed.data_ptr, (2,), None, (1, 4, 1), (1, 0), 0, packed)
     padded = dlx._core.native.tensor_new(padded.data_ptr, (2,), None, (1, 4, 1), (1, 1), 4, padded)
-    with pytest.raises(errors.LayoutError, match=r"arrays\[1\].*its flags"):
-        dlx.stack([packed, padded], "dlx")
+    for rows, whole in (([packed, padded], b"\x21\x43"), ([padded, packed], bytes([3, 4, 1, 2]))):  # as the first one
+        found = dlx.stack(rows, "dlx")
+        assert found.shape == (2, 2) and ctypes.string_at(found.data_ptr, len(whole)) == whole
 
 
 def test_tracing_modes_do_not_hinder(torch):

@@ -695,3 +695,10 @@ def test_an_array_that_is_recorded_from_some_call_on_is_refused(monkeypatch):
     with pytest.raises(errors.ConversionError, match="detach=True"):
         double(array)
     assert dlx.using("numpy", detach=True)(lambda x: x * 2)(array).tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("body", ["last", "all", "list", "pair", "plus and all", "arrays", "a part more"])
+@pytest.mark.parametrize("method", [False, True])
+def test_a_sparse_array_that_is_returned_is_the_callers(body, method):
+    """It needs no counterpart in the framework of the other arguments."""
+    compare("torch", body, [MADE["numpy"]] * 3 + [MADE["torch sparse"]], method=method)
