@@ -48,7 +48,7 @@ test: takes $(ENVIRONMENT)
 	$(if $(QUICK),DLX_EXAMPLES=$${DLX_EXAMPLES:-500} DLX_SHORT_EXIT=1 )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(QUICK),-m "not slow") $(ARGS)
 
 takes:
-	@echo "note: the tests take $(if $(QUICK),four,seven) minutes on two cores, once $(VENV) exists; ARGS=\"-k name\" runs some, SLOW=1 all"
+	@echo "note: the tests take $(if $(QUICK),four,twelve) minutes on two cores, once $(VENV) exists; ARGS=\"-k name\" runs some, SLOW=1 all"
 
 lint docs dist: %: nox-%
 

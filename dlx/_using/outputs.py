@@ -139,7 +139,8 @@ class Outputs:
         failures = Failures(target.name, passes=self._spec.passes, locate=locate)
         package, strict = self._inside.target.adapter.package, None if request is None else False
         compounds = None if request is None else Compounds(request)
-        tree = CallTree(value, handler, failures, package, identity.whole(self._named), strict=strict, compounds=compounds)
+        whole = identity.whole(self._named)
+        tree = CallTree(value, handler, failures, package, whole, strict=strict, compounds=compounds)
         results = [identity.own(array) for array in tree.arrays]
         has_own = any(identity.has_container(container) for container, *_ in tree.containers())
         has_own = has_own or any(own is not array for own, array in zip(results, tree.arrays, strict=True))
