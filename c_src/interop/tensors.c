@@ -257,7 +257,7 @@ static DLTensor place_of(const row* r, const DLTensor* to, int64_t stride) {
 static int fill_rows(const row* rows, Py_ssize_t n, const DLTensor* to, int64_t stride,
                      int64_t nbytes) {
   enum { BLOCK = 1 << 16 };
-  int64_t extent = to->ndim ? to->shape[0] : 1, count = extent;
+  int64_t extent = to->ndim ? to->shape[0] : 1, count = INT64_MAX;
   int is_interleaved = n > 1 && to->ndim && stride < to->strides[0];
   if (is_interleaved && nbytes > BLOCK) count = extent * BLOCK / nbytes + 1;
   int status = DLX_OK;
@@ -312,7 +312,7 @@ static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum
                    type == (int32_t)rows[0].tensor->dl_tensor.device.device_type;
     int has_axes = places == NULL || from->dl_tensor.ndim == to.ndim + 1;
     DLTensor there = has_axes ? place_of(&rows[i], &to, stride) : to;
-    if (!fits(&from->dl_tensor, &there, match) || (match != BEGIN && !is_plain))
+    if (!has_axes || !fits(&from->dl_tensor, &there, match) || (match != BEGIN && !is_plain))
       answer = -2;
     else if (py_may_meet(&from->dl_tensor, from->flags, t, whole->flags))
       answer = -1;
