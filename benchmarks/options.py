@@ -115,6 +115,13 @@ def _frames(np, torch):
                     lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
                     number,
                 )
+                frame = pandas.DataFrame(columns, copy=False)  # a block for each column
+                yield (
+                    *(f"{label}, pandas' to_numpy, many blocks", goal),
+                    lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
+                    lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
+                    number,
+                )
             if pyarrow is not None and not dtype:
                 frame = pyarrow.table(columns)
                 yield (

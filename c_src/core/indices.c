@@ -97,11 +97,15 @@ INLINE int64_t find_repeat(const void* indptr, int bits, int64_t rows, const voi
 
 int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end, int rising) {
   table seen = {NULL, 0};
-  int64_t rows = dlx_size(indptr) - 1;
-  int bits = indptr->dtype.bits, wide = indices->dtype.bits;
+  int64_t rows = dlx_size(indptr) - 1, found;
+  int wide = indices->dtype.bits;
   const void *p = first(indptr), *i = first(indices);
-  int64_t found = wide == 64 ? find_repeat(p, bits, rows, i, 64, end, rising, &seen)
-                             : find_repeat(p, bits, rows, i, 32, end, rising, &seen);
+  if (indptr->dtype.bits == 64)
+    found = wide == 64 ? find_repeat(p, 64, rows, i, 64, end, rising, &seen)
+                       : find_repeat(p, 64, rows, i, 32, end, rising, &seen);
+  else
+    found = wide == 64 ? find_repeat(p, 32, rows, i, 64, end, rising, &seen)
+                       : find_repeat(p, 32, rows, i, 32, end, rising, &seen);
   free(seen.places);
   return found;
 }

@@ -289,21 +289,21 @@ static int read_row(PyObject* list, PyObject* places, Py_ssize_t i, int64_t exte
 }
 
 /* Copy a list of host tensors to the rows of `whole` along an axis, or one to all of it (-1); with
- * `places`, matrices to slices. Owns: nothing. GIL: held; released while much is copied. Errors: -3
- * with an exception; -1 or -2 as tensor_fill. */
-static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum match match,
-                PyObject* places) {
+ * `places`, matrices to slices. Return None, -1 or -2 as tensor_fill. Owns: a new reference. GIL:
+ * held; released while much is copied. Errors: NULL. */
+static PyObject* fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum match match,
+                      PyObject* places) {
   Py_ssize_t n = PyList_GET_SIZE(list);
   row* rows = PyMem_New(row, n);
-  if (rows == NULL) PyErr_NoMemory();
+  if (rows == NULL) return PyErr_NoMemory();
   const DLTensor* t = &whole->dl_tensor;
   int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM], stride = axis < 0 ? 0 : t->strides[axis];
   DLTensor to = without_axis(t, (int)axis, shape, strides);
-  int is_alike = 1, answer = rows == NULL ? -3 : 0;
+  int is_alike = 1, answer = 0, status = DLX_E_PACKED;
   for (Py_ssize_t i = 0; i < n && answer > -2; i++) {
     if (read_row(list, places, i, axis < 0 ? 1 : t->shape[axis], &rows[i]) < 0) {
-      answer = -3;
-      break;
+      PyMem_Free(rows);
+      return NULL;
     }
     const DLManagedTensorVersioned* from = rows[i].tensor;
     int32_t type = from->dl_tensor.device.device_type;
@@ -319,20 +319,16 @@ static int fill(DLManagedTensorVersioned* whole, PyObject* list, long axis, enum
   }
   if (answer == -1 && axis < 0 && is_same_memory(&rows[0].tensor->dl_tensor, &to)) n = answer = 0;
   if (answer == 0) {
-    int status = DLX_E_PACKED;
     int64_t nbytes = dlx_nbytes(t, whole->flags);
     dlx_managed_hold(whole); /* another thread may drop the last reference to the tensor */
     PyThreadState* state = nbytes > FEW ? PyEval_SaveThread() : NULL;
     if (is_alike) status = fill_rows(rows, n, &to, stride, nbytes);
     if (state) PyEval_RestoreThread(state);
     py_managed_release(whole);
-    if (status != DLX_OK) {
-      py_raise(status, NULL);
-      answer = -3;
-    }
   }
   PyMem_Free(rows);
-  return answer;
+  if (answer) return PyLong_FromLong(answer);
+  return status == DLX_OK ? Py_NewRef(Py_None) : py_raise(status, NULL);
 }
 
 PY_DOC(tensor_fill,
@@ -354,15 +350,13 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
   int is_readonly = (whole->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0;
   if (is_readonly && match == BEGIN) return py_raise(DLX_E_READONLY, NULL);
   int is_plain = !is_readonly && dlx_layout(t) == 0 && dlx_host_readable(t->device.device_type);
-  int answer = match != BEGIN && !is_plain ? -2 : fill(whole, args[1], axis, match, places);
-  if (answer == -3) return NULL;
-  if (answer) return PyLong_FromLong(answer);
-  Py_RETURN_NONE;
+  if (match != BEGIN && !is_plain) return PyLong_FromLong(-2);
+  return fill(whole, args[1], axis, match, places);
 }
 
-/* Allocate n rows like `row`, less its last axis for matrices, of a dtype, along an axis, unless a
- * consumer (or NULL) rejects them: then *out is NULL. With `keep`, the elements of a row are
- * adjacent. Errors: a status. */
+/* Allocate n rows like the first one, less its last axis for matrices, of a dtype, along an axis,
+ * unless a consumer (or NULL) rejects them: then *out is NULL. With `keep`, the elements of a row
+ * are adjacent. Errors: a status. */
 static int allocate_rows(const DLManagedTensorVersioned* first, int is_matrix, Py_ssize_t n,
                          DLDataType dtype, long axis, int keep, const dlx_capabilities* consumer,
                          DLManagedTensorVersioned** out) {
@@ -419,12 +413,12 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   PY_WITHOUT_GIL(status = allocate_rows(first, places != NULL, places ? columns : n, dtype, axis,
                                         keep, consumer, &whole));
   if (status != DLX_OK) return py_raise(status, NULL);
-  enum match match = casts ? SHAPE : SHAPE_AND_DTYPE;
-  int answer = whole ? fill(whole, args[0], axis, match, places) : -2;
-  if (answer == 0) return py_tensor_wrap(whole);
-  if (whole) dlx_managed_release(whole);
-  if (answer == -3) return NULL;
-  Py_RETURN_NONE;
+  if (whole == NULL) Py_RETURN_NONE;
+  PyObject* answer = fill(whole, args[0], axis, casts ? SHAPE : SHAPE_AND_DTYPE, places);
+  Py_XDECREF(answer);
+  if (answer == Py_None) return py_tensor_wrap(whole);
+  dlx_managed_release(whole);
+  return answer ? Py_NewRef(Py_None) : NULL;
 }
 
 PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or vice versa.");

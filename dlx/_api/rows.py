@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from dlx._api.convert import convert
@@ -52,17 +52,16 @@ def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice]
         return objs, keys or range(len(objs)), None, None
     if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
         raise refusal.error()  # such as a model, or a lazy frame
-    if type(arrays) not in (list, tuple) and lookup.adapter_of(arrays) is not None and not _has_rows(arrays):
-        whole = convert(arrays, to="dlx", copy=True)
-        return [whole] * bool(whole.shape and whole.shape[0]), range(1), whole, None
-    objs = list(arrays)
-    return objs, range(len(objs)), None, None
-
-
-def _has_rows(array: Any) -> bool:
-    """Return whether the elements of an array are arrays; those of a column or a buffer are not."""
-    first = next(iter(array), None) if hasattr(array, "__iter__") else None
-    return isinstance(first, list | tuple) or lookup.adapter_of(first) is not None
+    if type(arrays) in (list, tuple) or lookup.adapter_of(arrays) is None:
+        objs = list(arrays)
+        return objs, range(len(objs)), None, None
+    elements = iter(arrays if hasattr(arrays, "__iter__") else ())
+    objs = list(islice(elements, 1))
+    if objs and (isinstance(objs[0], list | tuple) or lookup.adapter_of(objs[0]) is not None):
+        objs += elements
+        return objs, range(len(objs)), None, None
+    whole = convert(arrays, to="dlx", copy=True)  # the elements of a column or a buffer are no arrays
+    return [whole] * bool(whole.shape and whole.shape[0]), range(1), whole, None
 
 
 def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
