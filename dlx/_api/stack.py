@@ -124,7 +124,7 @@ def stack(
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
-    if objs and _is_number(type(objs[0])):
+    if places is None and objs and _is_number(type(objs[0])):
         whole = _pack_numbers(objs)
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
@@ -334,6 +334,8 @@ def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: i
     if target.varies:
         return None
     try:
+        if places is not None and len(objs) == axis == 1 and dtype is None:
+            return convert(objs[0], to, copy=True)
         tensors = _interfaces(objs) if is_plain and not hasattr(type(objs[0]), "__dlpack__") else None
         tensors = tensors or borrow_all(objs, TENSOR.name)
         if tensors is None or not tensors[0].is_host:
