@@ -173,7 +173,9 @@ def convert(
         found = lookup.kind_of(obj, found)
     if found.handler is None:
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
-        named = to if dtype is not None and device is stream is None and wait and not copy and not detach else None
+        if dtype is None:
+            return batch.Batch(request, [obj], [source]).run()[0]
+        named = to if device is stream is None and wait and not copy and not detach else None
         return batch.Batch(request.for_root(), [obj], [source], to=named).run()[0]
     # Arrays of a tree take the fast path if no option is set.
     named = to if device is stream is None and wait and not copy and not detach else None
