@@ -16,8 +16,10 @@ from typing import Any
 import dlx
 from dlx import adapter as api
 from dlx.errors import LayoutError
+from dlx_adapters.dlx_numpy import DTYPES, NumpyAdapter
 
 _DTYPES = frozenset(api.COMMON_DTYPES) - {"float16", "bfloat16"} | {"complex64", "complex128"}
+_NUMPY = NumpyAdapter()
 
 
 def _split(obj: Any) -> dict[str, Any]:
@@ -44,11 +46,6 @@ def _join(kind: str, parts: dict[str, Any]) -> Any:
     return new
 
 
-def _join_gcxs(axis: int, parts: dict[str, Any]) -> Any:
-    arrays = parts["data"], parts["indices"], parts["indptr"]
-    return sys.modules["sparse"].GCXS(arrays, shape=parts["shape"], compressed_axes=(axis,))
-
-
 def _compound(kind: str) -> api.Compound:
     """Return the declaration of scipy's arrays of one kind."""
     types, join = (f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"), functools.partial(_join, kind)
@@ -56,11 +53,19 @@ def _compound(kind: str) -> api.Compound:
 
 
 def _gcxs(kind: str, axis: int) -> api.Compound:
+    """Return the declaration of the matrices of sparse that are compressed along an axis."""
+
     def matches(obj: Any) -> bool:
         return obj.ndim == 2 and tuple(obj.compressed_axes) == (axis,)
 
-    types, join, limits = ("sparse.GCXS",), functools.partial(_join_gcxs, axis), ("rising",)
-    return api.Compound(kind, types, _split, join, matches, dense=".todense()", limits=limits, dtypes=_DTYPES)
+    def join(parts: dict[str, Any]) -> Any:
+        arrays = parts["data"], parts["indices"], parts["indptr"]
+        return sys.modules["sparse"].GCXS(arrays, shape=parts["shape"], compressed_axes=(axis,))
+
+    limits = ("rising",)
+    return api.Compound(
+        kind, ("sparse.GCXS",), _split, join, matches, dense=".todense()", limits=limits, dtypes=_DTYPES
+    )
 
 
 def _join_sparse_coo(parts: dict[str, Any]) -> Any:
@@ -70,21 +75,13 @@ def _join_sparse_coo(parts: dict[str, Any]) -> Any:
 class _OverNumpy(api.Adapter):
     """Base class of the adapters: dense arrays become numpy's."""
 
-    dtypes = api.DTypes("numpy", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
+    dtypes = DTYPES
 
     def describe(self, obj: Any) -> api.Description:
-        return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
+        return _NUMPY.describe(obj)
 
     def capabilities(self) -> api.Capabilities:
-        return api.Capabilities(
-            None,
-            layouts=api.Layout.ANY,
-            min_alignment=1,
-            ndims=(0, 64),
-            keeps_readonly=True,
-            subbyte="padded",
-            empty_extents="bytes",
-        )
+        return _NUMPY.capabilities()
 
     def load(self, tensor: api.Tensor) -> Any:
         return dlx.convert(tensor, to="numpy")
