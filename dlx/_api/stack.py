@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import Array, check_fits, copies, fill, fill_plain, match_packing, open_output
+from dlx._api.output import check_fits, copies, fill, fill_plain, match_packing, open_output
 from dlx._api.rows import list_arrays
 from dlx._core import cuda, native
 from dlx._core.extension import lib
@@ -166,18 +166,38 @@ def stack(
     try:
         output = None if out is None else open_output(out)
         is_far = not all(map(host_readable, {tensor.device for tensor in tensors}))
-        if output is not None and not is_far and not output.is_on_host():
-            rows = objs if places is None else arrays
-            return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
-        stack_there = _stack_on_device if is_far else _stack_on_host
-        whole = stack_there(objs, tensors, sources, keys, request, output, (axis, dtype, pad, places))
+        dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
+        wanted = _find_dtype(dtypes, keys, dtype)
+        if places is None:
+            row, n = _find_shape(shapes, keys, is_padded=pad is not None, is_far=is_far), len(shapes)
+        else:
+            row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
+        _check_devices(tensors, keys)
+        at = _find_axis(axis, len(row) + 1)
+        shape = (*row[:at], n, *row[at:])
+        if output is not None:
+            check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
+        place = None if output is None else output.tensor
+        if is_far and output is None:
+            whole = _stack_on_device(objs, tensors, sources, request, at, shape, wanted)
+        elif output is not None and (is_far or not output.is_on_host()):
+            rows, name = objs if places is None else arrays, output.adapter.name if is_far else "dlx"
+            return convert(stack(rows, name, axis=at, dtype=wanted, pad=pad), out=out)
+        else:
+            for i, old in enumerate(dtypes):
+                if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
+                    tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
+            whole = _allocate(request, tensors[0], at, shape, wanted) if place is None else place
+            _fill_rows(whole, tensors, at, pad, places, is_new=place is None)
+            whole = match_packing(whole, tensors[0]) if place is None else whole
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
         raise
     if trace.observers:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
         trace.record(f"{len(objs)} arrays", target, "copied", [why], whole.nbytes)
-    if out is not None:
+    if output is not None:
+        mark_written(output.adapter, output.obj)
         return out
     return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
 
@@ -200,41 +220,21 @@ def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
 
 
 def _stack_on_device(
-    objs: list[Any],
-    tensors: list[Tensor],
-    sources: list[tuple[Adapter, Readiness]],
-    keys: Any,
-    request: Request,
-    output: Array | None,
-    options: tuple[Any, ...],
+    objs: list[Any], tensors: list[Tensor], sources: list[Any], request: Request, at: int, shape: Any, wanted: DType
 ) -> Any:
-    """Stack arrays, or stack into `output`, in memory that the host cannot read; their frameworks cast them."""
-    axis, dtype, _, _ = options
-    wanted = _find_dtype([tensor.dtype for tensor in tensors], keys, dtype)
-    try:
-        row = _find_shape([tensor.shape for tensor in tensors], keys, is_padded=False)
-    except LayoutError as error:
-        error.option, error.fix = (), "Pass arrays of one shape. Only arrays on the host are padded."
-        raise
-    at = _find_axis(axis, len(row) + 1)
-    shape = (*row[:at], len(tensors), *row[at:])
-    casts = any(tensor.dtype != wanted for tensor in tensors)
-    if output is not None:
-        check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
-        return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
-    _check_devices(tensors, keys)
-    if casts:
+    """Stack arrays in memory that the host cannot read; their frameworks cast them."""
+    first, n = tensors[0], len(tensors)
+    if any(tensor.dtype != wanted for tensor in tensors):
         to, stream = request.target.name, request.stream
         pairs = zip(objs, tensors, strict=True)
         rows = [convert(obj, to, dtype={tensor.dtype: wanted}, stream=stream) for obj, tensor in pairs]
         return stack(rows, to, axis=at, stream=stream)
-    first = tensors[0]
     _check_target(request, first, shape, wanted)
-    if math.prod(row) * wanted.bits * wanted.lanes % 8 and not first.flags & SUBBYTE_PADDED:
+    if math.prod(first.shape) * wanted.bits * wanted.lanes % 8 and not first.flags & SUBBYTE_PADDED:
         reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
         raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
-    strides = [*row_major([len(tensors), *row])] if keeps_order(request.target) else [*row_major(shape)]
+    strides = [*row_major([n, *first.shape])] if keeps_order(request.target) else [*row_major(shape)]
     if keeps_order(request.target):  # the values of each array stay adjacent
         strides.insert(at, strides.pop(0))
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, strides, wanted, device, flags, None)
@@ -246,57 +246,28 @@ def _stack_on_device(
     return whole if array is None else array
 
 
-def _stack_on_host(
-    objs: list[Any],
-    tensors: list[Tensor],
-    sources: list[tuple[Adapter, Readiness]],
-    keys: Any,
-    request: Request,
-    output: Array | None,
-    options: tuple[Any, ...],
-) -> Tensor:
-    """Stack host tensors along any axis, cast and padded, into new host memory or into `output`.
+def _allocate(request: Request, like: Tensor, at: int, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """Return new host memory for the result."""
+    _check_target(request, like, shape, dtype)
+    is_ordered = keeps_order(request.target)  # faster: the values of each array stay adjacent
+    whole: Tensor = empty((shape[at], *shape[:at], *shape[at + 1 :]) if is_ordered else shape, dtype)
+    if dtype.bits < 8:  # a row may begin inside a byte
+        whole = native.tensor_repack(whole)
+    return _move_axis(whole, at) if is_ordered else whole
 
-    With `places`, each tensor is a matrix, whose columns go to a slice of the result.
-    """
-    axis, dtype, pad, places = options
-    dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
-    wanted = _find_dtype(dtypes, keys, dtype)
-    for i, old in enumerate(dtypes):
-        if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
-            tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
-    if places is None:
-        row, n = _find_shape(shapes, keys, is_padded=pad is not None), len(tensors)
-    else:
-        row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
-    _check_devices(tensors, keys)
-    at = _find_axis(axis, len(row) + 1)
-    shape = (*row[:at], n, *row[at:])
-    if output is None:
-        _check_target(request, tensors[0], shape, wanted)
-        whole = empty((n, *row) if keeps_order(request.target) else shape, wanted)
-        if wanted.bits < 8:  # a row may begin inside a byte
-            whole = native.tensor_repack(whole)
-        if keeps_order(request.target):  # faster: the values of each array stay adjacent
-            whole = _move_axis(whole, at)
-    else:
-        check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
-        if output.tensor is None:
-            raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
-        whole = output.tensor
-        if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
-            reason = "its elements are packed below one byte, and a row may begin inside a byte"
-            raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
-    if places is None and any(shape != row for shape in shapes):
-        number = _read_pad(pad, wanted)
-        everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
-        tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
+
+def _fill_rows(whole: Tensor, tensors: list[Tensor], at: int, pad: Any, places: Any, *, is_new: bool) -> None:
+    """Copy host tensors to the rows of another, cast and padded; with `places`, the columns of matrices to slices."""
+    if whole.dtype.bits < 8 and not whole.flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and a row may begin inside a byte"
+        raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
+    row = (*whole.shape[:at], *whole.shape[at + 1 :])
+    if places is None and any(tensor.shape != row for tensor in tensors):
+        number = _read_pad(pad, whole.dtype)
+        everywhere = native.tensor_new(number.data_ptr, whole.shape, (0,) * whole.ndim, whole.dtype, HOST, 0, number)
+        tensors = tensors if is_new else [native.tensor_copy(tensor, True) for tensor in tensors]
         fill(whole, [everywhere], -1)
     fill(whole, tensors, at, places)
-    if output is None:
-        return match_packing(whole, tensors[0])
-    mark_written(output.adapter, output.obj)
-    return whole
 
 
 _KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: complex}  # of dtypes; others: float
@@ -420,14 +391,16 @@ def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
     return found[0]
 
 
-def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool) -> tuple[int, ...]:
+def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool, is_far: bool) -> tuple[int, ...]:
     """Return the shape of one row: of all arrays, or the largest extents."""
     sizes = [*map(len, shapes)]
-    found: list[Any] = sizes if is_padded else shapes
+    found: list[Any] = sizes if is_padded and not is_far else shapes
     if found.count(found[0]) < len(found):
-        advice = {"option": (("pad", 0),)} if len({*sizes}) == 1 else {"fix": "Pass arrays of one shape."}
+        advice: dict[str, Any] = {"fix": "Pass arrays of one shape." + " Only arrays on the host are padded." * is_far}
+        if not is_far and len({*sizes}) == 1:
+            advice = {"option": (("pad", 0),)}
         raise _odd(LayoutError, "shape", found, keys, shapes, **advice)
-    return tuple(map(max, zip(*shapes, strict=True))) if is_padded else shapes[0]
+    return shapes[0] if found is shapes else tuple(map(max, zip(*shapes, strict=True)))
 
 
 def _check_devices(tensors: list[Tensor], keys: Any) -> None:
