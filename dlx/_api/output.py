@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -179,9 +178,9 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
         ]
         for source, there in pairs:
             old = source.dtype
-            whole = casts._replace(at_root=len(pairs) == 1 and not source.path) if casts is not None else None
+            new = None if casts is None else casts._replace(at_root=not source.path).find(old)
             fix, option = suggest_cast(old, there.dtype)
-            check_fits(there, source.shape, (whole.find(old) if whole else None) or old, option, fix)
+            check_fits(there, source.shape, new or old, option, fix)
         writes = _plan_writes(pairs, detach)
     except DlxError as error:
         error.target = target
@@ -192,7 +191,7 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
     for source, there in pairs:
         mark_written(there.adapter, there.obj)
         if trace.observers:
-            nbytes = math.prod(there.shape) * there.dtype.bits * there.dtype.lanes // 8
+            nbytes = array_info(there.obj, there.adapter).nbytes or 0
             why = Step("copy", "out= copies every array", nbytes=nbytes)
             trace.record(array_info(source.obj, source.adapter), there.adapter.name, "copied", [why], nbytes)
     return out
@@ -200,19 +199,15 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
 
 def _plan_writes(pairs: list[tuple[Array, Array]], detach: bool) -> list[Callable[[], Any]]:
     """Return the function that writes each output; only a framework can still fail in them."""
-    outputs = {id(there.obj): there for _, there in pairs}
-    spans = sorted(there.span for there in outputs.values() if there.span is not None)
+    outputs = [*{id(there.obj): there for _, there in pairs}.values()]
+    spans = sorted(there.span for there in outputs if there.span is not None)
     if len(outputs) < len({(id(source.obj), id(there.obj)) for source, there in pairs}):
         raise LayoutError("an array of out has two places, and gets two arrays", fix="Pass different arrays.")
     if any(low < high for (_, high), (low, _) in pairwise(spans)):
-        arrays = list(outputs.values())
-        pair = collision([each.obj for each in arrays], ())
+        pair = collision([each.obj for each in outputs], ())
         if pair is not None:
-            one, other = arrays[pair[0]], arrays[pair[1]]
-            fix = "Pass arrays that do not share memory."
-            raise LayoutError(
-                "it shares memory with another array of out", root="out", path=other.path or one.path, fix=fix
-            )
+            why, path = "it shares memory with another array of out", outputs[pair[1]].path
+            raise LayoutError(why, root="out", path=path, fix="Pass arrays that do not share memory.")
     starts, ends = [low for low, _ in spans], sorted(high for _, high in spans)
     writes: list[Callable[[], Any]] = []
     for source, there in pairs:

@@ -34,34 +34,31 @@ def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice]
     """
     frame, inside = lookup.kind(type(arrays)).handler, None
     if frame is not None and frame.kind == "wrapper" and frame.live is not None:
-        try:
+        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             inside = frame.live(arrays)
-        except Exception:
-            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
-                raise
     if type(inside) is tuple:
         names, objs, places = inside
         return objs, _FirstNames(names, places), None, places
     inside, handler = lookup.unwrap(arrays if inside is None else inside)
+    keys, whole = None, None
     if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
-        rows, whole = _read_ragged(inside, handler)
-        return rows, range(len(rows)), whole, None
-    if handler is not None and handler.kind == "mapping":
+        objs, whole = _read_ragged(inside, handler)
+    elif handler is not None and handler.kind == "mapping":
         with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        return objs, keys or range(len(objs)), None, None
-    if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
+    elif not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
         raise refusal.error()  # such as a model, or a lazy frame
-    if type(arrays) in (list, tuple) or lookup.adapter_of(arrays) is None:
+    elif type(arrays) in (list, tuple) or lookup.adapter_of(arrays) is None:
         objs = list(arrays)
-        return objs, range(len(objs)), None, None
-    elements = iter(arrays if hasattr(arrays, "__iter__") else ())
-    objs = list(islice(elements, 1))
-    if objs and (isinstance(objs[0], list | tuple) or lookup.adapter_of(objs[0]) is not None):
-        objs += elements
-        return objs, range(len(objs)), None, None
-    whole = convert(arrays, to="dlx", copy=True)  # the elements of a column or a buffer are no arrays
-    return [whole] * bool(whole.shape and whole.shape[0]), range(1), whole, None
+    else:
+        elements = iter(arrays if hasattr(arrays, "__iter__") else ())
+        objs = list(islice(elements, 1))
+        if objs and (isinstance(objs[0], list | tuple) or lookup.adapter_of(objs[0]) is not None):
+            objs += elements
+        else:  # the elements of a column or a buffer are no arrays
+            whole = convert(arrays, to="dlx", copy=True)
+            objs = [whole] * bool(whole.shape and whole.shape[0])
+    return objs, keys or range(len(objs)), whole, None
 
 
 def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
