@@ -47,25 +47,24 @@ def split(
     """
     source, kind, target = handler.compound, handler.kind_of(obj), "" if request is None else request.target.name
     is_own = request is not None and any(each is source for each in compounds_of(request.target.source))
-    joiner = PARTS.compound
+    joiner, is_joined = PARTS.compound, True
     if request is not None and joins:
         if is_own and _stays(obj, handler, request):
             return {}
         joiner = find_joiner(request.target.adapter, kind) or joiner
-        if type(obj) is not Parts and (joiner.join is None or (nested and "flat" in joiner.limits)):
-            raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
+        is_joined = type(obj) is Parts or (joiner.join is not None and not (nested and "flat" in joiner.limits))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-        first, swaps, sorts, dtype = 0, request is None and "swapped" in source.limits, False, None
-        if kind == "ragged":
-            first = _check_lists(parts["values"], parts["offsets"])
-        elif not is_own and kind in ("coo", *_MINOR):
+        if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
+        if not is_joined:
+            raise _unsupported(kind, source, target, nested, obj)
+        first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
+        swaps, sorts, dtype = ("swapped" in source.limits) != ("swapped" in joiner.limits), False, None
         if request is not None:
             if joiner.dtypes or request.casts is not None:
                 _check_dtype(parts, joiner, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
-                swaps = ("swapped" in source.limits) != ("swapped" in joiner.limits)
                 sorts = _check(kind, parts, "swapped" in source.limits, joiner.limits, target)
             dtype = _choose_dtype(parts, joiner, request.target.dtypes())
         made: dict[str, Any] = {}
@@ -137,13 +136,11 @@ def tensor_of(part: Any) -> Tensor:
     if tensor is not None:
         return tensor
     array, source = lookup.source(part)
-    found = source.describe(array)
-    for blocker in found.blockers:
-        if blocker.needs == "copy":
-            made: Tensor = blocker.resolve(array)
-            return made
-        raise blocker.error(blocker.because, fix=blocker.fix)
-    return source.export(array) if found.tensor is None else found.tensor
+    for blocker in source.describe(array).blockers:
+        if blocker.needs != "copy":
+            raise blocker.error(blocker.because, fix=blocker.fix)
+        array = blocker.resolve(array)
+    return source.export(array)
 
 
 def info_of(part: Any) -> ArrayInfo:
@@ -152,7 +149,7 @@ def info_of(part: Any) -> ArrayInfo:
 
 
 def _rows(part: Any) -> list[Any]:
-    return list(part) if isinstance(part, list | tuple) else [part]
+    return part if isinstance(part, list) else [part]
 
 
 def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str]) -> DType | None:
@@ -172,22 +169,21 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
     With `swaps`, a matrix is transposed; `minus` is subtracted.
     """
     part = _view_adjacent(part)
-    stacks, rows = _is_rows(part), _rows(part)
+    stacks = isinstance(part, list)
     if swaps and not stacks:
         tensor = tensor_of(part)
         on_device = cuda.is_cuda(tensor.device)
         swaps = on_device and dtype not in (None, tensor.dtype)  # the framework casts first
         if not swaps:
             part = _swap(FAST_PATH(part, to="dlx") if on_device else tensor)
-            rows = [part]
-    if dtype is None and not (whys or stacks or minus):
-        return part
-    info = info_of(rows[0])
-    casts = dtype is not None and info.dtype != dtype
-    whys += [f"its {len(rows)} arrays are stacked"] * stacks + [f"{info.dtype} indices become {dtype}"] * casts
+    rows = _rows(part)
+    old = None if dtype is None else info_of(rows[0]).dtype
+    casts = old != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * stacks + [f"{old} indices become {dtype}"] * casts
     whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if not whys:
         return part
+    info = info_of(rows[0])
     made = dtype or info.dtype
     assert made is not None
     if info.device is not None and not host_readable(info.device):
@@ -203,14 +199,9 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
     return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
 
 
-def _is_rows(part: Any) -> bool:
-    """Return whether a part is a list of arrays of one shape, which become one array."""
-    return isinstance(part, list) and bool(part)
-
-
 def _view_adjacent(part: Any) -> Any:
     """Return a tensor over rows that follow each other in host memory; other parts unchanged."""
-    if not _is_rows(part):
+    if not isinstance(part, list):
         return part
     tensors = [tensor_of(row) for row in part]
     one, step = tensors[0], tensors[0].nbytes
@@ -224,18 +215,24 @@ def _view_adjacent(part: Any) -> Any:
 
 def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
     """Return a new tensor over stacked or transposed rows; if `dtype` is named, of these integers less `minus`."""
-    tensors = [_cast(row, dtype, minus, is_last=not stacks) for row in rows]
+    tensors = [tensor_of(row) for row in rows]
     one = tensors[0]
     if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
         raise LayoutError("its index arrays differ in length, dtype or device")
-    if not stacks:
-        return _swap(one) if swaps else one
     shape = (*one.shape, len(rows)) if swaps else (len(rows), *one.shape)
     if one.is_host:
-        whole: Tensor = empty(shape, dtype or one.dtype)
-        native.tensor_fill(whole, tensors, int(swaps))
+        made = dtype or one.dtype
+        tensors = tensors if dtype is None else [_subtract(tensor, minus, dtype) for tensor in tensors]
+        if not stacks and tensors[0].dtype == made:
+            return tensors[0]
+        whole: Tensor = empty(shape if stacks else one.shape, made)
+        native.tensor_fill(whole, tensors, int(swaps) if stacks else -1)
         return whole
-    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, one.dtype, one.device, 0, None)
+    casts = None if dtype is None else {str(one.dtype): dtype}
+    tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]  # by its framework
+    if not stacks:
+        return _swap(tensors[0]) if swaps else tensors[0]
+    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype or one.dtype, one.device, 0, None)
     sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
     return StreamSync(registry.target("dlx")).copy(tensors, sources, like, False, int(swaps))[1]
 
@@ -245,27 +242,16 @@ def _bound_of(parts: dict[str, Any]) -> int:
     return int(max((*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,)))))
 
 
-def _cast(row: Any, dtype: DType | None, minus: int, *, is_last: bool) -> Tensor:
-    """Return a tensor of an array's integers, less `minus`; on a device, its framework casts them.
-
-    On the host, unless it `is_last`, they have been checked to fit the dtype, to which `_gather` casts them.
-    """
-    tensor = tensor_of(row)
-    if not tensor.is_host:
-        casts = None if dtype is None else {str(tensor.dtype): dtype}
-        on_device: Tensor = FAST_PATH(row, to="dlx", dtype=casts)
-        return on_device
-    if dtype is None:
-        return tensor
-    made = wide = _widen(tensor)
+def _subtract(tensor: Tensor, minus: int, dtype: DType) -> Tensor:
+    """Return the integers of a host tensor, less `minus`; raise if one does not fit a dtype."""
+    wide = made = _widen(tensor)
     if minus:
         made = empty(wide.shape, wide.dtype)
         lib.dlx_subtract(dltensor(wide), minus, dltensor(made))
     may_not_fit = tensor.dtype.name == "uint64" or dtype.bits < made.dtype.bits
     if may_not_fit and lib.dlx_find_outside(dltensor(made), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
-    is_new = made is not tensor and made.dtype == dtype
-    return made if is_new or not is_last else native.tensor_copy(made, False, 0, dtype)
+    return made
 
 
 def _widen(tensor: Tensor) -> Tensor:
@@ -278,8 +264,8 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 def _swap(tensor: Tensor) -> Tensor:
-    """Return a transposed view of a matrix."""
-    swapped = view(tensor, tensor.shape[::-1], tensor.strides[::-1])
+    """Return a transposed view of a matrix, or of each matrix of a batch."""
+    swapped = view(tensor, *((*each[:-2], each[-1], each[-2]) for each in (tensor.shape, tensor.strides)))
     return cuda.when(swapped, cuda.readiness_of(tensor)) if cuda.is_cuda(tensor.device) else swapped
 
 
@@ -291,7 +277,7 @@ _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
     """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
     coords = parts.get("coords")
-    ndim = 2 if coords is None or _is_rows(coords) else len(info_of(coords).shape or ())
+    ndim = 2 if coords is None or isinstance(coords, list) else len(info_of(coords).shape or ())
     if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
@@ -315,7 +301,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
         raise LayoutError(f"{target} has no {kind} arrays without dimensions")
     if kind == "coo":
         coords, elements = parts["coords"], info_of(parts["data"]).shape
-        rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
+        rows = coords if isinstance(coords, list) else _split_rows(tensor_of(coords), swapped)
         if len(rows) != len(shape):
             raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
         wide = []
@@ -330,16 +316,14 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     if len(shape) != 2:
         why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
         raise LayoutError(why, fix="Convert it to the format coo first.")
-    indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
     found = info_of(parts["data"]).shape or (0,)
     minor, count = _MINOR[kind], found[0]
     block = found[1:] if kind == "bsr" else (1, 1)
-    expected = shape[1 - minor] // (block[1 - minor] or 1)
-    if indptr.ndim != 1 or indptr.shape[0] != expected + 1:
-        raise LayoutError(f"its indptr has the shape {indptr.shape}, expected ({expected + 1},)")
-    if indices.shape != (count,):
-        raise LayoutError(f"its indices have the shape {indices.shape}, and its data the shape {found}")
-    extent = shape[minor] // (block[minor] or 1)
+    rows, extent = (shape[axis] // (block[axis] or 1) for axis in (1 - minor, minor))
+    indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
+    for name, part, length in (("indptr", indptr, rows + 1), ("indices", indices, count)):
+        if part.shape != (length,):
+            raise LayoutError(f"its {name} should have the shape ({length},), found {part.shape}")
     pointers = _check_offsets(indptr, count, "indptr")
     rising = "rising" in limits
     ends = _wide(indices) if count and (rising or "unique" in limits) else None
