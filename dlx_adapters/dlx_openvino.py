@@ -44,8 +44,7 @@ class OpenVINOAdapter(api.Adapter):
             info = api.ArrayInfo(self.name, kind, None, name, tuple(obj.shape), device=api.Device("cpu"))
             why = f"its elements are {name}, which have no numbers of whole bytes"
             return api.Description(info, (api.Blocker(why, "Convert its .data, the stored bytes.", DTypeError),))
-        tensor = self.export(obj)
-        return api.Description(lambda: api.tensor_info("buffer")(self.name, obj, tensor), (), tensor)
+        return api.Description(tensor=self.export(obj))
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
         dtype = self.dtypes.from_native(obj.element_type)

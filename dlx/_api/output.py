@@ -21,22 +21,14 @@ from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import array_info
+from dlx._engine.sources import adapter_call, array_info
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.reflect import type_name
 from dlx.adapter.base import Adapter, DTypes
-from dlx.errors import (
-    AdapterNotFoundError,
-    ConversionError,
-    CopyRequiredError,
-    DlxError,
-    DTypeError,
-    LayoutError,
-    ReadOnlyError,
-)
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, DTypeError, LayoutError, ReadOnlyError
 
 Path = tuple[Any, ...]
 _WRITABLE = "Pass a writable array."
@@ -140,14 +132,15 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     """Return an array without a copy; its tensor is None if its framework must copy it."""
     tensor: Tensor | None = FAST_PATH._borrow(array, "dlx", True)
     if tensor is None:
-        request = Request(registry.target("dlx"), copy=False, detach=detach)
-        try:
-            (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
-        except CopyRequiredError:
+        with adapter_call(adapter, source=type_name(type(array))):
+            blockers = adapter.describe(array).blockers
+        if any(blocker.needs == "copy" for blocker in blockers):
             info: Any = array_info(array, adapter)  # with shape and dtype: only a copy is missing
             extents = find_extents(array)
             span = (min(each.start for each in extents), max(each.end for each in extents)) if extents else None
             return Array(array, adapter, path, info.shape, info.dtype, span, None)
+        request = Request(registry.target("dlx"), copy=False, detach=detach)
+        (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
 
@@ -241,45 +234,46 @@ def _convert(array: Array, target: Target | None, **options: Any) -> Any:
 
 def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any, Path]]:
     """Yield (array, its adapter, array of `out`, path) of all arrays, also of repeated ones."""
-    (one, handler), (other, other_handler) = lookup.unwrap(obj), lookup.unwrap(out)
-    written = None if other_handler is None else _find_dense(Tree(other, other_handler, Failures("")), "out")
-    read = None if handler is None else _find_dense(Tree(one, handler, Failures(""), strict=strict), "obj")
-    if (handler is None) != (other_handler is None):
-        raise LayoutError("one of obj and out is an array, the other one a container", fix="Pass two of a kind.")
-    if read is None or written is None:
-        array, adapter = lookup.source(one)
-        yield array, adapter, other, ()
-        return
-    links = [
-        [{handler.path(keys, i): link for i, link in links.items()} for _, handler, keys, _, links in tree.nodes()]
-        for tree in (read, written)
-    ]
-    waiting: list[tuple[int | None, int | None, Path]] = [(0, 0, ())]
-    seen: set[tuple[int | None, int | None]] = set()
-    if not read.arrays and not written.arrays:
+    written, _, there, its_root = _list_arrays(out, "out")
+    read, sources, here, root = _list_arrays(obj, "obj", strict=strict)
+    if not read and not written:
         raise AdapterNotFoundError("it holds no array", fix="Pass the arrays themselves.")
+    waiting: list[tuple[int | None, int | None, Path]] = [(root, its_root, ())]
+    seen: set[tuple[int | None, int | None]] = set()
     while waiting:
         mine, its, path = waiting.pop()
-        mine, its = _unwrap(links[0], mine), _unwrap(links[1], its)
+        mine, its = _unwrap(here, mine), _unwrap(there, its)
         if mine is not None and its is not None and mine < 0 and its < 0:
-            yield read.arrays[~mine], read.sources[~mine], written.arrays[~its], path
+            yield read[~mine], sources[~mine], written[~its], path
         elif (mine or 0) < 0 or (its or 0) < 0:
-            fix = "Pass containers that hold arrays at the same places."
+            fix = "Pass two arrays, or containers that hold arrays at the same places."
             raise LayoutError("obj and out hold arrays at different places", path=path, fix=fix)
         elif (mine, its) not in seen:
             seen.add((mine, its))
-            here, there = {} if mine is None else links[0][mine], {} if its is None else links[1][its]
-            waiting += [(here.get(key), there.get(key), (*path, *key)) for key in here | there]
+            ours, theirs = {} if mine is None else here[mine], {} if its is None else there[its]
+            waiting += [(ours.get(key), theirs.get(key), (*path, *key)) for key in ours | theirs]
 
 
-def _find_dense(tree: Tree, root: str) -> Tree:
-    """Return a tree, or raise if it has a compound array: two of them need not have indices of the same size."""
-    for path, each, handler, *_ in tree.compounds():
-        dense = f" or x{handler.compound.dense}" if handler.compound.dense else ""
+def _list_arrays(
+    obj: Any, root: str, *, strict: bool = False
+) -> tuple[list[Any], list[Adapter], list[dict[Path, int]], int]:
+    """Return the arrays of an object, their adapters, the links of its containers as in `Tree`, and that to its root.
+
+    Raise if it has a compound array: two of them need not have indices of the same size.
+    """
+    inside, handler = lookup.unwrap(obj)
+    if handler is None:
+        array, adapter = lookup.source(inside, root=root)
+        return [array], [adapter], [], ~0
+    tree = Tree(inside, handler, Failures(""), strict=strict)
+    for path, each, compound, *_ in tree.compounds():
+        dense = f" or x{compound.compound.dense}" if compound.compound.dense else ""
         fix = "Pass to= instead of out=." if root == "out" else f"Pass dlx.parts(x){dense} instead."
-        why = f"it is a {handler.kind_of(each)} array, and out= takes dense ones"
+        why = f"it is a {compound.kind_of(each)} array, and out= takes dense ones"
         raise LayoutError(why, root=root, path=path, fix=fix)
-    return tree
+    nodes = [(each.path, keys, links.items()) for _, each, keys, _, links in tree.nodes()]
+    links = [{path(keys, i): link for i, link in found} for path, keys, found in nodes]
+    return tree.arrays, tree.sources, links, 0
 
 
 def _unwrap(links: list[dict[Path, int]], link: int | None) -> int | None:
