@@ -55,9 +55,7 @@ class OpenVINOAdapter(api.Adapter):
         return api.Capabilities(dtypes=self.dtypes.known(), empty_extents="addressed")
 
     def load(self, tensor: api.Tensor) -> Any:
-        array = dlx.convert(tensor, to="numpy")
-        if not array.flags.writeable:  # an empty one: the engine copies the others
-            array = array.copy()
+        array = dlx.convert(api.unmarked(tensor), to="numpy")  # only one without elements is read-only here
         return sys.modules["openvino"].Tensor(array, shared_memory=True)
 
 

@@ -1,7 +1,7 @@
 """The adapters of frameworks whose arrays consist of numpy arrays: scipy.sparse, pydata's sparse, and awkward.
 
-As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they follow each other in
-memory. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
+As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they are the rows of one
+array. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
 As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. COO itself sorts
 coordinates and adds elements with equal ones, in new memory; GCXS reads unsorted rows wrongly, so they are refused.
 Awkward: arrays of lists, nested to any depth, in both directions. Refused: rows that are not in order in memory.
@@ -28,9 +28,19 @@ def _split(obj: Any) -> dict[str, Any]:
         raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
     shape, coords = tuple(map(int, obj.shape)), getattr(obj, "coords", None)
     if coords is not None:
-        return {"data": obj.data, "coords": list(coords) if isinstance(coords, tuple) else coords, "shape": shape}
+        return {"data": obj.data, "coords": _find_matrix(coords), "shape": shape}
     count = int(obj.indptr[-1])
     return {"data": obj.data[:count], "indices": obj.indices[:count], "indptr": obj.indptr, "shape": shape}
+
+
+def _find_matrix(coords: Any) -> Any:
+    """Return the matrix whose rows are scipy's index arrays, such as after a conversion; else a list of them."""
+    if not isinstance(coords, tuple):
+        return coords
+    whole = coords[0].base
+    is_matrix = isinstance(whole, sys.modules["numpy"].ndarray) and whole.shape == (len(coords), *coords[0].shape)
+    rows = [row.__array_interface__ for row in whole] if is_matrix else []
+    return whole if rows == [row.__array_interface__ for row in coords] else list(coords)
 
 
 def _join(kind: str, parts: dict[str, Any]) -> Any:
@@ -62,10 +72,8 @@ def _gcxs(kind: str, axis: int) -> api.Compound:
         arrays = parts["data"], parts["indices"], parts["indptr"]
         return sys.modules["sparse"].GCXS(arrays, shape=parts["shape"], compressed_axes=(axis,))
 
-    limits = ("rising",)
-    return api.Compound(
-        kind, ("sparse.GCXS",), _split, join, matches, dense=".todense()", limits=limits, dtypes=_DTYPES
-    )
+    types, limits = ("sparse.GCXS",), ("rising",)
+    return api.Compound(kind, types, _split, join, matches, dense=".todense()", limits=limits, dtypes=_DTYPES)
 
 
 def _join_sparse_coo(parts: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from dlx._engine.casting import Casts, can_cast, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
+from dlx._engine.planner import casts_itself
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import adapter_call, array_info
@@ -27,7 +28,7 @@ from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.reflect import type_name
-from dlx.adapter.base import Adapter, DTypes
+from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, DTypeError, LayoutError, ReadOnlyError
 
 Path = tuple[Any, ...]
@@ -64,10 +65,9 @@ def open_output(obj: Any, path: Path = ()) -> Array:
         tensor = found.tensor
         if (array_info(array, adapter) if tensor is None else tensor).readonly:
             raise ReadOnlyError("it is read-only", fix=_WRITABLE)
-        if tensor is None and not copies(adapter):
-            raise LayoutError(f"dlx cannot write to {adapter.name} arrays like it")
-        if tensor is not None and not (host_readable(tensor.device) or copies(adapter)):
-            raise LayoutError(f"it is on {tensor.device}", fix="Pass to= and device= instead of out=.")
+        if not (found.is_on_host() or casts_itself(adapter)):
+            which = "like it" if tensor is None else f"on {tensor.device}"
+            raise LayoutError(f"dlx cannot write to {adapter.name} arrays {which}", fix="Pass to= instead of out=.")
         if tensor is not None and _overlaps_itself(tensor):
             why = f"its elements overlap (strides {tensor.strides} in elements)"
             raise LayoutError(why, fix="Pass an array in which each element has its own memory.")
@@ -145,11 +145,6 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
 
 
-def copies(adapter: Adapter) -> bool:
-    """Return whether the framework copies to its arrays."""
-    return type(adapter.dtypes).cast is not DTypes.cast
-
-
 def _overlaps_itself(tensor: Tensor) -> bool:
     """Return whether elements may overlap: an axis does not step over all smaller ones."""
     reach = 0
@@ -163,7 +158,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
-    target = type_name(type(out))
     try:
         pairs = [
             (_read(source, adapter, path, detach=detach), open_output(there, path))
@@ -176,7 +170,7 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
             check_fits(there, source.shape, new or old, option, fix)
         writes = _plan_writes(pairs, detach)
     except DlxError as error:
-        error.target = target
+        error.target = type_name(type(out))
         error.complete(source=type_name(type(obj)))
         raise
     for write in writes:
@@ -215,7 +209,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
     if whole is None or not out.is_on_host() or not (tensor is None or source.is_on_host()):
         made = _convert(source, registry.ready(out.adapter), copy=is_shared or None, detach=detach)
         return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
-    if tensor is None and copies(source.adapter) and not is_shared:
+    if tensor is None and casts_itself(source.adapter) and not is_shared:
         with contextlib.suppress(ConversionError):  # the framework has no array over the output
             view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
             return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)

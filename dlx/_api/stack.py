@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import check_fits, copies, fill, fill_plain, match_packing, open_output
+from dlx._api.output import check_fits, fill, fill_plain, match_packing, open_output
 from dlx._api.rows import list_arrays
 from dlx._core import cuda, native
 from dlx._core.extension import lib
@@ -25,7 +25,7 @@ from dlx._engine.casting import can_cast, common_dtype, read_casts, read_dtype
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
-from dlx._engine.planner import keeps_order
+from dlx._engine.planner import casts_itself, keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import FAST_PATH, borrow_all
@@ -211,7 +211,7 @@ def _borrow_host(objs: list[Any]) -> list[Tensor] | None:
 def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
     """Copy device arrays of the fast path to `out` on the device; return False if anything else has to be checked."""
     adapter = lookup.kind(type(out)).adapter
-    if adapter is None or adapter.streams is None or not copies(adapter):
+    if adapter is None or adapter.streams is None or not casts_itself(adapter):
         return False
     if FAST_PATH._stack(tuple(objs), adapter.name, out, axis) is None:
         return False
@@ -338,25 +338,21 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
 
 def _tensors(objs: list[Any], keys: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
     """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
-    first: dict[int, int] = {}
-    for i, obj in enumerate(objs):
-        first.setdefault(id(obj), i)
-    numbers = list(first.values())
-    request = Request(registry.target("dlx"))
+    numbers = sorted({id(obj): i for i, obj in reversed([*enumerate(objs)])}.values())  # the first place of each array
     try:
         found = [lookup.source(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
         failures = Failures(TENSOR.name, locate=lambda path: ("arrays", path))
-        batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
+        to_dlx = Request(registry.target("dlx"))
+        batch = Batch(to_dlx, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
         error.complete(via="to dlx.convert(array, to='dlx') and stack its result")
         raise
-    number = {i: n for n, i in enumerate(numbers)}
-    ready = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    each = [number[first[id(obj)]] for obj in objs]
-    return [tensors[n] for n in each], [ready[n] for n in each]
+    made = {id(objs[i]): (tensors[n], (sources[n], batch.readiness(n))) for n, i in enumerate(numbers)}
+    pairs = [made[id(obj)] for obj in objs]
+    return [tensor for tensor, _ in pairs], [ready for _, ready in pairs]
 
 
 def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype: DType) -> None:
@@ -450,7 +446,7 @@ def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype
     """Return a number, or a list of numbers or of lists, as a tensor; other objects unchanged."""
     if _is_number(type(obj)):
         packed: Any = _pack_numbers([obj])
-        return native.tensor_new(packed.data_ptr, (), (), packed.dtype, HOST, 0, packed)
+        return view(packed, (), ())
     if not _is_list(obj):
         return obj
     try:

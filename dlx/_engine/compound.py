@@ -17,7 +17,7 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.tensor import view
-from dlx._core.types import HOST, DType, contiguous, host_readable, is_at
+from dlx._core.types import DType, contiguous, host_readable, is_at
 from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
@@ -31,7 +31,6 @@ from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
-from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -92,11 +91,11 @@ def name_of(obj: Any) -> str:
 
 def _unsupported(kind: str, source: Compound, target: str, nested: bool, obj: Any) -> DlxError:
     dense = f", or call {source.dense} first" if source.dense else ""
-    fix = f"Convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    arrays = f"its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    fix = f"Convert {arrays}"
     if kind == "ragged":
         call = in_pyarrow(obj)[0] if isinstance(obj, Column) else "Call"
-        stack = f"{call} dlx.stack(x, to={target!r}) for rows of one length"
-        fix = f"{stack}, or convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+        fix = f"{call} dlx.stack(x, to={target!r}) for rows of one length, or convert {arrays}"
     if nested:
         return LayoutError(f"{target} supports {kind} arrays of numbers, not of {kind} arrays", fix=fix)
     return LayoutError(f"{target} has no {kind} arrays", fix=fix)
@@ -155,9 +154,8 @@ def _rows(part: Any) -> list[Any]:
 def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str]) -> DType | None:
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
     used = {name: accepted for name, accepted in joiner.indices.items() if name in parts}
-    found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
+    names = {str(info_of(row).dtype) for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
-    names = {dtype.name for dtype in found if dtype is not None}
     if not common or (names <= {*known} if joiner.join is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
@@ -168,7 +166,6 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
 
     With `swaps`, a matrix is transposed; `minus` is subtracted.
     """
-    part = _view_adjacent(part)
     stacks = isinstance(part, list)
     if swaps and not stacks:
         tensor = tensor_of(part)
@@ -197,20 +194,6 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
     new = info._replace(dtype=made, dtype_name=made.name, shape=after, strides=None, nbytes=nbytes, address=0)
     run = functools.partial(_gather, rows, stacks, made if casts or minus else None, swaps, minus)
     return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
-
-
-def _view_adjacent(part: Any) -> Any:
-    """Return a tensor over rows that follow each other in host memory; other parts unchanged."""
-    if not isinstance(part, list):
-        return part
-    tensors = [tensor_of(row) for row in part]
-    one, step = tensors[0], tensors[0].nbytes
-    for i, tensor in enumerate(tensors):
-        same = (tensor.dtype, tensor.shape, tensor.device) == (one.dtype, one.shape, HOST)
-        if not same or tensor.data_ptr != one.data_ptr + i * step or not contiguous(tensor.shape, tensor.strides):
-            return part
-    readonly, shape = any(tensor.readonly for tensor in tensors), (len(tensors), *one.shape)
-    return over_memory(one.data_ptr, shape, None, one.dtype, HOST, readonly=readonly, owner=tensors)
 
 
 def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
@@ -371,9 +354,8 @@ def _check_range(part: Any, end: int, name: str) -> Tensor | None:
 def _is_ordered(rows: list[Tensor | None]) -> bool:
     """Return whether coordinates rise; False if the host cannot read them."""
     structs = [dltensor(row) for row in rows if row is not None]
-    if not structs or len(structs) < len(rows):
-        return not rows
-    return bool(lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(structs)) < 0)
+    is_read = len(structs) == len(rows)
+    return is_read and (not rows or lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(rows)) < 0)
 
 
 def _check_lists(values: Any, offsets: Any) -> int:
