@@ -16,10 +16,8 @@ from typing import Any
 import dlx
 from dlx import adapter as api
 from dlx.errors import LayoutError
-from dlx_adapters.dlx_numpy import DTYPES, NumpyAdapter
 
 _DTYPES = frozenset(api.COMMON_DTYPES) - {"float16", "bfloat16"} | {"complex64", "complex128"}
-_NUMPY = NumpyAdapter()
 
 
 def _split(obj: Any) -> dict[str, Any]:
@@ -83,13 +81,15 @@ def _join_sparse_coo(parts: dict[str, Any]) -> Any:
 class _OverNumpy(api.Adapter):
     """Base class of the adapters: dense arrays become numpy's."""
 
-    dtypes = DTYPES
+    dtypes = api.DTypes("numpy", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 
     def describe(self, obj: Any) -> api.Description:
-        return _NUMPY.describe(obj)
+        return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
 
     def capabilities(self) -> api.Capabilities:
-        return _NUMPY.capabilities()
+        return api.Capabilities(
+            None, layouts=api.Layout.ANY, min_alignment=1, keeps_readonly=True, subbyte="padded", empty_extents="bytes"
+        )
 
     def load(self, tensor: api.Tensor) -> Any:
         return dlx.convert(tensor, to="numpy")

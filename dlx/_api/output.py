@@ -32,6 +32,7 @@ from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, DTypeError, LayoutError, ReadOnlyError
 
 Path = tuple[Any, ...]
+Links = list[dict[Path, int]]
 _WRITABLE = "Pass a writable array."
 _ANY, _SAME_SHAPE, _EXACT = 0, 1, 2  # what `tensor_fill` requires
 
@@ -248,9 +249,7 @@ def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any,
             waiting += [(ours.get(key), theirs.get(key), (*path, *key)) for key in ours | theirs]
 
 
-def _list_arrays(
-    obj: Any, root: str, *, strict: bool = False
-) -> tuple[list[Any], list[Adapter], list[dict[Path, int]], int]:
+def _list_arrays(obj: Any, root: str, *, strict: bool = False) -> tuple[list[Any], list[Adapter], Links, int]:
     """Return the arrays of an object, their adapters, the links of its containers as in `Tree`, and that to its root.
 
     Raise if it has a compound array: two of them need not have indices of the same size.
@@ -270,7 +269,7 @@ def _list_arrays(
     return tree.arrays, tree.sources, links, 0
 
 
-def _unwrap(links: list[dict[Path, int]], link: int | None) -> int | None:
+def _unwrap(links: Links, link: int | None) -> int | None:
     while link is not None and link >= 0 and () in links[link]:
         link = links[link][()]
     return link

@@ -71,8 +71,10 @@ def _read_name(dtype: str) -> Casts:
     wanted = DType(dtype)
     if wanted.name not in _FLOATING:
         reason = f"dtype={wanted.name!r} is not a floating dtype, and only a mapping changes others"
-        fix = "Name the dtypes of your arrays in place of 'float64'."
-        raise DTypeError(reason, option=(("dtype", {"float64": wanted.name}),), fix=fix)
+        names = ("complex128", "complex64") if wanted.code == lib.kDLComplex else ("int64", "int32")
+        named = names[wanted.name == names[0]]
+        fix = f"Name the dtypes of your arrays in place of {named!r}."
+        raise DTypeError(reason, option=(("dtype", {named: wanted.name}),), fix=fix)
     return Casts({name: wanted for name in _FLOATING if name != wanted.name}, wanted)
 
 

@@ -181,8 +181,7 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
     if not whys:
         return part
     info = info_of(rows[0])
-    made = dtype or info.dtype
-    assert made is not None
+    made: Any = dtype or info.dtype
     if info.device is not None and not host_readable(info.device):
         fits = not casts or made.bits == 64 or _bound_of(parts) < 1 << 31
         if minus or not fits or not cuda.is_cuda(info.device):
@@ -248,7 +247,8 @@ def _widen(tensor: Tensor) -> Tensor:
 
 def _swap(tensor: Tensor) -> Tensor:
     """Return a transposed view of a matrix, or of each matrix of a batch."""
-    swapped = view(tensor, *((*each[:-2], each[-1], each[-2]) for each in (tensor.shape, tensor.strides)))
+    shape, strides = ((*each[:-2], each[-1], each[-2]) for each in (tensor.shape, tensor.strides))
+    swapped = view(tensor, shape, strides)
     return cuda.when(swapped, cuda.readiness_of(tensor)) if cuda.is_cuda(tensor.device) else swapped
 
 
@@ -302,11 +302,11 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     found = info_of(parts["data"]).shape or (0,)
     minor, count = _MINOR[kind], found[0]
     block = found[1:] if kind == "bsr" else (1, 1)
-    rows, extent = (shape[axis] // (block[axis] or 1) for axis in (1 - minor, minor))
+    major, extent = (shape[axis] // (block[axis] or 1) for axis in (1 - minor, minor))
     indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
-    for name, part, length in (("indptr", indptr, rows + 1), ("indices", indices, count)):
-        if part.shape != (length,):
-            raise LayoutError(f"its {name} should have the shape ({length},), found {part.shape}")
+    for name, part, size in (("indptr", indptr, major + 1), ("indices", indices, count)):
+        if part.shape != (size,):
+            raise LayoutError(f"its {name} should have the shape ({size},), found {part.shape}")
     pointers = _check_offsets(indptr, count, "indptr")
     rising = "rising" in limits
     ends = _wide(indices) if count and (rising or "unique" in limits) else None
@@ -425,10 +425,9 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         infos = [info_of(each) for each in arrays_of(obj, handler)]
         first = info_of(elements) if elements is not None else infos[0]
     devices = {info.device for info in infos}
-    shape = parts.get("shape")
     return first._replace(
         type_name=name,
-        shape=None if shape is None else tuple(shape),
+        shape=tuple(parts["shape"]) if "shape" in parts else None,
         strides=None,
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),
