@@ -21,6 +21,10 @@ def _list(kind: str, tensors: Any) -> api.Container:
     return api.Container((kind,), "wrapper", lambda obj: (None, [list(tensors(obj))]), falls_to=list)
 
 
+def _export(tensor: Any) -> api.Tensor:
+    return api.consumed(tensor.__dlpack__())
+
+
 class DaliAdapter(api.Adapter):
     """nvidia.dali."""
 
@@ -30,9 +34,7 @@ class DaliAdapter(api.Adapter):
     types = ("nvidia.dali.backend.TensorCPU", "nvidia.dali.backend.TensorGPU")
     dtypes = api.DTypes("nvidia.dali.types", _DTYPES)
     devices = api.ReportedDevices()
-    fast_path = api.FastPath(
-        types=("nvidia.dali.backend.TensorCPU",), export=lambda tensor: api.consumed(tensor.__dlpack__())
-    )
+    fast_path = api.FastPath(types=("nvidia.dali.backend.TensorCPU",), export=_export)
     containers = (
         _list("nvidia.dali.backend.TensorListCPU", iter),
         _list("nvidia.dali.backend.TensorListGPU", iter),

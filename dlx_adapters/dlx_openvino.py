@@ -38,8 +38,7 @@ class OpenVINOAdapter(api.Adapter):
     dtypes = _DTypes("openvino", _NAMES, storage=_STORED)
 
     def describe(self, obj: Any) -> api.Description:
-        dtype = self.dtypes.from_native(obj.element_type)
-        if dtype is None:
+        if self.dtypes.from_native(obj.element_type) is None:
             name, kind = obj.element_type.get_type_name(), api.type_name(type(obj))
             info = api.ArrayInfo(self.name, kind, None, name, tuple(obj.shape), device=api.Device("cpu"))
             why = f"its elements are {name}, which have no numbers of whole bytes"
@@ -47,8 +46,7 @@ class OpenVINOAdapter(api.Adapter):
         return api.Description(tensor=self.export(obj))
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        dtype = self.dtypes.from_native(obj.element_type)
-        assert dtype is not None
+        dtype: Any = self.dtypes.from_native(obj.element_type)
         return api.viewed(api.consumed(obj.data.__dlpack__()), dtype)  # always writable
 
     def capabilities(self) -> api.Capabilities:

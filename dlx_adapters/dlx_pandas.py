@@ -88,6 +88,8 @@ def _columns(frame: Any) -> tuple[Any, list[Any], list[slice]] | None:
         values = block.values
         if not (_is_number(values) and values.ndim == 2):
             return None
+        if len(blocks) == 1:
+            return names, [values.T], [slice(0, len(values))]
         places = block.mgr_locs
         if places.is_slice_like and places.as_slice.step > 0:
             found.append((places.as_slice, values.T))

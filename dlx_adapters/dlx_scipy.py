@@ -116,9 +116,6 @@ class SparseAdapter(_OverNumpy):
 # ---- awkward ---------------------------------------------------------------------------------------------------------
 
 
-_LISTS = ("ListOffsetArray", "ListArray")
-
-
 def _unmask(layout: Any) -> Any:
     """Return the content of a layout that allows missing values and has none, such as from Arrow."""
     return layout.content if type(layout).__name__ == "UnmaskedArray" else layout
@@ -126,7 +123,8 @@ def _unmask(layout: Any) -> Any:
 
 def _is_ragged(obj: Any) -> bool:
     lists = _unmask(obj.layout)
-    return type(lists).__name__ in _LISTS and lists.parameter("__array__") is None  # such as text
+    is_list = type(lists).__name__ in ("ListOffsetArray", "ListArray")
+    return is_list and lists.parameter("__array__") is None  # which text has
 
 
 def _split_awkward(obj: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from dlx._api.shares_memory import collision, find_extents
@@ -148,13 +148,9 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
 
 def _overlaps_itself(tensor: Tensor) -> bool:
     """Return whether elements may overlap: an axis does not step over all smaller ones."""
-    reach = 0
     axes = sorted((abs(step), extent) for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1)
-    for step, extent in axes if tensor.nbytes else ():
-        if step <= reach:
-            return True
-        reach += step * (extent - 1)
-    return False
+    reaches = accumulate((step * (extent - 1) for step, extent in axes), initial=0)  # of all smaller axes
+    return tensor.nbytes > 0 and any(step <= reach for (step, _), reach in zip(axes, reaches, strict=False))
 
 
 def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:
@@ -260,7 +256,8 @@ def _list_arrays(obj: Any, root: str, *, strict: bool = False) -> tuple[list[Any
         return [array], [adapter], [], ~0
     tree = Tree(inside, handler, Failures(""), strict=strict)
     for path, each, compound, *_ in tree.compounds():
-        dense = f" or x{compound.compound.dense}" if compound.compound.dense else ""
+        call = compound.compound.dense  # of a method, or of a function with x
+        dense = f" or {'x' * call.startswith('.')}{call}" if call else ""
         fix = "Pass to= instead of out=." if root == "out" else f"Pass dlx.parts(x){dense} instead."
         why = f"it is a {compound.kind_of(each)} array, and out= takes dense ones"
         raise LayoutError(why, root=root, path=path, fix=fix)

@@ -120,7 +120,7 @@ def stack(
         if stacked is not None:
             return stacked
     try:
-        objs, keys, whole, places = list_arrays(arrays)
+        objs, key_of, whole, places = list_arrays(arrays)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
@@ -156,10 +156,10 @@ def stack(
     if tensors is None:
         is_empty = [_is_list(obj) and not obj for obj in objs]
         cast = None if isinstance(dtype, Mapping) else dtype
-        objs = [_read_lists(obj, key, target, pad, cast) for obj, key in zip(objs, keys, strict=True)]
+        objs = [_read_lists(obj, key_of(i), target, pad, cast) for i, obj in enumerate(objs)]
         tensors = _borrow_host(objs)
         if tensors is None:
-            tensors, sources = _tensors(objs, keys, target)
+            tensors, sources = _tensors(objs, key_of, target)
         if not all(is_empty):  # empty lists have the dtype of the other arrays
             like = tensors[is_empty.index(False)].dtype
             tensors = [empty((0,), like) if each else one for each, one in zip(is_empty, tensors, strict=True)]
@@ -167,12 +167,12 @@ def stack(
         output = None if out is None else open_output(out)
         is_far = not all(map(host_readable, {tensor.device for tensor in tensors}))
         dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
-        wanted = _find_dtype(dtypes, keys, dtype)
+        wanted = _find_dtype(dtypes, key_of, dtype)
         if places is None:
-            row, n = _find_shape(shapes, keys, is_padded=pad is not None, is_far=is_far), len(shapes)
+            row, n = _find_shape(shapes, key_of, is_padded=pad is not None, is_far=is_far), len(shapes)
         else:
             row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
-        _check_devices(tensors, keys)
+        _check_devices(tensors, key_of)
         at = _find_axis(axis, len(row) + 1)
         shape = (*row[:at], n, *row[at:])
         if output is not None:
@@ -336,15 +336,15 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], interfaces[1:], strict=True))]
 
 
-def _tensors(objs: list[Any], keys: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+def _tensors(objs: list[Any], key_of: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
     """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
     numbers = sorted({id(obj): i for i, obj in reversed([*enumerate(objs)])}.values())  # the first place of each array
     try:
-        found = [lookup.source(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
+        found = [lookup.source(objs[i], target=target, root="arrays", path=(key_of(i),)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
         failures = Failures(TENSOR.name, locate=lambda path: ("arrays", path))
         to_dlx = Request(registry.target("dlx"))
-        batch = Batch(to_dlx, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
+        batch = Batch(to_dlx, each, sources, lambda i: (key_of(numbers[i]),), failures, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
@@ -370,7 +370,7 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype:
         del error  # break the cycle with this frame
 
 
-def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
+def _find_dtype(found: list[DType], key_of: Any, dtype: Any) -> DType:
     """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
     if not (dtype is None or isinstance(dtype, Mapping)):
         return read_dtype(dtype)
@@ -382,11 +382,11 @@ def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
         if common is not None:
             note = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
             advice = {"option": (("dtype", common[0].name),), "fix": "" if common[1] else note}
-        raise _odd(DTypeError, "dtype", found, keys, found, **advice)
+        raise _odd(DTypeError, "dtype", found, key_of, found, **advice)
     return found[0]
 
 
-def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool, is_far: bool) -> tuple[int, ...]:
+def _find_shape(shapes: list[tuple[int, ...]], key_of: Any, *, is_padded: bool, is_far: bool) -> tuple[int, ...]:
     """Return the shape of one row: of all arrays, or the largest extents."""
     sizes = [*map(len, shapes)]
     found: list[Any] = sizes if is_padded and not is_far else shapes
@@ -394,17 +394,17 @@ def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool, is
         advice: dict[str, Any] = {"fix": "Pass arrays of one shape." + " Only arrays on the host are padded." * is_far}
         if not is_far and len({*sizes}) == 1:
             advice = {"option": (("pad", 0),)}
-        raise _odd(LayoutError, "shape", found, keys, shapes, **advice)
+        raise _odd(LayoutError, "shape", found, key_of, shapes, **advice)
     return shapes[0] if found is shapes else tuple(map(max, zip(*shapes, strict=True)))
 
 
-def _check_devices(tensors: list[Tensor], keys: Any) -> None:
+def _check_devices(tensors: list[Tensor], key_of: Any) -> None:
     """Raise for the first array on another device, or in another kind of host memory, than the first one."""
     devices = [tensor.device for tensor in tensors]
     kinds = {device: device.type if host_readable(device) else device for device in {*devices}}
     if len({*kinds.values()}) > 1:
         found = [kinds[device] for device in devices]
-        raise _odd(DeviceError, "device", found, keys, devices, fix="Move it in its own framework first.")
+        raise _odd(DeviceError, "device", found, key_of, devices, fix="Move it in its own framework first.")
 
 
 def _find_axis(axis: int, ndim: int) -> int:
@@ -458,8 +458,8 @@ def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype
         raise
 
 
-def _odd(kind: type[DlxError], word: str, found: list[Any], keys: Any, shown: list[Any], **advice: Any) -> DlxError:
+def _odd(kind: type[DlxError], word: str, found: list[Any], key_of: Any, shown: list[Any], **advice: Any) -> DlxError:
     """Return the error for the first array whose dtype, shape or device differs from the first one's."""
     i = next(i for i, each in enumerate(found) if each != found[0])
-    reason = f"its {word} is {shown[i]}, but {path_text((keys[0],), 'arrays')} has {shown[0]}"
-    return kind(reason, root="arrays", path=(keys[i],), **advice)
+    reason = f"its {word} is {shown[i]}, but {path_text((key_of(0),), 'arrays')} has {shown[0]}"
+    return kind(reason, root="arrays", path=(key_of(i),), **advice)
