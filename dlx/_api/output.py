@@ -6,7 +6,7 @@ import contextlib
 import functools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dlx._api.shares_memory import collision, find_extents
@@ -148,9 +148,13 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
 
 def _overlaps_itself(tensor: Tensor) -> bool:
     """Return whether elements may overlap: an axis does not step over all smaller ones."""
+    reach = 0
     axes = sorted((abs(step), extent) for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1)
-    reaches = accumulate((step * (extent - 1) for step, extent in axes), initial=0)  # of all smaller axes
-    return tensor.nbytes > 0 and any(step <= reach for (step, _), reach in zip(axes, reaches, strict=False))
+    for step, extent in axes if tensor.nbytes else ():
+        if step <= reach:
+            return True
+        reach += step * (extent - 1)
+    return False
 
 
 def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:

@@ -24,8 +24,11 @@ def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice]
     """
     frame, inside = lookup.kind(type(arrays)).handler, None
     if frame is not None and frame.kind == "wrapper" and frame.live is not None:
-        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+        try:
             inside = frame.live(arrays)
+        except Exception:
+            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
+                raise
     if type(inside) is tuple:
         names, objs, places = inside  # some frames take microseconds for a name
         return objs, lambda i: names[places[i].start], None, places

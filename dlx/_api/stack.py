@@ -188,7 +188,8 @@ def stack(
                 if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
                     tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
             whole = _allocate(request, tensors[0], at, shape, wanted) if place is None else place
-            _fill_rows(whole, tensors, at, pad, places, is_new=place is None)
+            number = _read_pad(pad, wanted) if places is None and any(each != row for each in shapes) else None
+            _fill_rows(whole, tensors, at, number, places, is_new=place is None)
             whole = match_packing(whole, tensors[0]) if place is None else whole
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
@@ -256,14 +257,14 @@ def _allocate(request: Request, like: Tensor, at: int, shape: tuple[int, ...], d
     return _move_axis(whole, at) if is_ordered else whole
 
 
-def _fill_rows(whole: Tensor, tensors: list[Tensor], at: int, pad: Any, places: Any, *, is_new: bool) -> None:
-    """Copy host tensors to the rows of another, cast and padded; with `places`, the columns of matrices to slices."""
+def _fill_rows(
+    whole: Tensor, tensors: list[Tensor], at: int, number: Tensor | None, places: Any, *, is_new: bool
+) -> None:
+    """Copy host tensors to the rows of another, cast and padded with a number; `places` as in `output.fill`."""
     if whole.dtype.bits < 8 and not whole.flags & SUBBYTE_PADDED:
         reason = "its elements are packed below one byte, and a row may begin inside a byte"
         raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
-    row = (*whole.shape[:at], *whole.shape[at + 1 :])
-    if places is None and any(tensor.shape != row for tensor in tensors):
-        number = _read_pad(pad, whole.dtype)
+    if number is not None:
         everywhere = native.tensor_new(number.data_ptr, whole.shape, (0,) * whole.ndim, whole.dtype, HOST, 0, number)
         tensors = tensors if is_new else [native.tensor_copy(tensor, True) for tensor in tensors]
         fill(whole, [everywhere], -1)

@@ -34,12 +34,9 @@ class Casts(NamedTuple):
 
 def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """Return the fix and the option of an error: the mapping that changes a dtype, unless it is refused."""
-    change = {old.name: new.name}
-    try:
-        _read_mapping(change)
-    except DTypeError as error:
-        return error.fix, ()
-    return "", (("dtype", change),)
+    if old.code == lib.kDLComplex != new.code:
+        return "Convert x.real and x.imag instead.", ()
+    return "", (("dtype", {old.name: new.name}),)
 
 
 def read_casts(dtype: Any) -> Casts | None:
@@ -52,9 +49,9 @@ def read_casts(dtype: Any) -> Casts | None:
 def _read_mapping(dtype: Mapping[Any, Any]) -> Casts:
     pairs = [(read_dtype(old), read_dtype(new)) for old, new in dtype.items()]
     for old, new in pairs:
-        if old.code == lib.kDLComplex != new.code:
-            why = f"dtype= changes {old} to {new}, which would drop the imaginary parts"
-            raise DTypeError(why, fix="Convert x.real and x.imag instead.")
+        fix, option = suggest_cast(old, new)
+        if not option:
+            raise DTypeError(f"dtype= changes {old} to {new}, which would drop the imaginary parts", fix=fix)
     return Casts({old.name: new for old, new in pairs if old != new})
 
 

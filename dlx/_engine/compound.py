@@ -135,11 +135,12 @@ def tensor_of(part: Any) -> Tensor:
     if tensor is not None:
         return tensor
     array, source = lookup.source(part)
-    for blocker in source.describe(array).blockers:
+    found = source.describe(array)
+    for blocker in found.blockers:
         if blocker.needs != "copy":
             raise blocker.error(blocker.because, fix=blocker.fix)
         array = blocker.resolve(array)
-    return source.export(array)
+    return source.export(array) if found.tensor is None else found.tensor
 
 
 def info_of(part: Any) -> ArrayInfo:
@@ -173,14 +174,15 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
         swaps = on_device and dtype not in (None, tensor.dtype)  # the framework casts first
         if not swaps:
             part = _swap(FAST_PATH(part, to="dlx") if on_device else tensor)
+    if dtype is None and not (whys or stacks or minus):
+        return part
     rows = _rows(part)
-    old = None if dtype is None else info_of(rows[0]).dtype
-    casts = old != dtype
-    whys += [f"its {len(rows)} arrays are stacked"] * stacks + [f"{old} indices become {dtype}"] * casts
+    info = info_of(rows[0])
+    casts = dtype is not None and info.dtype != dtype
+    whys += [f"its {len(rows)} arrays are stacked"] * stacks + [f"{info.dtype} indices become {dtype}"] * casts
     whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if not whys:
         return part
-    info = info_of(rows[0])
     made: Any = dtype or info.dtype
     if info.device is not None and not host_readable(info.device):
         fits = not casts or made.bits == 64 or _bound_of(parts) < 1 << 31
