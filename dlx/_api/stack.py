@@ -257,9 +257,7 @@ def _allocate(request: Request, like: Tensor, at: int, shape: tuple[int, ...], d
     return _move_axis(whole, at) if is_ordered else whole
 
 
-def _fill_rows(
-    whole: Tensor, tensors: list[Tensor], at: int, number: Tensor | None, places: Any, *, is_new: bool
-) -> None:
+def _fill_rows(whole: Tensor, tensors: list[Tensor], at: int, number: Any, places: Any, *, is_new: bool) -> None:
     """Copy host tensors to the rows of another, cast and padded with a number; `places` as in `output.fill`."""
     if whole.dtype.bits < 8 and not whole.flags & SUBBYTE_PADDED:
         reason = "its elements are packed below one byte, and a row may begin inside a byte"
