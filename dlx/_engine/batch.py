@@ -141,7 +141,7 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None, cast:
 def not_writable(because: str = "") -> ReadOnlyError:
     """Return the error for an array in `writes` that is read-only, or copied for a reason without a way back."""
     reason = f"the function writes to it (writes=), and {because or 'it is read-only'}"
-    return ReadOnlyError(reason, fix="Let the function return a new array." if because else "Pass a writable array.")
+    return ReadOnlyError(reason, fix="Return a new array from the function." if because else "Pass a writable array.")
 
 
 def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool) -> Any:

@@ -254,7 +254,7 @@ def test_writes_to_stacked_coordinates_are_refused_with_the_reason():
     """The error names the caller's type, not a class of dlx, and why there is no way back."""
     function = dlx.using("torch", writes=["x"])(lambda x: x._values().mul_(2) and None)
     with pytest.raises(DlxError, match=r"cannot convert numpy\.ndarray to 'torch' at x\.coords: the function writes to "
-                       r"it \(writes=\), and its 2 arrays are stacked, .* Let the function return a new"):  # fmt: skip
+                       r"it \(writes=\), and its 2 arrays are stacked, .* Return a new array from the function"):  # fmt: skip
         function(matrix("coo"))
 
 
