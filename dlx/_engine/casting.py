@@ -82,10 +82,8 @@ def check_cast(old: DType, new: DType, shape: tuple[int, ...] | None, copy: bool
 
 
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}  # exponent, fraction
-_COMMON = (
-    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
-    *(*_FORMATS, "complex64", "complex128"),
-)
+_INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", "")]
+_COMMON = ("bool", *_INTEGERS, *_FORMATS, "complex64", "complex128")  # the smaller first
 
 
 def _needs(dtype: DType) -> tuple[int, int, int, int] | None:
