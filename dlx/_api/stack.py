@@ -274,18 +274,19 @@ _KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: 
 
 def _read_pad(pad: Any, dtype: DType) -> Tensor:
     """Return the number of the option `pad` as a tensor without dimensions."""
-    kind, why = _KINDS.get(dtype.code, float), f"pad={safe_repr(pad)} is not a value of {dtype}"
-    refused = DTypeError(why, root="arrays", fix="Pass another number as pad=.")
+    kind = _KINDS.get(dtype.code, float)
     try:
         number = _read_lists(kind(pad))
     except (TypeError, ValueError, OverflowError):  # such as NaN for integers
-        raise refused from None
-    if not can_cast(number.dtype, dtype, HOST):
+        number = None
+    if number is not None and not can_cast(number.dtype, dtype, HOST):
         reason = f"dlx cannot make {dtype} of pad={pad}"
         raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
-    made: Any = native.tensor_copy(number, False, 0, dtype)
-    if kind in (bool, int) and memoryview(made)[()] != pad:
-        raise refused
+    made: Any = None if number is None else native.tensor_copy(number, False, 0, dtype)
+    if made is None or (kind in (bool, int) and memoryview(made)[()] != pad):
+        raise DTypeError(
+            f"pad={safe_repr(pad)} is not a value of {dtype}", root="arrays", fix="Pass another number as pad=."
+        )
     return made  # type: ignore[no-any-return]
 
 

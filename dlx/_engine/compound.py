@@ -207,10 +207,10 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
     if one.is_host:
         made = dtype or one.dtype
         tensors = tensors if dtype is None else [_subtract(tensor, minus, dtype) for tensor in tensors]
-        if not stacks and tensors[0].dtype == made:
-            return tensors[0]
-        whole: Tensor = empty(shape if stacks else one.shape, made)
-        native.tensor_fill(whole, tensors, int(swaps) if stacks else -1)
+        if not stacks:
+            return tensors[0] if tensors[0].dtype == made else native.tensor_copy(tensors[0], False, 0, made)
+        whole: Tensor = empty(shape, made)
+        native.tensor_fill(whole, tensors, int(swaps))
         return whole
     casts = None if dtype is None else {str(one.dtype): dtype}
     tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]  # by its framework
