@@ -15,24 +15,17 @@ from dlx.errors import DTypeError
 
 _STORED = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8"}
 _NAMES = {
-    **{f"{sign}int{bits}": f"{(sign or 'i')[0]}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
-    "bool": "boolean",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "f8e4m3",
-    "float8_e5m2": "f8e5m2",
-    "float8_e8m0fnu": "f8e8m0",
+    **{f"{sign}int{bits}": f"Type.{sign or 'i'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"Type.f{bits}" for bits in (16, 32, 64)},
+    "bool": "Type.boolean",
+    "bfloat16": "Type.bf16",
+    "float8_e4m3fn": "Type.f8e4m3",
+    "float8_e5m2": "Type.f8e5m2",
+    "float8_e8m0fnu": "Type.f8e8m0",
 }
 
 
 class _DTypes(api.DTypes):
-    def native(self, attribute: str) -> Any:
-        return getattr(sys.modules["openvino"].Type, attribute, None)
-
-    def from_native(self, native_dtype: Any) -> api.DType | None:  # openvino's types have no hash
-        name = native_dtype.get_type_name()
-        return next((api.DType(own) for own, other in self.names.items() if other == name), None)
-
     def viewed(self, array: Any, dtype: api.DType) -> Any:
         return sys.modules["openvino"].Tensor(array.data, array.shape, self.to_native(dtype))
 
@@ -45,27 +38,22 @@ class OpenVINOAdapter(api.Adapter):
     dtypes = _DTypes("openvino", _NAMES, storage=_STORED)
 
     def describe(self, obj: Any) -> api.Description:
-        dtype = self.dtypes.from_native(obj.element_type)
-        if dtype is None:
+        if self.dtypes.from_native(obj.element_type) is None:
             name, kind = obj.element_type.get_type_name(), api.type_name(type(obj))
             info = api.ArrayInfo(self.name, kind, None, name, tuple(obj.shape), device=api.Device("cpu"))
             why = f"its elements are {name}, which have no numbers of whole bytes"
             return api.Description(info, (api.Blocker(why, "Convert its .data, the stored bytes.", DTypeError),))
-        tensor = self.export(obj)
-        return api.Description(lambda: api.tensor_info("buffer")(self.name, obj, tensor), (), tensor)
+        return api.Description(tensor=self.export(obj))
 
     def export(self, obj: Any, *, stream: int | None = None) -> api.Tensor:
-        dtype = self.dtypes.from_native(obj.element_type)
-        assert dtype is not None
+        dtype: Any = self.dtypes.from_native(obj.element_type)
         return api.viewed(api.consumed(obj.data.__dlpack__()), dtype)  # always writable
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(dtypes=self.dtypes.known(), empty_extents="addressed")
 
     def load(self, tensor: api.Tensor) -> Any:
-        array = dlx.convert(tensor, to="numpy")
-        if not array.flags.writeable:  # an empty one: the engine copies the others
-            array = array.copy()
+        array = dlx.convert(api.unmarked(tensor), to="numpy")  # only one without elements is read-only here
         return sys.modules["openvino"].Tensor(array, shared_memory=True)
 
 

@@ -25,12 +25,6 @@ class _DTypes(api.DTypes):
     def native(self, attribute: str) -> Any:
         return getattr(sys.modules["pyarrow"], attribute)()
 
-    def from_native(self, native_dtype: Any) -> api.DType | None:
-        try:
-            return super().from_native(native_dtype)
-        except TypeError:  # a user's extension type may be unhashable
-            return None
-
 
 DTYPES = _DTypes("pyarrow", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 _NUMBERS = frozenset(DTYPES.names) - {"bool"}

@@ -1,7 +1,7 @@
 """The adapters of frameworks whose arrays consist of numpy arrays: scipy.sparse, pydata's sparse, and awkward.
 
-As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they follow each other in
-memory. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
+As sources. Shared: all parts; the index arrays of scipy's coo are stacked in a copy, unless they are the rows of one
+array. Refused: other formats, fill values other than 0, GCXS arrays that are not matrices.
 As targets: csr, csc, coo and bsr arrays of scipy, COO and GCXS of sparse; dense arrays become numpy's. COO itself sorts
 coordinates and adds elements with equal ones, in new memory; GCXS reads unsorted rows wrongly, so they are refused.
 Awkward: arrays of lists, nested to any depth, in both directions. Refused: rows that are not in order in memory.
@@ -26,9 +26,19 @@ def _split(obj: Any) -> dict[str, Any]:
         raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
     shape, coords = tuple(map(int, obj.shape)), getattr(obj, "coords", None)
     if coords is not None:
-        return {"data": obj.data, "coords": list(coords) if isinstance(coords, tuple) else coords, "shape": shape}
+        return {"data": obj.data, "coords": _find_matrix(coords), "shape": shape}
     count = int(obj.indptr[-1])
     return {"data": obj.data[:count], "indices": obj.indices[:count], "indptr": obj.indptr, "shape": shape}
+
+
+def _find_matrix(coords: Any) -> Any:
+    """Return the matrix whose rows are scipy's index arrays, such as after a conversion; else a list of them."""
+    if not isinstance(coords, tuple):
+        return coords
+    whole = coords[0].base
+    is_matrix = isinstance(whole, sys.modules["numpy"].ndarray) and whole.shape == (len(coords), *coords[0].shape)
+    rows = [row.__array_interface__ for row in whole] if is_matrix else []
+    return whole if rows == [row.__array_interface__ for row in coords] else list(coords)
 
 
 def _join(kind: str, parts: dict[str, Any]) -> Any:
@@ -44,11 +54,6 @@ def _join(kind: str, parts: dict[str, Any]) -> Any:
     return new
 
 
-def _join_gcxs(axis: int, parts: dict[str, Any]) -> Any:
-    arrays = parts["data"], parts["indices"], parts["indptr"]
-    return sys.modules["sparse"].GCXS(arrays, shape=parts["shape"], compressed_axes=(axis,))
-
-
 def _compound(kind: str) -> api.Compound:
     """Return the declaration of scipy's arrays of one kind."""
     types, join = (f"scipy.sparse.{kind}_array", f"scipy.sparse.{kind}_matrix"), functools.partial(_join, kind)
@@ -56,10 +61,16 @@ def _compound(kind: str) -> api.Compound:
 
 
 def _gcxs(kind: str, axis: int) -> api.Compound:
+    """Return the declaration of the matrices of sparse that are compressed along an axis."""
+
     def matches(obj: Any) -> bool:
         return obj.ndim == 2 and tuple(obj.compressed_axes) == (axis,)
 
-    types, join, limits = ("sparse.GCXS",), functools.partial(_join_gcxs, axis), ("rising",)
+    def join(parts: dict[str, Any]) -> Any:
+        arrays = parts["data"], parts["indices"], parts["indptr"]
+        return sys.modules["sparse"].GCXS(arrays, shape=parts["shape"], compressed_axes=(axis,))
+
+    types, limits = ("sparse.GCXS",), ("rising",)
     return api.Compound(kind, types, _split, join, matches, dense=".todense()", limits=limits, dtypes=_DTYPES)
 
 
@@ -77,13 +88,7 @@ class _OverNumpy(api.Adapter):
 
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(
-            None,
-            layouts=api.Layout.ANY,
-            min_alignment=1,
-            ndims=(0, 64),
-            keeps_readonly=True,
-            subbyte="padded",
-            empty_extents="bytes",
+            None, layouts=api.Layout.ANY, min_alignment=1, keeps_readonly=True, subbyte="padded", empty_extents="bytes"
         )
 
     def load(self, tensor: api.Tensor) -> Any:
@@ -111,9 +116,6 @@ class SparseAdapter(_OverNumpy):
 # ---- awkward ---------------------------------------------------------------------------------------------------------
 
 
-_LISTS = ("ListOffsetArray", "ListArray")
-
-
 def _unmask(layout: Any) -> Any:
     """Return the content of a layout that allows missing values and has none, such as from Arrow."""
     return layout.content if type(layout).__name__ == "UnmaskedArray" else layout
@@ -121,7 +123,8 @@ def _unmask(layout: Any) -> Any:
 
 def _is_ragged(obj: Any) -> bool:
     lists = _unmask(obj.layout)
-    return type(lists).__name__ in _LISTS and lists.parameter("__array__") is None  # such as text
+    is_list = type(lists).__name__ in ("ListOffsetArray", "ListArray")
+    return is_list and lists.parameter("__array__") is None  # which text has
 
 
 def _split_awkward(obj: Any) -> dict[str, Any]:

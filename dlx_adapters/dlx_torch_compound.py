@@ -44,16 +44,13 @@ def _join_coo(parts: dict[str, Any]) -> Any:
     return create(*arrays, check_invariants=False, is_coalesced=is_coalesced)
 
 
-_TYPES = ("torch.Tensor",)
-
-
 def _compound(kind: str, layout: str, split: Any, join: Any, **options: Any) -> api.Compound:
     """Return the declaration of the tensors of one layout."""
 
     def matches(obj: Any) -> bool:
         return _layout_of(obj) is getattr(sys.modules["torch"], layout)
 
-    return api.Compound(kind, _TYPES, split, join, matches, **options)
+    return api.Compound(kind, ("torch.Tensor",), split, join, matches, **options)
 
 
 def _compressed(kind: str) -> api.Compound:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -20,26 +19,20 @@ from dlx._engine.casting import Casts, can_cast, suggest_cast
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
+from dlx._engine.planner import casts_itself
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
-from dlx._engine.sources import array_info
+from dlx._engine.sources import adapter_call, array_info
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._support.reflect import type_name
-from dlx.adapter.base import Adapter, DTypes
-from dlx.errors import (
-    AdapterNotFoundError,
-    ConversionError,
-    CopyRequiredError,
-    DlxError,
-    DTypeError,
-    LayoutError,
-    ReadOnlyError,
-)
+from dlx.adapter.base import Adapter
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, DTypeError, LayoutError, ReadOnlyError
 
 Path = tuple[Any, ...]
+Links = list[dict[Path, int]]
 _WRITABLE = "Pass a writable array."
 _ANY, _SAME_SHAPE, _EXACT = 0, 1, 2  # what `tensor_fill` requires
 
@@ -73,10 +66,9 @@ def open_output(obj: Any, path: Path = ()) -> Array:
         tensor = found.tensor
         if (array_info(array, adapter) if tensor is None else tensor).readonly:
             raise ReadOnlyError("it is read-only", fix=_WRITABLE)
-        if tensor is None and not copies(adapter):
-            raise LayoutError(f"dlx cannot write to {adapter.name} arrays like it")
-        if tensor is not None and not (host_readable(tensor.device) or copies(adapter)):
-            raise LayoutError(f"it is on {tensor.device}", fix="Pass to= and device= instead of out=.")
+        if not (found.is_on_host() or casts_itself(adapter)):
+            which = "like it" if tensor is None else f"on {tensor.device}"
+            raise LayoutError(f"dlx cannot write to {adapter.name} arrays {which}", fix="Pass to= instead of out=.")
         if tensor is not None and _overlaps_itself(tensor):
             why = f"its elements overlap (strides {tensor.strides} in elements)"
             raise LayoutError(why, fix="Pass an array in which each element has its own memory.")
@@ -141,21 +133,17 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     """Return an array without a copy; its tensor is None if its framework must copy it."""
     tensor: Tensor | None = FAST_PATH._borrow(array, "dlx", True)
     if tensor is None:
-        request = Request(registry.target("dlx"), copy=False, detach=detach)
-        try:
-            (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
-        except CopyRequiredError:
+        with adapter_call(adapter, source=type_name(type(array))):
+            blockers = adapter.describe(array).blockers
+        if any(blocker.needs == "copy" for blocker in blockers):
             info: Any = array_info(array, adapter)  # with shape and dtype: only a copy is missing
             extents = find_extents(array)
             span = (min(each.start for each in extents), max(each.end for each in extents)) if extents else None
             return Array(array, adapter, path, info.shape, info.dtype, span, None)
+        request = Request(registry.target("dlx"), copy=False, detach=detach)
+        (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
-
-
-def copies(adapter: Adapter) -> bool:
-    """Return whether the framework copies to its arrays."""
-    return type(adapter.dtypes).cast is not DTypes.cast
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -171,7 +159,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
-    target = type_name(type(out))
     try:
         pairs = [
             (_read(source, adapter, path, detach=detach), open_output(there, path))
@@ -179,12 +166,12 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
         ]
         for source, there in pairs:
             old = source.dtype
-            whole = casts._replace(at_root=len(pairs) == 1 and not source.path) if casts is not None else None
+            new = None if casts is None else casts._replace(at_root=not source.path).find(old)
             fix, option = suggest_cast(old, there.dtype)
-            check_fits(there, source.shape, (whole.find(old) if whole else None) or old, option, fix)
+            check_fits(there, source.shape, new or old, option, fix)
         writes = _plan_writes(pairs, detach)
     except DlxError as error:
-        error.target = target
+        error.target = type_name(type(out))
         error.complete(source=type_name(type(obj)))
         raise
     for write in writes:
@@ -192,7 +179,7 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
     for source, there in pairs:
         mark_written(there.adapter, there.obj)
         if trace.observers:
-            nbytes = math.prod(there.shape) * there.dtype.bits * there.dtype.lanes // 8
+            nbytes = array_info(there.obj, there.adapter).nbytes or 0
             why = Step("copy", "out= copies every array", nbytes=nbytes)
             trace.record(array_info(source.obj, source.adapter), there.adapter.name, "copied", [why], nbytes)
     return out
@@ -200,19 +187,15 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
 
 def _plan_writes(pairs: list[tuple[Array, Array]], detach: bool) -> list[Callable[[], Any]]:
     """Return the function that writes each output; only a framework can still fail in them."""
-    outputs = {id(there.obj): there for _, there in pairs}
-    spans = sorted(there.span for there in outputs.values() if there.span is not None)
+    outputs = [*{id(there.obj): there for _, there in pairs}.values()]
+    spans = sorted(there.span for there in outputs if there.span is not None)
     if len(outputs) < len({(id(source.obj), id(there.obj)) for source, there in pairs}):
         raise LayoutError("an array of out has two places, and gets two arrays", fix="Pass different arrays.")
     if any(low < high for (_, high), (low, _) in pairwise(spans)):
-        arrays = list(outputs.values())
-        pair = collision([each.obj for each in arrays], ())
+        pair = collision([each.obj for each in outputs], ())
         if pair is not None:
-            one, other = arrays[pair[0]], arrays[pair[1]]
-            fix = "Pass arrays that do not share memory."
-            raise LayoutError(
-                "it shares memory with another array of out", root="out", path=other.path or one.path, fix=fix
-            )
+            why, path = "it shares memory with another array of out", outputs[pair[1]].path
+            raise LayoutError(why, root="out", path=path, fix="Pass arrays that do not share memory.")
     starts, ends = [low for low, _ in spans], sorted(high for _, high in spans)
     writes: list[Callable[[], Any]] = []
     for source, there in pairs:
@@ -227,7 +210,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
     if whole is None or not out.is_on_host() or not (tensor is None or source.is_on_host()):
         made = _convert(source, registry.ready(out.adapter), copy=is_shared or None, detach=detach)
         return lambda: out.adapter.dtypes.cast(made, out.dtype, out=out.obj)
-    if tensor is None and copies(source.adapter) and not is_shared:
+    if tensor is None and casts_itself(source.adapter) and not is_shared:
         with contextlib.suppress(ConversionError):  # the framework has no array over the output
             view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
             return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)
@@ -246,48 +229,48 @@ def _convert(array: Array, target: Target | None, **options: Any) -> Any:
 
 def _pair(obj: Any, out: Any, strict: bool) -> Iterator[tuple[Any, Adapter, Any, Path]]:
     """Yield (array, its adapter, array of `out`, path) of all arrays, also of repeated ones."""
-    (one, handler), (other, other_handler) = lookup.unwrap(obj), lookup.unwrap(out)
-    written = None if other_handler is None else _find_dense(Tree(other, other_handler, Failures("")), "out")
-    read = None if handler is None else _find_dense(Tree(one, handler, Failures(""), strict=strict), "obj")
-    if (handler is None) != (other_handler is None):
-        raise LayoutError("one of obj and out is an array, the other one a container", fix="Pass two of a kind.")
-    if read is None or written is None:
-        array, adapter = lookup.source(one)
-        yield array, adapter, other, ()
-        return
-    links = [
-        [{handler.path(keys, i): link for i, link in links.items()} for _, handler, keys, _, links in tree.nodes()]
-        for tree in (read, written)
-    ]
-    waiting: list[tuple[int | None, int | None, Path]] = [(0, 0, ())]
-    seen: set[tuple[int | None, int | None]] = set()
-    if not read.arrays and not written.arrays:
+    written, _, there, its_root = _list_arrays(out, "out")
+    read, sources, here, root = _list_arrays(obj, "obj", strict=strict)
+    if not read and not written:
         raise AdapterNotFoundError("it holds no array", fix="Pass the arrays themselves.")
+    waiting: list[tuple[int | None, int | None, Path]] = [(root, its_root, ())]
+    seen: set[tuple[int | None, int | None]] = set()
     while waiting:
         mine, its, path = waiting.pop()
-        mine, its = _unwrap(links[0], mine), _unwrap(links[1], its)
+        mine, its = _unwrap(here, mine), _unwrap(there, its)
         if mine is not None and its is not None and mine < 0 and its < 0:
-            yield read.arrays[~mine], read.sources[~mine], written.arrays[~its], path
+            yield read[~mine], sources[~mine], written[~its], path
         elif (mine or 0) < 0 or (its or 0) < 0:
-            fix = "Pass containers that hold arrays at the same places."
+            fix = "Pass two arrays, or containers that hold arrays at the same places."
             raise LayoutError("obj and out hold arrays at different places", path=path, fix=fix)
         elif (mine, its) not in seen:
             seen.add((mine, its))
-            here, there = {} if mine is None else links[0][mine], {} if its is None else links[1][its]
-            waiting += [(here.get(key), there.get(key), (*path, *key)) for key in here | there]
+            ours, theirs = {} if mine is None else here[mine], {} if its is None else there[its]
+            waiting += [(ours.get(key), theirs.get(key), (*path, *key)) for key in ours | theirs]
 
 
-def _find_dense(tree: Tree, root: str) -> Tree:
-    """Return a tree, or raise if it has a compound array: two of them need not have indices of the same size."""
-    for path, each, handler, *_ in tree.compounds():
-        dense = f" or x{handler.compound.dense}" if handler.compound.dense else ""
+def _list_arrays(obj: Any, root: str, *, strict: bool = False) -> tuple[list[Any], list[Adapter], Links, int]:
+    """Return the arrays of an object, their adapters, the links of its containers as in `Tree`, and that to its root.
+
+    Raise if it has a compound array: two of them need not have indices of the same size.
+    """
+    inside, handler = lookup.unwrap(obj)
+    if handler is None:
+        array, adapter = lookup.source(inside, root=root)
+        return [array], [adapter], [], ~0
+    tree = Tree(inside, handler, Failures(""), strict=strict)
+    for path, each, compound, *_ in tree.compounds():
+        call = compound.compound.dense  # of a method, or of a function with x
+        dense = f" or {'x' * call.startswith('.')}{call}" if call else ""
         fix = "Pass to= instead of out=." if root == "out" else f"Pass dlx.parts(x){dense} instead."
-        why = f"it is a {handler.kind_of(each)} array, and out= takes dense ones"
+        why = f"it is a {compound.kind_of(each)} array, and out= takes dense ones"
         raise LayoutError(why, root=root, path=path, fix=fix)
-    return tree
+    nodes = [(each.path, keys, links.items()) for _, each, keys, _, links in tree.nodes()]
+    links = [{path(keys, i): link for i, link in found} for path, keys, found in nodes]
+    return tree.arrays, tree.sources, links, 0
 
 
-def _unwrap(links: list[dict[Path, int]], link: int | None) -> int | None:
+def _unwrap(links: Links, link: int | None) -> int | None:
     while link is not None and link >= 0 and () in links[link]:
         link = links[link][()]
     return link

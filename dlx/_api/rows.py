@@ -16,18 +16,8 @@ from dlx._support.reflect import foreign_errors, type_name
 from dlx.errors import Attribute, DlxError, LayoutError
 
 
-class _FirstNames:
-    """The name of the first column of each block, for errors: some frames take microseconds for a name."""
-
-    def __init__(self, names: Any, places: list[slice]) -> None:
-        self._names, self._places = names, places
-
-    def __getitem__(self, i: int) -> Any:
-        return self._names[self._places[i].start]
-
-
 def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
-    """Return the arrays and, for errors, their keys; a whole and places, or None.
+    """Return the arrays and, for errors, a function of the key of number i; a whole and places, or None.
 
     The arrays of a frame or mapping are its values. The whole is lists of one length in one column, over its values.
     With places, each array is a matrix with several columns of a frame.
@@ -40,28 +30,28 @@ def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice]
             with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
                 raise
     if type(inside) is tuple:
-        names, objs, places = inside
-        return objs, _FirstNames(names, places), None, places
+        names, objs, places = inside  # some frames take microseconds for a name
+        return objs, lambda i: names[places[i].start], None, places
     inside, handler = lookup.unwrap(arrays if inside is None else inside)
+    keys, whole = None, None
     if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
-        rows, whole = _read_ragged(inside, handler)
-        return rows, range(len(rows)), whole, None
-    if handler is not None and handler.kind == "mapping":
+        objs, whole = _read_ragged(inside, handler)
+    elif handler is not None and handler.kind == "mapping":
         with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
-        return objs, keys or range(len(objs)), None, None
-    if not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
+    elif not hasattr(arrays, "__iter__") and (refusal := lookup.kind(type(arrays)).refusal) is not None:
         raise refusal.error()  # such as a model, or a lazy frame
-    if type(arrays) in (list, tuple) or lookup.adapter_of(arrays) is None:
+    elif type(arrays) in (list, tuple) or lookup.adapter_of(arrays) is None:
         objs = list(arrays)
-        return objs, range(len(objs)), None, None
-    elements = iter(arrays if hasattr(arrays, "__iter__") else ())
-    objs = list(islice(elements, 1))
-    if objs and (isinstance(objs[0], list | tuple) or lookup.adapter_of(objs[0]) is not None):
-        objs += elements
-        return objs, range(len(objs)), None, None
-    whole = convert(arrays, to="dlx", copy=True)  # the elements of a column or a buffer are no arrays
-    return [whole] * bool(whole.shape and whole.shape[0]), range(1), whole, None
+    else:
+        elements = iter(arrays if hasattr(arrays, "__iter__") else ())
+        objs = list(islice(elements, 1))
+        if objs and (isinstance(objs[0], list | tuple) or lookup.adapter_of(objs[0]) is not None):
+            objs += elements
+        else:  # the elements of a column or a buffer are no arrays
+            whole = convert(arrays, to="dlx", copy=True)
+            objs = [whole] * bool(whole.shape and whole.shape[0])
+    return objs, (keys or range(len(objs))).__getitem__, whole, None
 
 
 def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:

@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
-from dlx._api.output import Array, check_fits, copies, fill, fill_plain, match_packing, open_output
+from dlx._api.output import check_fits, fill, fill_plain, match_packing, open_output
 from dlx._api.rows import list_arrays
 from dlx._core import cuda, native
 from dlx._core.extension import lib
@@ -25,7 +25,7 @@ from dlx._engine.casting import can_cast, common_dtype, read_casts, read_dtype
 from dlx._engine.executor import mark_written
 from dlx._engine.failures import Failures
 from dlx._engine.plan import Step
-from dlx._engine.planner import keeps_order
+from dlx._engine.planner import casts_itself, keeps_order
 from dlx._engine.preview import plan_one
 from dlx._engine.request import Request, request_of
 from dlx._engine.seam import FAST_PATH, borrow_all
@@ -120,7 +120,7 @@ def stack(
         if stacked is not None:
             return stacked
     try:
-        objs, keys, whole, places = list_arrays(arrays)
+        objs, key_of, whole, places = list_arrays(arrays)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
@@ -156,28 +156,49 @@ def stack(
     if tensors is None:
         is_empty = [_is_list(obj) and not obj for obj in objs]
         cast = None if isinstance(dtype, Mapping) else dtype
-        objs = [_read_lists(obj, key, target, pad, cast) for obj, key in zip(objs, keys, strict=True)]
+        objs = [_read_lists(obj, key_of(i), target, pad, cast) for i, obj in enumerate(objs)]
         tensors = _borrow_host(objs)
         if tensors is None:
-            tensors, sources = _tensors(objs, keys, target)
+            tensors, sources = _tensors(objs, key_of, target)
         if not all(is_empty):  # empty lists have the dtype of the other arrays
             like = tensors[is_empty.index(False)].dtype
             tensors = [empty((0,), like) if each else one for each, one in zip(is_empty, tensors, strict=True)]
     try:
         output = None if out is None else open_output(out)
         is_far = not all(map(host_readable, {tensor.device for tensor in tensors}))
-        if output is not None and not is_far and not output.is_on_host():
-            rows = objs if places is None else arrays
-            return convert(stack(rows, "dlx", axis=axis, dtype=dtype, pad=pad), out=out)
-        stack_there = _stack_on_device if is_far else _stack_on_host
-        whole = stack_there(objs, tensors, sources, keys, request, output, (axis, dtype, pad, places))
+        dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
+        wanted = _find_dtype(dtypes, key_of, dtype)
+        if places is None:
+            row, n = _find_shape(shapes, key_of, is_padded=pad is not None, is_far=is_far), len(shapes)
+        else:
+            row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
+        _check_devices(tensors, key_of)
+        at = _find_axis(axis, len(row) + 1)
+        shape = (*row[:at], n, *row[at:])
+        if output is not None:
+            check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
+        place = None if output is None else output.tensor
+        if is_far and output is None:
+            whole = _stack_on_device(objs, tensors, sources, request, at, shape, wanted)
+        elif output is not None and (is_far or not output.is_on_host()):
+            rows, name = objs if places is None else arrays, output.adapter.name if is_far else "dlx"
+            return convert(stack(rows, name, axis=at, dtype=wanted, pad=pad), out=out)
+        else:
+            for i, old in enumerate(dtypes):
+                if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
+                    tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
+            whole = _allocate(request, tensors[0], at, shape, wanted) if place is None else place
+            number = _read_pad(pad, wanted) if places is None and any(each != row for each in shapes) else None
+            _fill_rows(whole, tensors, at, number, places, is_new=place is None)
+            whole = match_packing(whole, tensors[0]) if place is None else whole
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=target)
         raise
     if trace.observers:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
         trace.record(f"{len(objs)} arrays", target, "copied", [why], whole.nbytes)
-    if out is not None:
+    if output is not None:
+        mark_written(output.adapter, output.obj)
         return out
     return convert(whole, to) if device is stream is None else convert(whole, to, device=device, stream=stream)
 
@@ -191,7 +212,7 @@ def _borrow_host(objs: list[Any]) -> list[Tensor] | None:
 def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
     """Copy device arrays of the fast path to `out` on the device; return False if anything else has to be checked."""
     adapter = lookup.kind(type(out)).adapter
-    if adapter is None or adapter.streams is None or not copies(adapter):
+    if adapter is None or adapter.streams is None or not casts_itself(adapter):
         return False
     if FAST_PATH._stack(tuple(objs), adapter.name, out, axis) is None:
         return False
@@ -200,41 +221,21 @@ def _fill_on_device(objs: list[Any], out: Any, axis: int) -> bool:
 
 
 def _stack_on_device(
-    objs: list[Any],
-    tensors: list[Tensor],
-    sources: list[tuple[Adapter, Readiness]],
-    keys: Any,
-    request: Request,
-    output: Array | None,
-    options: tuple[Any, ...],
+    objs: list[Any], tensors: list[Tensor], sources: list[Any], request: Request, at: int, shape: Any, wanted: DType
 ) -> Any:
-    """Stack arrays, or stack into `output`, in memory that the host cannot read; their frameworks cast them."""
-    axis, dtype, _, _ = options
-    wanted = _find_dtype([tensor.dtype for tensor in tensors], keys, dtype)
-    try:
-        row = _find_shape([tensor.shape for tensor in tensors], keys, is_padded=False)
-    except LayoutError as error:
-        error.option, error.fix = (), "Pass arrays of one shape. Only arrays on the host are padded."
-        raise
-    at = _find_axis(axis, len(row) + 1)
-    shape = (*row[:at], len(tensors), *row[at:])
-    casts = any(tensor.dtype != wanted for tensor in tensors)
-    if output is not None:
-        check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
-        return convert(stack(objs, output.adapter.name, axis=at, dtype=wanted), out=output.obj)
-    _check_devices(tensors, keys)
-    if casts:
+    """Stack arrays in memory that the host cannot read; their frameworks cast them."""
+    first, n = tensors[0], len(tensors)
+    if any(tensor.dtype != wanted for tensor in tensors):
         to, stream = request.target.name, request.stream
         pairs = zip(objs, tensors, strict=True)
         rows = [convert(obj, to, dtype={tensor.dtype: wanted}, stream=stream) for obj, tensor in pairs]
         return stack(rows, to, axis=at, stream=stream)
-    first = tensors[0]
     _check_target(request, first, shape, wanted)
-    if math.prod(row) * wanted.bits * wanted.lanes % 8 and not first.flags & SUBBYTE_PADDED:
+    if math.prod(first.shape) * wanted.bits * wanted.lanes % 8 and not first.flags & SUBBYTE_PADDED:
         reason = "its elements are packed below one byte, and its size is not a whole number of bytes"
         raise LayoutError(reason, root="arrays", fix="Pass arrays of numpy, whose elements have a byte each.")
     device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
-    strides = [*row_major([len(tensors), *row])] if keeps_order(request.target) else [*row_major(shape)]
+    strides = [*row_major([n, *first.shape])] if keeps_order(request.target) else [*row_major(shape)]
     if keeps_order(request.target):  # the values of each array stay adjacent
         strides.insert(at, strides.pop(0))
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, strides, wanted, device, flags, None)
@@ -246,57 +247,26 @@ def _stack_on_device(
     return whole if array is None else array
 
 
-def _stack_on_host(
-    objs: list[Any],
-    tensors: list[Tensor],
-    sources: list[tuple[Adapter, Readiness]],
-    keys: Any,
-    request: Request,
-    output: Array | None,
-    options: tuple[Any, ...],
-) -> Tensor:
-    """Stack host tensors along any axis, cast and padded, into new host memory or into `output`.
+def _allocate(request: Request, like: Tensor, at: int, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """Return new host memory for the result."""
+    _check_target(request, like, shape, dtype)
+    is_ordered = keeps_order(request.target)  # faster: the values of each array stay adjacent
+    whole: Tensor = empty((shape[at], *shape[:at], *shape[at + 1 :]) if is_ordered else shape, dtype)
+    if dtype.bits < 8:  # a row may begin inside a byte
+        whole = native.tensor_repack(whole)
+    return _move_axis(whole, at) if is_ordered else whole
 
-    With `places`, each tensor is a matrix, whose columns go to a slice of the result.
-    """
-    axis, dtype, pad, places = options
-    dtypes, shapes = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
-    wanted = _find_dtype(dtypes, keys, dtype)
-    for i, old in enumerate(dtypes):
-        if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
-            tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
-    if places is None:
-        row, n = _find_shape(shapes, keys, is_padded=pad is not None), len(tensors)
-    else:
-        row, n = shapes[0][:1], sum(shape[1] for shape in shapes)
-    _check_devices(tensors, keys)
-    at = _find_axis(axis, len(row) + 1)
-    shape = (*row[:at], n, *row[at:])
-    if output is None:
-        _check_target(request, tensors[0], shape, wanted)
-        whole = empty((n, *row) if keeps_order(request.target) else shape, wanted)
-        if wanted.bits < 8:  # a row may begin inside a byte
-            whole = native.tensor_repack(whole)
-        if keeps_order(request.target):  # faster: the values of each array stay adjacent
-            whole = _move_axis(whole, at)
-    else:
-        check_fits(output, shape, wanted, (("dtype", output.dtype.name),))
-        if output.tensor is None:
-            raise LayoutError("stack writes to plain host memory only", root="out", fix="Pass an array of dlx.empty.")
-        whole = output.tensor
-        if wanted.bits < 8 and not whole.flags & SUBBYTE_PADDED:
-            reason = "its elements are packed below one byte, and a row may begin inside a byte"
-            raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
-    if places is None and any(shape != row for shape in shapes):
-        number = _read_pad(pad, wanted)
-        everywhere = native.tensor_new(number.data_ptr, shape, (0,) * len(shape), wanted, HOST, 0, number)
-        tensors = [native.tensor_copy(tensor, True) for tensor in tensors] if output is not None else tensors
+
+def _fill_rows(whole: Tensor, tensors: list[Tensor], at: int, number: Any, places: Any, *, is_new: bool) -> None:
+    """Copy host tensors to the rows of another, cast and padded with a number; `places` as in `output.fill`."""
+    if whole.dtype.bits < 8 and not whole.flags & SUBBYTE_PADDED:
+        reason = "its elements are packed below one byte, and a row may begin inside a byte"
+        raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
+    if number is not None:
+        everywhere = native.tensor_new(number.data_ptr, whole.shape, (0,) * whole.ndim, whole.dtype, HOST, 0, number)
+        tensors = tensors if is_new else [native.tensor_copy(tensor, True) for tensor in tensors]
         fill(whole, [everywhere], -1)
     fill(whole, tensors, at, places)
-    if output is None:
-        return match_packing(whole, tensors[0])
-    mark_written(output.adapter, output.obj)
-    return whole
 
 
 _KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: complex}  # of dtypes; others: float
@@ -368,27 +338,23 @@ def _interfaces(objs: list[Any]) -> list[Tensor]:
     return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], interfaces[1:], strict=True))]
 
 
-def _tensors(objs: list[Any], keys: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
+def _tensors(objs: list[Any], key_of: Any, target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]]]:
     """Return the tensors, their adapters and readiness; each array is exported once, and errors have its key."""
-    first: dict[int, int] = {}
-    for i, obj in enumerate(objs):
-        first.setdefault(id(obj), i)
-    numbers = list(first.values())
-    request = Request(registry.target("dlx"))
+    numbers = sorted({id(obj): i for i, obj in reversed([*enumerate(objs)])}.values())  # the first place of each array
     try:
-        found = [lookup.source(objs[i], target=target, root="arrays", path=(keys[i],)) for i in numbers]
+        found = [lookup.source(objs[i], target=target, root="arrays", path=(key_of(i),)) for i in numbers]
         each, sources = [array for array, _ in found], [source for _, source in found]
         failures = Failures(TENSOR.name, locate=lambda path: ("arrays", path))
-        batch = Batch(request, each, sources, lambda i: (keys[numbers[i]],), failures, TENSOR.name)
+        to_dlx = Request(registry.target("dlx"))
+        batch = Batch(to_dlx, each, sources, lambda i: (key_of(numbers[i]),), failures, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
         error.complete(via="to dlx.convert(array, to='dlx') and stack its result")
         raise
-    number = {i: n for n, i in enumerate(numbers)}
-    ready = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    each = [number[first[id(obj)]] for obj in objs]
-    return [tensors[n] for n in each], [ready[n] for n in each]
+    made = {id(objs[i]): (tensors[n], (sources[n], batch.readiness(n))) for n, i in enumerate(numbers)}
+    pairs = [made[id(obj)] for obj in objs]
+    return [tensor for tensor, _ in pairs], [ready for _, ready in pairs]
 
 
 def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype: DType) -> None:
@@ -406,7 +372,7 @@ def _check_target(request: Request, like: Tensor, shape: tuple[int, ...], dtype:
         del error  # break the cycle with this frame
 
 
-def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
+def _find_dtype(found: list[DType], key_of: Any, dtype: Any) -> DType:
     """Return the dtype of the result; all tensors must have it, unless `dtype` changes them."""
     if not (dtype is None or isinstance(dtype, Mapping)):
         return read_dtype(dtype)
@@ -418,27 +384,29 @@ def _find_dtype(found: list[DType], keys: Any, dtype: Any) -> DType:
         if common is not None:
             note = f"{common[0]} rounds integers beyond 2**53, and no dtype holds all values exactly."
             advice = {"option": (("dtype", common[0].name),), "fix": "" if common[1] else note}
-        raise _odd(DTypeError, "dtype", found, keys, found, **advice)
+        raise _odd(DTypeError, "dtype", found, key_of, found, **advice)
     return found[0]
 
 
-def _find_shape(shapes: list[tuple[int, ...]], keys: Any, *, is_padded: bool) -> tuple[int, ...]:
+def _find_shape(shapes: list[tuple[int, ...]], key_of: Any, *, is_padded: bool, is_far: bool) -> tuple[int, ...]:
     """Return the shape of one row: of all arrays, or the largest extents."""
     sizes = [*map(len, shapes)]
-    found: list[Any] = sizes if is_padded else shapes
+    found: list[Any] = sizes if is_padded and not is_far else shapes
     if found.count(found[0]) < len(found):
-        advice = {"option": (("pad", 0),)} if len({*sizes}) == 1 else {"fix": "Pass arrays of one shape."}
-        raise _odd(LayoutError, "shape", found, keys, shapes, **advice)
-    return tuple(map(max, zip(*shapes, strict=True))) if is_padded else shapes[0]
+        advice: dict[str, Any] = {"fix": "Pass arrays of one shape." + " Only arrays on the host are padded." * is_far}
+        if not is_far and len({*sizes}) == 1:
+            advice = {"option": (("pad", 0),)}
+        raise _odd(LayoutError, "shape", found, key_of, shapes, **advice)
+    return shapes[0] if found is shapes else tuple(map(max, zip(*shapes, strict=True)))
 
 
-def _check_devices(tensors: list[Tensor], keys: Any) -> None:
+def _check_devices(tensors: list[Tensor], key_of: Any) -> None:
     """Raise for the first array on another device, or in another kind of host memory, than the first one."""
     devices = [tensor.device for tensor in tensors]
     kinds = {device: device.type if host_readable(device) else device for device in {*devices}}
     if len({*kinds.values()}) > 1:
         found = [kinds[device] for device in devices]
-        raise _odd(DeviceError, "device", found, keys, devices, fix="Move it in its own framework first.")
+        raise _odd(DeviceError, "device", found, key_of, devices, fix="Move it in its own framework first.")
 
 
 def _find_axis(axis: int, ndim: int) -> int:
@@ -480,7 +448,7 @@ def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype
     """Return a number, or a list of numbers or of lists, as a tensor; other objects unchanged."""
     if _is_number(type(obj)):
         packed: Any = _pack_numbers([obj])
-        return native.tensor_new(packed.data_ptr, (), (), packed.dtype, HOST, 0, packed)
+        return view(packed, (), ())
     if not _is_list(obj):
         return obj
     try:
@@ -492,8 +460,8 @@ def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype
         raise
 
 
-def _odd(kind: type[DlxError], word: str, found: list[Any], keys: Any, shown: list[Any], **advice: Any) -> DlxError:
+def _odd(kind: type[DlxError], word: str, found: list[Any], key_of: Any, shown: list[Any], **advice: Any) -> DlxError:
     """Return the error for the first array whose dtype, shape or device differs from the first one's."""
     i = next(i for i, each in enumerate(found) if each != found[0])
-    reason = f"its {word} is {shown[i]}, but {path_text((keys[0],), 'arrays')} has {shown[0]}"
-    return kind(reason, root="arrays", path=(keys[i],), **advice)
+    reason = f"its {word} is {shown[i]}, but {path_text((key_of(0),), 'arrays')} has {shown[0]}"
+    return kind(reason, root="arrays", path=(key_of(i),), **advice)

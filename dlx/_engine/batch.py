@@ -138,10 +138,10 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None, cast:
     )
 
 
-def not_writable() -> ReadOnlyError:
-    """Return the error for a read-only array in `writes`."""
-    reason = "the function writes to it (writes=), and it is read-only"
-    return ReadOnlyError(reason, fix="Pass a writable array.")
+def not_writable(because: str = "") -> ReadOnlyError:
+    """Return the error for an array in `writes` that is read-only, or copied for a reason without a way back."""
+    reason = f"the function writes to it (writes=), and {because or 'it is read-only'}"
+    return ReadOnlyError(reason, fix="Return a new array from the function." if because else "Pass a writable array.")
 
 
 def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool) -> Any:

@@ -34,12 +34,9 @@ class Casts(NamedTuple):
 
 def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """Return the fix and the option of an error: the mapping that changes a dtype, unless it is refused."""
-    change = {old.name: new.name}
-    try:
-        _read_mapping(change)
-    except DTypeError as error:
-        return error.fix, ()
-    return "", (("dtype", change),)
+    if old.code == lib.kDLComplex != new.code:
+        return "Convert x.real and x.imag instead.", ()
+    return "", (("dtype", {old.name: new.name}),)
 
 
 def read_casts(dtype: Any) -> Casts | None:
@@ -52,9 +49,9 @@ def read_casts(dtype: Any) -> Casts | None:
 def _read_mapping(dtype: Mapping[Any, Any]) -> Casts:
     pairs = [(read_dtype(old), read_dtype(new)) for old, new in dtype.items()]
     for old, new in pairs:
-        if old.code == lib.kDLComplex != new.code:
-            why = f"dtype= changes {old} to {new}, which would drop the imaginary parts"
-            raise DTypeError(why, fix="Convert x.real and x.imag instead.")
+        fix, option = suggest_cast(old, new)
+        if not option:
+            raise DTypeError(f"dtype= changes {old} to {new}, which would drop the imaginary parts", fix=fix)
     return Casts({old.name: new for old, new in pairs if old != new})
 
 
@@ -73,7 +70,8 @@ def _read_name(dtype: str) -> Casts:
         reason = f"dtype={wanted.name!r} is not a floating dtype, and only a mapping changes others"
         names = ("complex128", "complex64") if wanted.code == lib.kDLComplex else ("int64", "int32")
         named = names[wanted.name == names[0]]
-        raise DTypeError(reason, option=(("dtype", {named: wanted.name}),))
+        fix = f"Name the dtypes of your arrays in place of {named!r}."
+        raise DTypeError(reason, option=(("dtype", {named: wanted.name}),), fix=fix)
     return Casts({name: wanted for name in _FLOATING if name != wanted.name}, wanted)
 
 
@@ -84,10 +82,8 @@ def check_cast(old: DType, new: DType, shape: tuple[int, ...] | None, copy: bool
 
 
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}  # exponent, fraction
-_COMMON = (
-    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
-    *(*_FORMATS, "complex64", "complex128"),
-)
+_INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", "")]
+_COMMON = ("bool", *_INTEGERS, *_FORMATS, "complex64", "complex128")  # the smaller first
 
 
 def _needs(dtype: DType) -> tuple[int, int, int, int] | None:

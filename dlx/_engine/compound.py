@@ -17,7 +17,7 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import ffi, lib
 from dlx._core.native import Tensor
 from dlx._core.tensor import view
-from dlx._core.types import HOST, DType, contiguous, host_readable, is_at
+from dlx._core.types import DType, contiguous, host_readable, is_at
 from dlx._engine.plan import Plan
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
@@ -31,7 +31,6 @@ from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
-from dlx.adapter.base import over_memory
 from dlx.adapter.declarations import Blocker, Compound
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError, path_text
 
@@ -47,25 +46,24 @@ def split(
     """
     source, kind, target = handler.compound, handler.kind_of(obj), "" if request is None else request.target.name
     is_own = request is not None and any(each is source for each in compounds_of(request.target.source))
-    joiner = PARTS.compound
+    joiner, is_joined = PARTS.compound, True
     if request is not None and joins:
         if is_own and _stays(obj, handler, request):
             return {}
         joiner = find_joiner(request.target.adapter, kind) or joiner
-        if type(obj) is not Parts and (joiner.join is None or (nested and "flat" in joiner.limits)):
-            raise _unsupported(kind, source, target, nested, obj).complete(source=name_of(obj))
+        is_joined = type(obj) is Parts or (joiner.join is not None and not (nested and "flat" in joiner.limits))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         parts = source.split(obj)
-        first, swaps, sorts, dtype = 0, request is None and "swapped" in source.limits, False, None
-        if kind == "ragged":
-            first = _check_lists(parts["values"], parts["offsets"])
-        elif not is_own and kind in ("coo", *_MINOR):
+        if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
+        if not is_joined:
+            raise _unsupported(kind, source, target, nested, obj)
+        first = _check_lists(parts["values"], parts["offsets"]) if kind == "ragged" else 0
+        swaps, sorts, dtype = ("swapped" in source.limits) != ("swapped" in joiner.limits), False, None
         if request is not None:
             if joiner.dtypes or request.casts is not None:
                 _check_dtype(parts, joiner, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
-                swaps = ("swapped" in source.limits) != ("swapped" in joiner.limits)
                 sorts = _check(kind, parts, "swapped" in source.limits, joiner.limits, target)
             dtype = _choose_dtype(parts, joiner, request.target.dtypes())
         made: dict[str, Any] = {}
@@ -93,11 +91,11 @@ def name_of(obj: Any) -> str:
 
 def _unsupported(kind: str, source: Compound, target: str, nested: bool, obj: Any) -> DlxError:
     dense = f", or call {source.dense} first" if source.dense else ""
-    fix = f"Convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    arrays = f"its dense arrays with dlx.parts(x, to={target!r}){dense}."
+    fix = f"Convert {arrays}"
     if kind == "ragged":
         call = in_pyarrow(obj)[0] if isinstance(obj, Column) else "Call"
-        stack = f"{call} dlx.stack(x, to={target!r}) for rows of one length"
-        fix = f"{stack}, or convert its dense arrays with dlx.parts(x, to={target!r}){dense}."
+        fix = f"{call} dlx.stack(x, to={target!r}) for rows of one length, or convert {arrays}"
     if nested:
         return LayoutError(f"{target} supports {kind} arrays of numbers, not of {kind} arrays", fix=fix)
     return LayoutError(f"{target} has no {kind} arrays", fix=fix)
@@ -139,10 +137,9 @@ def tensor_of(part: Any) -> Tensor:
     array, source = lookup.source(part)
     found = source.describe(array)
     for blocker in found.blockers:
-        if blocker.needs == "copy":
-            made: Tensor = blocker.resolve(array)
-            return made
-        raise blocker.error(blocker.because, fix=blocker.fix)
+        if blocker.needs != "copy":
+            raise blocker.error(blocker.because, fix=blocker.fix)
+        array = blocker.resolve(array)
     return source.export(array) if found.tensor is None else found.tensor
 
 
@@ -152,15 +149,14 @@ def info_of(part: Any) -> ArrayInfo:
 
 
 def _rows(part: Any) -> list[Any]:
-    return list(part) if isinstance(part, list | tuple) else [part]
+    return part if isinstance(part, list) else [part]
 
 
 def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str]) -> DType | None:
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
     used = {name: accepted for name, accepted in joiner.indices.items() if name in parts}
-    found = {info_of(row).dtype for name in used for row in _rows(parts[name])}
+    names = {str(info_of(row).dtype) for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
-    names = {dtype.name for dtype in found if dtype is not None}
     if not common or (names <= {*known} if joiner.join is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
@@ -171,25 +167,23 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
 
     With `swaps`, a matrix is transposed; `minus` is subtracted.
     """
-    part = _view_adjacent(part)
-    stacks, rows = _is_rows(part), _rows(part)
+    stacks = isinstance(part, list)
     if swaps and not stacks:
         tensor = tensor_of(part)
         on_device = cuda.is_cuda(tensor.device)
         swaps = on_device and dtype not in (None, tensor.dtype)  # the framework casts first
         if not swaps:
             part = _swap(FAST_PATH(part, to="dlx") if on_device else tensor)
-            rows = [part]
     if dtype is None and not (whys or stacks or minus):
         return part
+    rows = _rows(part)
     info = info_of(rows[0])
     casts = dtype is not None and info.dtype != dtype
     whys += [f"its {len(rows)} arrays are stacked"] * stacks + [f"{info.dtype} indices become {dtype}"] * casts
     whys += [f"it begins with {minus}, not 0"] * bool(minus)
     if not whys:
         return part
-    made = dtype or info.dtype
-    assert made is not None
+    made: Any = dtype or info.dtype
     if info.device is not None and not host_readable(info.device):
         fits = not casts or made.bits == 64 or _bound_of(parts) < 1 << 31
         if minus or not fits or not cuda.is_cuda(info.device):
@@ -203,39 +197,26 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
     return Deferred(new, Blocker(", ".join(whys), resolution=run, needs="copy"))
 
 
-def _is_rows(part: Any) -> bool:
-    """Return whether a part is a list of arrays of one shape, which become one array."""
-    return isinstance(part, list) and bool(part)
-
-
-def _view_adjacent(part: Any) -> Any:
-    """Return a tensor over rows that follow each other in host memory; other parts unchanged."""
-    if not _is_rows(part):
-        return part
-    tensors = [tensor_of(row) for row in part]
-    one, step = tensors[0], tensors[0].nbytes
-    for i, tensor in enumerate(tensors):
-        same = (tensor.dtype, tensor.shape, tensor.device) == (one.dtype, one.shape, HOST)
-        if not same or tensor.data_ptr != one.data_ptr + i * step or not contiguous(tensor.shape, tensor.strides):
-            return part
-    readonly, shape = any(tensor.readonly for tensor in tensors), (len(tensors), *one.shape)
-    return over_memory(one.data_ptr, shape, None, one.dtype, HOST, readonly=readonly, owner=tensors)
-
-
 def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, minus: int, _: Any = None) -> Tensor:
     """Return a new tensor over stacked or transposed rows; if `dtype` is named, of these integers less `minus`."""
-    tensors = [_cast(row, dtype, minus, is_last=not stacks) for row in rows]
+    tensors = [tensor_of(row) for row in rows]
     one = tensors[0]
     if any((each.dtype, each.shape, each.device) != (one.dtype, one.shape, one.device) for each in tensors):
         raise LayoutError("its index arrays differ in length, dtype or device")
-    if not stacks:
-        return _swap(one) if swaps else one
     shape = (*one.shape, len(rows)) if swaps else (len(rows), *one.shape)
     if one.is_host:
-        whole: Tensor = empty(shape, dtype or one.dtype)
+        made = dtype or one.dtype
+        tensors = tensors if dtype is None else [_subtract(tensor, minus, dtype) for tensor in tensors]
+        if not stacks:
+            return tensors[0] if tensors[0].dtype == made else native.tensor_copy(tensors[0], False, 0, made)
+        whole: Tensor = empty(shape, made)
         native.tensor_fill(whole, tensors, int(swaps))
         return whole
-    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, one.dtype, one.device, 0, None)
+    casts = None if dtype is None else {str(one.dtype): dtype}
+    tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]  # by its framework
+    if not stacks:
+        return _swap(tensors[0]) if swaps else tensors[0]
+    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype or one.dtype, one.device, 0, None)
     sources = [(TENSOR, cuda.readiness_of(each)) for each in tensors]
     return StreamSync(registry.target("dlx")).copy(tensors, sources, like, False, int(swaps))[1]
 
@@ -245,27 +226,16 @@ def _bound_of(parts: dict[str, Any]) -> int:
     return int(max((*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,)))))
 
 
-def _cast(row: Any, dtype: DType | None, minus: int, *, is_last: bool) -> Tensor:
-    """Return a tensor of an array's integers, less `minus`; on a device, its framework casts them.
-
-    On the host, unless it `is_last`, they have been checked to fit the dtype, to which `_gather` casts them.
-    """
-    tensor = tensor_of(row)
-    if not tensor.is_host:
-        casts = None if dtype is None else {str(tensor.dtype): dtype}
-        on_device: Tensor = FAST_PATH(row, to="dlx", dtype=casts)
-        return on_device
-    if dtype is None:
-        return tensor
-    made = wide = _widen(tensor)
+def _subtract(tensor: Tensor, minus: int, dtype: DType) -> Tensor:
+    """Return the integers of a host tensor, less `minus`; raise if one does not fit a dtype."""
+    wide = made = _widen(tensor)
     if minus:
         made = empty(wide.shape, wide.dtype)
         lib.dlx_subtract(dltensor(wide), minus, dltensor(made))
     may_not_fit = tensor.dtype.name == "uint64" or dtype.bits < made.dtype.bits
     if may_not_fit and lib.dlx_find_outside(dltensor(made), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
-    is_new = made is not tensor and made.dtype == dtype
-    return made if is_new or not is_last else native.tensor_copy(made, False, 0, dtype)
+    return made
 
 
 def _widen(tensor: Tensor) -> Tensor:
@@ -278,8 +248,9 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 def _swap(tensor: Tensor) -> Tensor:
-    """Return a transposed view of a matrix."""
-    swapped = view(tensor, tensor.shape[::-1], tensor.strides[::-1])
+    """Return a transposed view of a matrix, or of each matrix of a batch."""
+    shape, strides = ((*each[:-2], each[-1], each[-2]) for each in (tensor.shape, tensor.strides))
+    swapped = view(tensor, shape, strides)
     return cuda.when(swapped, cuda.readiness_of(tensor)) if cuda.is_cuda(tensor.device) else swapped
 
 
@@ -291,7 +262,7 @@ _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
     """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
     coords = parts.get("coords")
-    ndim = 2 if coords is None or _is_rows(coords) else len(info_of(coords).shape or ())
+    ndim = 2 if coords is None or isinstance(coords, list) else len(info_of(coords).shape or ())
     if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
@@ -315,7 +286,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
         raise LayoutError(f"{target} has no {kind} arrays without dimensions")
     if kind == "coo":
         coords, elements = parts["coords"], info_of(parts["data"]).shape
-        rows = coords if _is_rows(coords) else _split_rows(tensor_of(coords), swapped)
+        rows = coords if isinstance(coords, list) else _split_rows(tensor_of(coords), swapped)
         if len(rows) != len(shape):
             raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
         wide = []
@@ -330,16 +301,14 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     if len(shape) != 2:
         why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
         raise LayoutError(why, fix="Convert it to the format coo first.")
-    indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
     found = info_of(parts["data"]).shape or (0,)
     minor, count = _MINOR[kind], found[0]
     block = found[1:] if kind == "bsr" else (1, 1)
-    expected = shape[1 - minor] // (block[1 - minor] or 1)
-    if indptr.ndim != 1 or indptr.shape[0] != expected + 1:
-        raise LayoutError(f"its indptr has the shape {indptr.shape}, expected ({expected + 1},)")
-    if indices.shape != (count,):
-        raise LayoutError(f"its indices have the shape {indices.shape}, and its data the shape {found}")
-    extent = shape[minor] // (block[minor] or 1)
+    major, extent = (shape[axis] // (block[axis] or 1) for axis in (1 - minor, minor))
+    indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
+    for name, part, size in (("indptr", indptr, major + 1), ("indices", indices, count)):
+        if part.shape != (size,):
+            raise LayoutError(f"its {name} should have the shape ({size},), found {part.shape}")
     pointers = _check_offsets(indptr, count, "indptr")
     rising = "rising" in limits
     ends = _wide(indices) if count and (rising or "unique" in limits) else None
@@ -387,9 +356,8 @@ def _check_range(part: Any, end: int, name: str) -> Tensor | None:
 def _is_ordered(rows: list[Tensor | None]) -> bool:
     """Return whether coordinates rise; False if the host cannot read them."""
     structs = [dltensor(row) for row in rows if row is not None]
-    if not structs or len(structs) < len(rows):
-        return not rows
-    return bool(lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(structs)) < 0)
+    is_read = len(structs) == len(rows)
+    return is_read and (not rows or lib.dlx_find_disorder(ffi.new("DLTensor *[]", structs), len(rows)) < 0)
 
 
 def _check_lists(values: Any, offsets: Any) -> int:
@@ -459,10 +427,9 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
         infos = [info_of(each) for each in arrays_of(obj, handler)]
         first = info_of(elements) if elements is not None else infos[0]
     devices = {info.device for info in infos}
-    shape = parts.get("shape")
     return first._replace(
         type_name=name,
-        shape=None if shape is None else tuple(shape),
+        shape=tuple(parts["shape"]) if "shape" in parts else None,
         strides=None,
         device=devices.pop() if len(devices) == 1 else None,
         nbytes=sum(info.nbytes or 0 for info in infos),

@@ -63,7 +63,7 @@ def decide_before_export(
 
 
 def casts_itself(adapter: Adapter, *dtypes: DType) -> bool:
-    """Return whether the framework casts between dtypes, which it must all have."""
+    """Return whether the framework casts and copies to its arrays, also of dtypes if it has them."""
     if type(adapter.dtypes).cast is DTypes.cast:
         return False
     target = registry.ready(adapter)
@@ -301,7 +301,8 @@ def _decide_cast(
         after = Decision((*before.steps, step), copies=True)
         return _Decider(cast, after, source, request, sync).decision()
     if not casts_itself(target.adapter, old, new):
-        raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}")
+        fix = "Make an array of it first, such as numpy.asarray(x)." if source is TENSOR else ""
+        raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}", fix=fix)
     if is_pinned_device(request.device):
         reason = f"{target.name} would cast it into memory that is not pinned"
         raise DeviceError(reason, fix="Cast it in its own framework first.")

@@ -145,9 +145,8 @@ class Offsets(Column):
     def __init__(self, lists: Column, tensor: Tensor | None, n_chunks: int, null_row: int) -> None:
         self.lists, self._tensor, self.null_row = lists, tensor, null_row  # -1: no row is null
         self.kind, self.number, self.type = lists.kind, -1, lists.type
-        self.dtype, self.shape = (
-            (DType("int64"), (lists.shape[0] + 1,)) if tensor is None else (tensor.dtype, tensor.shape)
-        )
+        unread = DType("int64"), (lists.shape[0] + 1,)  # of several chunks
+        self.dtype, self.shape = unread if tensor is None else (tensor.dtype, tensor.shape)
         self.strides, self.device, self.n_nulls, self.n_chunks = (1,), lists.device, 0, n_chunks
         self.is_packed, self.address = False, 0 if tensor is None else tensor.data_ptr
 
@@ -163,9 +162,8 @@ class Offsets(Column):
 
     def gather(self) -> Tensor:
         """Return the joined offsets, from 0."""
-        tensor = native.arrow_lists(self.lists._data, self.lists.number, True)[1]
-        assert tensor is not None
-        return tensor
+        joined: Any = native.arrow_lists(self.lists._data, self.lists.number, True)[1]
+        return joined  # type: ignore[no-any-return]
 
 
 def split_lists(obj: Any) -> dict[str, Column]:

@@ -19,9 +19,6 @@ class Parts(dict[str, Any]):
         self.kind = kind
 
 
-_OF_PARTS = Compound("", (), dict)
-
-
 class CompoundHandler(Container):
     """The container handler of a `Compound`; the engine splits and joins its objects."""
 
@@ -47,21 +44,20 @@ class Whole(NamedTuple):
     error: DlxError | None  # the first one
 
 
-def _flatten(compound: Compound, obj: Any) -> tuple[list[Any], list[Any]]:
-    parts = compound.split(obj)
-    return list(parts), list(parts.values())
-
-
 @functools.cache
 def handler_of(compound: Compound, adapter: Adapter | None = None) -> CompoundHandler:
     """Return the handler of an adapter's declaration."""
-    flatten = functools.partial(_flatten, compound)
+
+    def flatten(obj: Any) -> tuple[list[Any], list[Any]]:
+        parts = compound.split(obj)
+        return list(parts), list(parts.values())
+
     handler = CompoundHandler(compound.types, "compound", flatten, mutable=False)
     vars(handler).update(compound=compound, adapter=adapter)  # another dataclass would take 1 ms at import
     return handler
 
 
-PARTS = handler_of(_OF_PARTS)
+PARTS = handler_of(Compound("", (), dict))
 """The handler of `Parts`."""
 
 

@@ -12,6 +12,7 @@ from dlx._engine.executor import mark_written
 from dlx._engine.request import request_of
 from dlx._engine.sources import adapter_call
 from dlx._registry import lookup
+from dlx._registry.generic import Deferred
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import Place
@@ -48,7 +49,8 @@ class Writes:
     def add_copy(self, old: Any, new: Any, at: Place, *, declared: bool) -> Any:
         """Register a copied array; return the array to pass to the function."""
         if declared and not _is_writable(old):
-            raise not_writable().complete(source=type(old).__name__, target=self.target.name, root=at[0], path=at[1])
+            error = not_writable(old.blocker.because) if isinstance(old, Deferred) else not_writable()
+            raise error.complete(source=describe(old).type_name, target=self.target.name, root=at[0], path=at[1])
         guarded = self._tracking.guarded
         with adapter_call(self.target.adapter, target=self.target.name, root=at[0], path=at[1]):
             new = new if guarded is None else guarded(new, declared)

@@ -171,9 +171,12 @@ class DTypes:
 
     def from_native(self, native_dtype: Any) -> DType | None:
         """Return dlx's dtype for a dtype of the framework, or None if DLPack lacks it."""
+        try:
+            found = self._from_native.get(native_dtype)
+        except TypeError:  # such as an extension type without a hash
+            found = None
         # numpy's np.dtype("float32") equals np.float32, with another hash.
-        equal = (dtype for each, dtype in self._from_native.items() if each == native_dtype)
-        return self._from_native.get(native_dtype) or next(equal, None)
+        return found or next((dtype for each, dtype in self._from_native.items() if each == native_dtype), None)
 
     def known(self) -> frozenset[str]:
         """Return dlx's names of the dtypes that the installed version has."""

@@ -431,3 +431,15 @@ def test_nested_lists_and_large_numbers(np):
         dlx.stack([[[1, 2], [3]], [[4]]], "numpy")
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         dlx.stack([np.ones(2)], "numpy", axis="0")
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float8_e5m2", "int4"])
+def test_a_dtype_that_only_frameworks_cast_to(np, dtype):
+    """A list has no framework of its own; numpy's arrays have."""
+    pytest.importorskip("ml_dtypes")
+    rows = [[1, 2], [3, 4]]
+    with pytest.raises(
+        errors.DTypeError, match=r"casts int64 to .*\. Make an array of it first, such as numpy.asarray"
+    ):
+        dlx.stack(rows, "numpy", dtype=dtype)
+    assert dlx.stack([np.asarray(row) for row in rows], "numpy", dtype=dtype).real.astype("f4").tolist() == rows

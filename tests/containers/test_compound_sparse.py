@@ -216,6 +216,51 @@ def test_batches_and_dense_dimensions_stay_in_their_framework(options):
             pass
 
 
+def test_batches_get_advice_that_works():
+    """dlx.parts refuses them for another framework, so the fix is a dense array."""
+    for source in many_dimensions():
+        for call in (lambda x=source: dlx.convert(x, "numpy"), lambda x=source: dlx.parts(x, "numpy")):
+            with pytest.raises(LayoutError, match=r"batches or dense dimensions\. Call \.to_?dense\(\) first\.$"):
+                call()
+        assert np.array_equal(dlx.convert(getattr(source, "to_dense", getattr(source, "todense", None))(), "numpy"),
+                              dense(source))  # fmt: skip
+
+
+def test_parts_of_jax_have_one_row_for_each_dimension():
+    """Also inside jax, whose own coordinates are (count, ndim), and for each matrix of a batch."""
+    sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
+    x = jnp.asarray([[0.0, 2, 0], [3, 0, 4]])
+    for to in (None, "jax", "numpy", "torch"):
+        found = dlx.parts(sparse.BCOO.fromdense(x), to)
+        assert np.asarray(found["coords"]).tolist() == [[0, 1, 1], [1, 0, 2]]
+    batch = dlx.parts(sparse.BCOO.fromdense(jnp.stack([x, x]), n_batch=1))
+    assert np.asarray(batch["coords"]).tolist() == [[[0, 1, 1], [1, 0, 2]]] * 2
+
+
+@pytest.mark.parametrize("form", ["csr", "coo"])
+def test_indices_in_the_other_byte_order(form):
+    """They are copied in native order."""
+    m = matrix(form)
+    if form == "coo":
+        m.coords = tuple(row.astype(">i4") for row in m.coords)
+    else:
+        m.indices, m.indptr = m.indices.astype(">i4"), m.indptr.astype(">i8")
+    assert np.array_equal(dense(dlx.convert(m, "torch")), m.toarray())
+    with pytest.raises(CopyRequiredError):
+        dlx.convert(m, "torch", copy=False)
+
+
+def test_writes_to_stacked_coordinates_are_refused_with_the_reason():
+    """The error names the caller's type, not a class of dlx, and why there is no way back."""
+    function = dlx.using("torch", writes=["x"])(lambda x: x._values().mul_(2) and None)
+    with pytest.raises(
+        DlxError, match=r"cannot convert numpy\.ndarray to 'torch' at x\.coords: the function"
+    ) as refused:
+        function(matrix("coo"))
+    assert "its 2 arrays are stacked" in refused.value.reason
+    assert refused.value.fix == "Return a new array from the function."
+
+
 def test_coalesced_tensors_stay_coalesced():
     """Torch refuses `.values()` of others."""
     source = torch.eye(3).to_sparse()

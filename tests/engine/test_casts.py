@@ -133,7 +133,7 @@ def test_what_a_single_dtype_applies_to(np, torch):
     assert dlx.shares_memory(new["i"], tree["i"])
     with pytest.raises(errors.DTypeError, match=r"it is int64. Pass dtype=\{'int64': 'float32'\}"):
         dlx.convert(tree["i"], "torch", dtype="float32")
-    with pytest.raises(errors.DTypeError, match=r"Pass dtype=\{'int64': 'int32'\}"):
+    with pytest.raises(errors.DTypeError, match=r"Pass dtype=\{'int64': 'int32'\}\. Name the dtypes of your arrays in"):
         dlx.convert(tree, "torch", dtype="int32")
     assert dlx.convert(tree["i"], "torch", dtype={"int64": "float32"}).dtype == torch.float32
     assert dlx.convert(tree["x"].astype("f4"), "numpy", dtype="float32") is not None

@@ -21,7 +21,10 @@ def test_sparse_tensors():
     back = dlx.convert(made, "tensorflow")
     assert type(back) is tf.SparseTensor and tf.sparse.to_dense(back).numpy().tolist() == made.toarray().tolist()
     assert dlx.convert(source, "tensorflow") is source
-    assert dlx.parts(source, "numpy")["coords"].tolist() == [[0, 1, 1], [1, 0, 2]]
+    for to in (None, "numpy"):
+        assert np.asarray(dlx.parts(source, to)["coords"]).tolist() == [[0, 1, 1], [1, 0, 2]]
+    with pytest.raises(dlx.errors.LayoutError, match=r"Pass dlx\.parts\(x\) or tf\.sparse\.to_dense\(x\) instead"):
+        dlx.convert(source, out=np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize("rows", [ROWS, [], [[]], [[[1], [2, 3]], [], [[]]]])
