@@ -147,7 +147,7 @@ typedef CASTER(caster);
     for (int64_t i = 0; i < n; i++) {                                                        \
       S x;                                                                                   \
       memcpy(&x, from + i * from_step, sizeof x);                                            \
-      __auto_type number = read(x);                                                          \
+      __typeof__(read(x)) number = read(x);                                                 \
       T made = TO_##T(number);                                                               \
       memcpy(to + i * to_step, &made, sizeof made);                                          \
     }                                                                                        \
