@@ -62,6 +62,23 @@ def _casts(np, torch):
             number,
         )
 
+    x, tensor = np.ones(1_000), torch.ones(1_000, dtype=torch.float64)
+    for name, source, options in (
+        ("like=", x, {"like": tensor}),
+        ("device=", x, {"to": "torch", "device": "cpu"}),
+        ("copy=", x, {"to": "torch", "copy": True}),
+        ("torch -> torch", tensor, {"to": "torch"}),
+    ):
+        calls = lambda x=x: torch.from_numpy(x.astype("f4")), lambda t=tensor: t.to(torch.float32)
+        yield (
+            *(f"dtype=, {name}, 1,000", 10, lambda s=source, o=options: dlx.convert(s, dtype="float32", **o)),
+            *(calls[source is tensor], 100),
+        )
+    yield (
+        *("dtype= that it has, 1,000", 20, lambda x=x: dlx.convert(x, "torch", dtype="float64")),
+        *(lambda x=x: torch.from_numpy(x), 100),
+    )
+
     for old, new in _PAIRS:
         x, wanted = (np.arange(1_000_000) % 100).astype(old), getattr(torch, new)
         calls = (

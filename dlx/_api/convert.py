@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -158,23 +159,21 @@ def convert(
         if casts is not None and output.fill_plain([obj], out, -1, casts):
             return out
         return output.convert_into(obj, out, casts, detach=detach, strict=strict)
-    options: tuple[Any, ...] = to, readonly, errors
-    casts_only = dtype is not None and like is device is copy is stream is None and detach is lazy is strict is False
-    if casts_only and wait is True and all(type(each) is str for each in options) and options[1:] == ("copy", "raise"):
-        source, cast = lookup.kind(type(obj)).adapter, None
-        if source is not None:
-            cast = batch.cast_host(obj, source, registry.target(to), casting.read_casts(dtype))
+    casts_only = dtype is not None and copy is not False and stream is None and detach is lazy is strict is False
+    words: tuple[Any, ...] = readonly, errors
+    if casts_only and wait is True and all(type(each) is str for each in words) and words == ("copy", "raise"):
+        cast = _cast(obj, to, like, dtype)
         if cast is not None:
-            return FAST_PATH(cast, to)
+            given = {"to": to, "like": like, "device": device, "copy": copy if cast is obj else None}
+            with contextlib.suppress(DlxError):  # raised below, about obj
+                return FAST_PATH(cast, **{name: value for name, value in given.items() if value is not None})
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype, wait)
     found = lookup.kind(type(obj))
     if found.compounds:
         found = lookup.kind_of(obj, found)
     if found.handler is None:
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
-        if dtype is None:
-            return batch.Batch(request, [obj], [source]).run()[0]
-        named = to if device is stream is None and wait and not detach else None
+        named = to if dtype is not None and device is stream is None and wait and not copy and not detach else None
         return batch.Batch(request.for_root(), [obj], [source], to=named).run()[0]
     # Arrays of a tree take the fast path if no option is set.
     named = to if device is stream is None and wait and not copy and not detach else None
@@ -182,6 +181,16 @@ def convert(
     if lazy:
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
     return batch.convert_tree(obj, found.handler, request, strict=strict, errors=errors, to=named)
+
+
+def _cast(obj: Any, to: Any, like: Any, dtype: Any) -> Any:
+    """Return a host array, cast or unchanged, to convert without `dtype`; None if Python must plan it."""
+    source, own = lookup.kind(type(obj)).adapter, lookup.kind(type(like)).adapter
+    casts = casting.read_casts(dtype)
+    if source is None or casts is None or (to is None) == (like is None):
+        return None
+    target = registry.target(to) if own is None or like is None else registry.ready(own)
+    return None if target is None else batch.cast_host(obj, source, target, casts, at_root=True)
 
 
 @public

@@ -124,7 +124,7 @@ def stack(
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
-    if objs and _is_number(type(objs[0])):
+    if places is None and objs and _is_number(type(objs[0])):
         whole = _pack_numbers(objs)
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
@@ -328,12 +328,14 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
     return view(whole, (*shape[:at], n, *shape[at:]), (*steps[:at], step, *steps[at:]))
 
 
-def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
-    """Stack host arrays of the fast path, cast by dlx; None if the Python path is needed."""
+def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Any:
+    """Stack host arrays of the fast path, cast by dlx, for `convert`; None if the Python path is needed."""
     target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
     if target.varies:
         return None
     try:
+        if places is not None and dtype is None and len(objs) == axis == 1 and places[0].start == 0:
+            return convert(objs[0], to, copy=True)  # one matrix with all columns
         tensors = _interfaces(objs) if is_plain and not hasattr(type(objs[0]), "__dlpack__") else None
         tensors = tensors or borrow_all(objs, TENSOR.name)
         if tensors is None or not tensors[0].is_host:

@@ -25,6 +25,7 @@ from dlx._engine.planner import (
     DEFERRED,
     UNDECIDED,
     Decision,
+    casts_itself,
     check_copies,
     decide,
     decide_before_export,
@@ -143,15 +144,21 @@ def not_writable() -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Pass a writable array.")
 
 
-def cast_host(obj: Any, source: Adapter | None, target: Target, casts: Casts | None) -> Tensor | None:
-    """Return a copy of a host array of the fast path, cast for a target; None if no cast or only Python applies."""
-    if casts is None or target.varies or source is target.source or trace.observers:
-        return None
+def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool) -> Any:
+    """Return a host array of the fast path, cast for a target or unchanged; None if Python must plan it."""
     tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
-    new = casts.dtypes.get(tensor.dtype.name) if type(tensor) is Tensor and tensor.is_host else None
-    if new is None or not can_cast(tensor.dtype, new, tensor.device):
+    if type(tensor) is not Tensor or not tensor.is_host:
         return None
-    cast: Tensor = native.tensor_copy(tensor, keeps_order(target), 0, new)
+    old, new = tensor.dtype, casts.dtypes.get(tensor.dtype.name)
+    if new is None:
+        return None if at_root and casts.floating not in (None, old) else obj
+    if trace.observers:
+        return None
+    if source is target.source and casts_itself(source, old, new):
+        return source.dtypes.cast(obj, new)
+    if target.varies or not can_cast(old, new, tensor.device):
+        return None
+    cast = native.tensor_copy(tensor, keeps_order(target), 0, new)
     return None if target.check(cast) else cast
 
 
@@ -279,13 +286,12 @@ class Batch:
         obj, casts = self.objs[i], self.request.casts
         if casts is None or self.request.copy is False:
             return None
-        cast = cast_host(obj, self.sources[i], self.request.target, casts)
+        cast = cast_host(obj, self.sources[i], self.request.target, casts, at_root=casts.at_root)
+        if cast is obj:
+            return FAST_PATH._borrow(obj, self.to, brief)
         if cast is not None:
             self._cast.add(i)
-            return cast
-        tensor = None if casts.at_root else FAST_PATH._borrow(obj, TENSOR.name, True)
-        stays = type(tensor) is Tensor and tensor.is_host and tensor.dtype.name not in casts.dtypes
-        return FAST_PATH._borrow(obj, self.to, brief) if stays else None
+        return cast
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""

@@ -62,7 +62,7 @@ def decide_before_export(
     return Decision(steps, copies=any(step.copies for step in steps))
 
 
-def _casts_itself(adapter: Adapter, *dtypes: DType) -> bool:
+def casts_itself(adapter: Adapter, *dtypes: DType) -> bool:
     """Return whether the framework casts between dtypes, which it must all have."""
     if type(adapter.dtypes).cast is DTypes.cast:
         return False
@@ -77,7 +77,7 @@ def _own_cast(source: Adapter, info: ArrayInfo, request: Request, in_one_copy: b
     On the host, dlx casts to the target's layout and alignment in one pass, unless the framework makes the only copy.
     """
     new = None if info.dtype is None or request.casts is None else request.casts.find(info.dtype)
-    if new is None or info.dtype is None or not _casts_itself(source, info.dtype, new):
+    if new is None or info.dtype is None or not casts_itself(source, info.dtype, new):
         return None
     if not in_one_copy and can_cast(info.dtype, new, info.device):
         return None
@@ -300,7 +300,7 @@ def _decide_cast(
         step = Copy("cast", why, cast.nbytes, option, keep_order=keep_order, dtype=new)
         after = Decision((*before.steps, step), copies=True)
         return _Decider(cast, after, source, request, sync).decision()
-    if not _casts_itself(target.adapter, old, new):
+    if not casts_itself(target.adapter, old, new):
         raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}")
     if is_pinned_device(request.device):
         reason = f"{target.name} would cast it into memory that is not pinned"

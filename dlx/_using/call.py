@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dlx._engine.traced import leave_out
 from dlx._support.tracebacks import name_action, shorten
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.identity import Identity
@@ -56,6 +55,3 @@ class Invocation:
     def write_back(self) -> None:
         """Copy the function's writes back to the caller's arrays."""
         self._writes.write_back()
-
-
-leave_out(Invocation.__init__, "what dlx.using returns")

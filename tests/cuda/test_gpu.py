@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import resource
 import threading
 
 import pytest
 from support.cuda.real_gpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
+from support.processes.memory import resident
 from support.repository import pages
 
 import dlx
@@ -69,10 +69,10 @@ def test_moves_leak_nothing(np):
         assert quiet() == 0
 
     both(50)
-    live, before = native.live(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    live, before = native.live(), resident()
     both(2000)
     assert native.live() == live
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # KiB
+    assert resident() - before < 16 << 20
 
 
 def test_exit_with_memory_in_every_state(python):

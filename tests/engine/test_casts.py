@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import array
 import gc
+import importlib.util
 import itertools
+import math
+import random
 import warnings
 
 import pytest
@@ -294,6 +297,69 @@ def test_collections_are_checked_at_the_call(np):
     assert dlx.convert(real, "numpy", dtype="float32").compute().dtype == np.float32
     assert dlx.convert([whole, real], "numpy", dtype="float32")[0].compute().dtype == np.int64
     assert dlx.convert(real, "numpy", wait=False).compute().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def _draw(np, torch, rng):
+    """Return an array of some framework, dtype and layout, and options of a call with `dtype`."""
+    shape = rng.choice([(), (0, 3), (5,), (4, 3), (2, 3, 4)])
+    old = rng.choice(["float32", "float64", "float16", "int8", "int64", "uint8", "bool", "complex64", "complex128"])
+    x = (np.arange(math.prod(shape)) % 5 - 1).astype(old).reshape(shape)
+    x = rng.choice([lambda: x, lambda: x.T, lambda: x[..., ::-2] if shape else x, lambda: np.array(x, order="F")])()
+    made = rng.choice(["numpy", "read-only", "swapped", "matrix", "torch", "graph", "parameter", "conj", "jax", "dlx"])
+    if made == "read-only":
+        x.flags.writeable = False
+    elif made == "swapped":
+        x = x.astype(x.dtype.newbyteorder())
+    elif made == "matrix":
+        x = np.asmatrix(x) if x.ndim < 3 else x
+    elif made == "jax":
+        x = dlx.convert(x.copy(), "jax") if "jax" in EXAMPLE and x.itemsize < 8 else x
+    elif made == "dlx":
+        x = dlx.convert(x, "dlx")
+    elif made != "numpy":
+        x = torch.from_numpy(np.array(x, order="C")).mT if x.ndim > 1 else torch.tensor(x.copy())
+        if made == "conj":
+            x = x.conj()
+        elif made == "parameter":
+            x = torch.nn.Parameter(x, requires_grad=rng.random() < 0.5 and x.is_floating_point())
+        else:
+            x.requires_grad_(made == "graph" and x.is_floating_point())
+    to = rng.choice([*EXAMPLE])
+    options = {"like": EXAMPLE[to](np)} if rng.random() < 0.3 else {"to": to}
+    for name, values in {"device": ["cpu", torch.device("cpu"), "cuda"], "copy": [True, True, False]}.items():
+        if rng.random() < 0.3:
+            options[name] = rng.choice(values)
+    changes = {"float64": "float32"}, {"int64": "float32", "float32": "int8"}, {"complex128": "complex64"}
+    options["dtype"] = rng.choice([*FLOATS, "bfloat16", "float8_e4m3fn", "int32", torch.float32, np.float64, *changes])
+    return x, options
+
+
+EXAMPLE = {"numpy": lambda np: np.ones(2), "torch": lambda np: dlx.convert(np.ones(2), "torch")}
+EXAMPLE |= {"dlx": lambda np: dlx.convert(np.ones(2), "dlx")}
+if importlib.util.find_spec("jax"):
+    EXAMPLE["jax"] = lambda np: dlx.convert(np.ones(2, "f4"), "jax")
+
+
+def _outcome(x, options):
+    try:
+        made = dlx.convert(x, **options)
+    except errors.DlxError as error:
+        return type(error), str(error)
+    grad = getattr(made, "requires_grad", False)
+    tensor = dlx.convert(made.detach() if grad else made, "dlx")
+    strides = tensor.strides if 0 not in tensor.shape else None
+    return made is x, type(made), grad, str(tensor.dtype), tensor.shape, strides, tensor.readonly, repr(tensor)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fast_cast_does_what_the_planned_one_does(np, torch, seed):
+    """A cast of one host array is not planned; results and errors are the same as those of a planned call."""
+    rng = random.Random(seed)
+    for _ in range(20):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x, options = _draw(np, torch, rng)
+            assert _outcome(x, options) == _outcome(x, options | {"errors": "collect"}), (x, options)
 
 
 def test_plans_agree_and_nothing_leaks(np, torch):

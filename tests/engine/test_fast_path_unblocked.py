@@ -226,7 +226,9 @@ def test_a_resolution_that_fails(np, monkeypatch):
 def test_nothing_is_left(python, torch):
     """Copies are freed with their results: counted, and by the bytes of the process."""
     python("""
-import gc, resource
+import gc, sys
+sys.path.insert(0, "tests")
+from support.processes.memory import resident
 import numpy as np, torch, pyarrow as pa
 import dlx
 from dlx._core import native
@@ -237,11 +239,6 @@ sources = [
     np.ones(n, ">f4"), pa.chunked_array([pa.array(np.ones(n)), pa.array(np.ones(n))]),
 ]
 jobs = [lambda s=s, to=to: dlx.convert(s, to=to) for s in (*sources, sources) for to in ("numpy", "torch", "dlx")]
-
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def run(times):

@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 import dlx
+from dlx._using import wrappers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the code that it makes
 
@@ -121,10 +122,15 @@ def test_what_using_returns_ends_the_graph(np, torch, kind):
         assert compiled(torch.arange(float(n))).tolist() == [2.0 * i + 1 for i in range(n)]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("kind", [kind for kind in DECORATED if kind != "torch"])
-def test_what_using_returns_says_that_it_ends_the_graph(np, torch, kind):
-    """With ``fullgraph=True``; a function of torch itself is traced."""
+def test_what_using_returns_says_that_it_ends_the_graph(np, torch, kind, is_first):
+    """With ``fullgraph=True``, also if the call is the first of all; a function of torch itself is traced."""
     torch._dynamo.reset()
+    if is_first:
+        wrappers.calls.__dict__.pop("Invocation", None)
+    else:
+        assert wrappers.calls.Invocation
     with pytest.raises(Exception, match=r"dlx\.using returns: it uses memory outside of the graph") as caught:
         torch.compile(lambda x: DECORATED[kind](x + 1), fullgraph=True, backend="eager")(torch.ones(3))
     assert type(caught.value).__name__ == "Unsupported"

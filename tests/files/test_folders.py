@@ -327,7 +327,9 @@ HOSTILE = {
     "a root that is a tuple": DEEP,
 }  # fmt: skip
 TRY = """
-import resource
+import resource, sys
+sys.path.insert(0, "tests")
+from support.processes.memory import most_resident
 import dlx
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 for name in {names!r}:
@@ -337,8 +339,7 @@ for name in {names!r}:
         assert "its metadata does not describe a checkpoint" in str(error) and len(str(error)) < 400, error
     else:
         raise AssertionError(name)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-assert peak < 2000, peak
+assert most_resident() < 2000 << 20, most_resident()
 print("done")
 """
 

@@ -16,7 +16,6 @@ import ctypes
 import gc
 import importlib
 import importlib.util
-import os
 import random
 import re
 import statistics
@@ -27,6 +26,7 @@ import time
 
 import dlx
 from dlx._core import native
+from support.processes.memory import resident
 
 FRAMEWORKS = ("numpy", "torch", "tvm_ffi", "jax", "pyarrow")
 OPTIONS = (
@@ -404,15 +404,6 @@ def malloc_in_use():
     library.mallinfo2.restype = MallocInfo
     found = library.mallinfo2()
     return found.uordblks + found.hblkhd
-
-
-def resident():
-    """Return the resident bytes of the process, 0 if unknown."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 def play(hand, kinds):
