@@ -1,15 +1,13 @@
-/* Strided casts between numbers on the host. Every element is read as an integer of 32 or 64 bits,
- * a float or a double, which is exact, and rounded when it is written: once, but for integers above
- * 2^53. Numbers have no branches, so that the compiler finds vectors. */
+/* Strided casts between numbers on the host. Every element is read as a number of C, which is
+ * exact, and rounded when it is written: once, but for integers above 2^53. Numbers have no
+ * branches, so that the compiler finds vectors. */
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "no-trapping-math", \
-                     "no-thread-jumps") /* vectors, which clang uses anyway */
-#define UNROLL _Pragma("GCC unroll 4")
-#define APART __attribute__((optimize("no-tree-vectorize")))
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+/* Vectors, which clang uses anyway, and no branches; the time of a loop depends on its address. */
+#pragma GCC optimize("O3", "align-loops=32", "no-trapping-math", "no-thread-jumps", "no-tree-pre")
+#define PRAGMA(text) _Pragma(#text)
 #else
-#define UNROLL
-#define APART
+#define PRAGMA(text)
 #endif
 
 #include "copy.h"
@@ -35,191 +33,159 @@ static inline float float_of(uint32_t bits) {
   return value;
 }
 
-static inline float widen_half(uint32_t x) {
-  uint32_t exponent = x & 0x7c00, normal = ((x & 0x7fff) << 13) + (112u << 23);
-  uint32_t small = bits_of((float)(int32_t)(x & 0x3ff) * 0x1p-24f); /* without subnormal floats */
+static inline float widen_half(half x) {
+  uint32_t bits = x.bits, exponent = bits & 0x7c00, normal = ((bits & 0x7fff) << 13) + (112u << 23);
+  uint32_t small = bits_of((float)(int32_t)(bits & 0x3ff) * 0x1p-24f); /* no subnormal floats */
   normal |= exponent == 0x7c00 ? 0x7f800000 : 0;
-  normal |= (x & 0x7fff) > 0x7c00 ? 0x400000 : 0; /* a quiet NaN, as processors make it */
-  return float_of((exponent ? normal : small) | (x & 0x8000) << 16);
+  normal |= (bits & 0x7fff) > 0x7c00 ? 0x400000 : 0; /* a quiet NaN, as processors make it */
+  return float_of((exponent ? normal : small) | (bits & 0x8000) << 16);
+}
+
+static inline float widen_bfloat(bfloat x) {
+  return float_of((uint32_t)x.bits << 16);
 }
 
 /* Round to nearest, ties to even; a sum rounds subnormal numbers. */
-static inline uint16_t narrow_half(float value) {
+static inline half narrow_half(float value) {
   uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
   bits &= INT32_MAX;
   uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
   uint32_t small = bits_of(float_of(bits) + 0.5f) - bits_of(0.5f);
   uint32_t found = bits < 113u << 23 ? small : normal > 0x7c00 ? 0x7c00 : normal;
-  return (uint16_t)(sign | (bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 0x3ff) : found));
+  return (half){(uint16_t)(sign | (bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 0x3ff) : found))};
 }
 
-static inline uint16_t narrow_bfloat(float value) {
+static inline bfloat narrow_bfloat(float value) {
   uint32_t bits = bits_of(value), found = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return (uint16_t)((bits & INT32_MAX) > 0x7f800000 ? (bits >> 16 & 0x8000) | 0x7fc0 : found);
+  return (bfloat){(uint16_t)(value == value ? found : (bits >> 16 & 0x8000) | 0x7fc0)};
 }
 
-/* Round a double at once. The last bit of `unit` is the smallest subnormal number. */
-static inline uint16_t narrow(double value, int mantissa, int bias, double unit) {
-  uint64_t bits, least, sum, rest = (uint64_t)(1023 - bias) << 52;
+/* Return a float that is rounded to a half or bfloat as the double would be: its last bit of 13 is
+ * also set if any bit after it was. */
+static inline float shorten(double value) {
+  const uint64_t rest = (UINT64_C(1) << 40) - 1;
+  uint64_t bits;
   memcpy(&bits, &value, sizeof bits);
-  memcpy(&least, &unit, sizeof least);
-  uint64_t sign = bits >> 48 & 0x8000;
-  bits &= INT64_MAX;
-  int shift = 52 - mantissa;
-  uint64_t half_bit = (UINT64_C(1) << (shift - 1)) - 1 + (bits >> shift & 1);
-  int64_t normal = (int64_t)((bits - rest + half_bit) >> shift);
-  int64_t infinity = (int64_t)(2 * bias + 1) << mantissa, first = (int64_t)(1024 - bias) << 52;
-  double positive;
-  memcpy(&positive, &bits, sizeof positive);
-  positive += unit;
-  memcpy(&sum, &positive, sizeof sum);
-  normal = normal > infinity ? infinity : normal;
-  int64_t found = (int64_t)bits < first ? (int64_t)(sum - least) : normal;
-  found = value == value ? found : infinity | 1 << (mantissa - 1);
-  return (uint16_t)(sign | (uint64_t)found);
+  bits = (bits | ((bits & rest) + rest)) & ~rest;
+  memcpy(&value, &bits, sizeof bits);
+  return (float)value;
 }
 
-#define READ(T, W, value)                    \
-  static inline W read_##T(const char* at) { \
-    T x;                                     \
-    memcpy(&x, at, sizeof x);                \
-    return value;                            \
-  }
-
-READ(boolean, int32_t, x != 0)
-READ(int8_t, int32_t, x)
-READ(int16_t, int32_t, x)
-READ(int32_t, int32_t, x)
-READ(int64_t, int64_t, x)
-READ(uint8_t, int32_t, x)
-READ(uint16_t, int32_t, x)
-READ(uint32_t, int64_t, x)
-READ(uint64_t, uint64_t, x)
-READ(half, float, widen_half(x.bits))
-READ(bfloat, float, float_of((uint32_t)x.bits << 16))
-READ(single, float, x)
-READ(double, double, x)
-
-/* From integers and real numbers. Integers wrap around; the compiler has vectors for 32 bits. */
-// clang-format off
-#define WRITE(T, from_integer, from_real, from_float)              \
-  static inline T T##_small(int32_t x) { return from_integer; }    \
-  static inline T T##_int(int64_t x) { return from_integer; }      \
-  static inline T T##_uint(uint64_t x) { return from_integer; }    \
-  static inline T T##_real(double x) { return from_real; }         \
-  static inline T T##_float(float x) { return from_float; }
-// clang-format on
+/* Return an integer of 64 bits as a double; unlike for C's conversion, there are vectors. */
+static inline double add_halves(double high, uint32_t low) {
+  return high * 0x1p32 + (double)low;
+}
 
 /* A real number out of range becomes the nearest integer, a NaN 0: in C both are undefined. */
-#define CLAMP(name, R, I)                              \
-  static inline I name(R x, double low, double high) { \
-    x = x == x ? x : 0;                                \
-    x = x > (R)low ? x : (R)low;                       \
-    return (I)(x < (R)high ? x : (R)high);             \
+#define CLAMP(name, R)                            \
+  static inline R name(R x, R low, R high) {      \
+    R found = x > low ? x : low; /* a NaN: low */ \
+    found = found < high ? found : high;          \
+    return x == x ? found : 0;                    \
   }
-CLAMP(clamp_float, float, int32_t)
-CLAMP(clamp, double, int32_t)
-CLAMP(clamp_wide, double, int64_t)
+CLAMP(clamp, double)
+CLAMP(clamp_float, float)
 
-#define WRITE_SMALL(T, low, high) \
-  WRITE(T, (T)x, (T)clamp(x, low, high), (T)clamp_float(x, low, high))
-WRITE(boolean, x != 0, x != 0, x != 0)
-WRITE_SMALL(int8_t, INT8_MIN, INT8_MAX)
-WRITE_SMALL(int16_t, INT16_MIN, INT16_MAX)
-WRITE(int32_t, (int32_t)x, clamp(x, INT32_MIN, INT32_MAX),
-      x >= 0x1p31f ? INT32_MAX : clamp_float(x, INT32_MIN, 0x1.fffffep30))
-WRITE(int64_t, (int64_t)x,
-      __builtin_fabs(x) < 0x1p63 ? (int64_t)x
-      : x != x                   ? 0
-      : x < 0                    ? INT64_MIN
-                                 : INT64_MAX,
-      int64_t_real(x))
-WRITE_SMALL(uint8_t, 0, UINT8_MAX)
-WRITE_SMALL(uint16_t, 0, UINT16_MAX)
-WRITE(uint32_t, (uint32_t)x, (uint32_t)clamp_wide(x, 0, UINT32_MAX), uint32_t_real(x))
-WRITE(uint64_t, (uint64_t)x,
-      !(x > 0)      ? 0
-      : x >= 0x1p64 ? UINT64_MAX
-                    : (uint64_t)x,
-      uint64_t_real(x))
-WRITE(half, (half){narrow_half((float)x)}, (half){narrow(x, 10, 15, 0x1p28)},
-      (half){narrow_half(x)})
-WRITE(bfloat, (bfloat){narrow((double)x, 7, 127, 0x1p-81)}, (bfloat){narrow(x, 7, 127, 0x1p-81)},
-      (bfloat){narrow_bfloat(x)})
-WRITE(single, (single)x, (single)x, x)
-WRITE(double, (double)x, x, (double)x)
+static inline int32_t clamp_int32(float x) {
+  return x >= 0x1p31f ? INT32_MAX : (int32_t)clamp_float(x, INT32_MIN, 0x1.fffffep30f);
+}
 
-typedef void (*caster)(char* restrict to, const char* restrict from, int64_t n, int64_t to_step,
-                       int64_t from_step);
+static inline int64_t clamp_int64(double x) {
+  return __builtin_fabs(x) < 0x1p63 ? (int64_t)x : x != x ? 0 : x < 0 ? INT64_MIN : INT64_MAX;
+}
 
-#define LOOP(S, T, to_step, from_step)                         \
-  for (int64_t i = 0; i < n; i++) {                            \
-    T x = _Generic(read_##S(from),                             \
-        double: T##_real,                                      \
-        float: T##_float,                                      \
-        uint64_t: T##_uint,                                    \
-        int64_t: T##_int,                                      \
-        default: T##_small)(read_##S(from + i * (from_step))); \
-    memcpy(to + i * (to_step), &x, sizeof x);                  \
-  }
-
-/* Constant steps let the compiler use vectors. It has none for int64_t to reals: unroll these. */
-#define CAST(S, T, set)                                                                     \
-  TARGET_##set static void S##_to_##T##set(char* restrict to, const char* restrict from,    \
-                                           int64_t n, int64_t to_step, int64_t from_step) { \
-    if (to_step != sizeof(T) || from_step != sizeof(S)) {                                   \
-      S##_to_##T##_apart(to, from, n, to_step, from_step);                                  \
-    } else if (sizeof(S) == 8 && sizeof(T) >= 4) {                                          \
-      UNROLL LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                             \
-    } else {                                                                                \
-      LOOP(S, T, (int64_t)sizeof(T), (int64_t)sizeof(S))                                    \
-    }                                                                                       \
-  }
-
-#define CAST_APART(S, T, set)                                                                   \
-  APART static void S##_to_##T##_apart(char* restrict to, const char* restrict from, int64_t n, \
-                                       int64_t to_step, int64_t from_step) {                    \
-    LOOP(S, T, to_step, from_step)                                                              \
-  }
-
-#define TARGET_usual
-#define TARGET_wide DLX_WIDE_VECTORS
-
-/* The order of EACH and ALL. */
-enum { BOOL, INT8, UINT8 = 5, HALF = 9, BFLOAT, SINGLE, DOUBLE, KINDS };
+static inline uint64_t clamp_uint64(double x) {
+  return !(x > 0) ? 0 : x >= 0x1p64 ? UINT64_MAX : (uint64_t)x;
+}
 
 // clang-format off
-#define EACH(X, S, set)                                                                         \
-  X(S, boolean, set) X(S, int8_t, set) X(S, int16_t, set) X(S, int32_t, set) X(S, int64_t, set) \
-  X(S, uint8_t, set) X(S, uint16_t, set) X(S, uint32_t, set) X(S, uint64_t, set)                \
-  X(S, half, set) X(S, bfloat, set) X(S, single, set) X(S, double, set)
-#define ALL(X, set)                                                                              \
-  X(boolean, set) X(int8_t, set) X(int16_t, set) X(int32_t, set) X(int64_t, set) X(uint8_t, set) \
-  X(uint16_t, set) X(uint32_t, set) X(uint64_t, set) X(half, set) X(bfloat, set) X(single, set)  \
-  X(double, set)
-#define CASTS(S, set) EACH(CAST, S, set)
-#define CASTS_APART(S, set) EACH(CAST_APART, S, set)
-#define NAME(S, T, set) S##_to_##T##set,
-#define ROW(S, set) {EACH(NAME, S, set)},
+/* A number x as each type. Integers wrap around. */
+#define INTEGER(T, x, from_double, from_float) \
+  _Generic(x, double: (T)from_double, float: (T)from_float, default: (T)(x))
+#define SMALL(T, x, low, high) \
+  INTEGER(T, x, (int32_t)clamp((double)(x), low, high), \
+          (int32_t)clamp_float((float)(x), low, high))
+#define LARGE(T, x, from_double) INTEGER(T, x, from_double, from_double)
 
-ALL(CASTS_APART, )
-ALL(CASTS, usual)
+#define TO_boolean(x) ((x) != 0)
+#define TO_int8_t(x) SMALL(int8_t, x, INT8_MIN, INT8_MAX)
+#define TO_int16_t(x) SMALL(int16_t, x, INT16_MIN, INT16_MAX)
+#define TO_int32_t(x) \
+  INTEGER(int32_t, x, clamp((double)(x), INT32_MIN, INT32_MAX), clamp_int32((float)(x)))
+#define TO_int64_t(x) LARGE(int64_t, x, clamp_int64((double)(x)))
+#define TO_uint8_t(x) SMALL(uint8_t, x, 0, UINT8_MAX)
+#define TO_uint16_t(x) SMALL(uint16_t, x, 0, UINT16_MAX)
+#define TO_uint32_t(x) LARGE(uint32_t, x, clamp((double)(x), 0, UINT32_MAX))
+#define TO_uint64_t(x) LARGE(uint64_t, x, clamp_uint64((double)(x)))
+#define TO_half(x) narrow_half(_Generic(x, double: shorten((double)(x)), default: (float)(x)))
+#define TO_bfloat(x)                                                                       \
+  narrow_bfloat(_Generic(x,                                                                \
+    int64_t: shorten(add_halves((int32_t)((int64_t)(x) >> 32), (uint32_t)(x))),            \
+    uint64_t: shorten(add_halves((uint32_t)((uint64_t)(x) >> 32), (uint32_t)(x))),         \
+    float: (float)(x), default: shorten((double)(x))))
+#define TO_single(x) ((single)(x))
+#define TO_double(x) ((double)(x))
+
+/* Three sets of functions: for elements apart; for runs of them, whose constant steps let the
+ * compiler use vectors; and the same with vectors of 32 bytes. */
+#define FOR_apart
+#define FOR_run
+#define FOR_wide DLX_WIDE_VECTORS
+enum { apart, run, wide };
+
+#define CASTER(name)                                                                         \
+  void name(char* restrict to, const char* restrict from, int64_t n, int64_t to_step,        \
+            int64_t from_step)
+typedef CASTER(caster);
+
+/* Few loops from 8 bytes to as many have vectors: unroll these. */
+#define CAST(S, read, T, set)                                                                \
+  FOR_##set static CASTER(S##_to_##T##_##set) {                                              \
+    to_step = set == apart ? to_step : (int64_t)sizeof(T);                                   \
+    from_step = set == apart ? from_step : (int64_t)sizeof(S);                               \
+    PRAGMA(GCC unroll(sizeof(S) == 8 && sizeof(T) >= 4 ? 4 : 1))                             \
+    for (int64_t i = 0; i < n; i++) {                                                        \
+      S x;                                                                                   \
+      memcpy(&x, from + i * from_step, sizeof x);                                            \
+      __typeof__(read(x)) number = read(x);                                                 \
+      T made = TO_##T(number);                                                               \
+      memcpy(to + i * to_step, &made, sizeof made);                                          \
+    }                                                                                        \
+  }
+
+/* The order of ALL, which has the operator or function that reads each type, and of EACH. */
+enum { BOOL, INT8, UINT8 = 5, HALF = 9, BFLOAT, SINGLE, DOUBLE, KINDS };
+
+#define ALL(X, set)                                                                          \
+  X(boolean, !!, set) X(int8_t, +, set) X(int16_t, +, set) X(int32_t, +, set)                \
+  X(int64_t, +, set) X(uint8_t, +, set) X(uint16_t, +, set) X(uint32_t, +, set)              \
+  X(uint64_t, +, set) X(half, widen_half, set) X(bfloat, widen_bfloat, set)                  \
+  X(single, +, set) X(double, +, set)
+#define EACH(X, S, read, set)                                                                \
+  X(S, read, boolean, set) X(S, read, int8_t, set) X(S, read, int16_t, set)                  \
+  X(S, read, int32_t, set) X(S, read, int64_t, set) X(S, read, uint8_t, set)                 \
+  X(S, read, uint16_t, set) X(S, read, uint32_t, set) X(S, read, uint64_t, set)              \
+  X(S, read, half, set) X(S, read, bfloat, set) X(S, read, single, set) X(S, read, double, set)
+#define CASTS(S, read, set) EACH(CAST, S, read, set)
+#define NAME(S, read, T, set) S##_to_##T##_##set,
+#define NAMES(S, read, set) {EACH(NAME, S, read, set)},
+
+ALL(CASTS, apart)
+ALL(CASTS, run)
 DLX_WITH_WIDE(ALL(CASTS, wide))
 
-static const caster casters[][KINDS][KINDS] = {{ALL(ROW, usual)}, DLX_WITH_WIDE({ALL(ROW, wide)})};
+static caster* const casters[][KINDS][KINDS] = {
+    {ALL(NAMES, apart)}, {ALL(NAMES, run)}, DLX_WITH_WIDE({ALL(NAMES, wide)})};
 // clang-format on
 
 #ifdef DLX_HALF_VECTORS
 #include <immintrin.h>
 
 /* Eight elements at a time, with the same results; the compiler does not find the instructions. */
-#define CAST_EIGHT(S, T, convert)                                                                  \
-  DLX_HALF_VECTORS static void S##_to_##T##_by_eight(char* restrict to, const char* restrict from, \
-                                                     int64_t n, int64_t to_step,                   \
-                                                     int64_t from_step) {                          \
-    int is_run = to_step == sizeof(T) && from_step == sizeof(S);                                   \
-    for (; is_run && n >= 8; n -= 8, to += 8 * sizeof(T), from += 8 * sizeof(S)) convert;          \
-    S##_to_##T##wide(to, from, n, to_step, from_step);                                             \
+#define CAST_EIGHT(S, T, convert)                                               \
+  DLX_HALF_VECTORS static CASTER(S##_to_##T##_by_eight) {                       \
+    for (; n >= 8; n -= 8, to += 8 * sizeof(T), from += 8 * sizeof(S)) convert; \
+    S##_to_##T##_wide(to, from, n, to_step, from_step);                         \
   }
 CAST_EIGHT(half, single,
            _mm256_storeu_ps((void*)to, _mm256_cvtph_ps(_mm_loadu_si128((const void*)from))))
@@ -254,25 +220,29 @@ int dlx_can_cast(DLDataType from, DLDataType to) {
   return are_alike && find_kind(from) >= 0 && find_kind(to) >= 0;
 }
 
-static caster find_caster(int64_t from, int64_t to) {
+static caster* find_caster(int from, int to, int is_run) {
+  if (!is_run) return casters[apart][from][to];
 #ifdef DLX_HALF_VECTORS
   int is_single = from == SINGLE && DLX_HAS_HALVES;
   if (from == HALF && to == SINGLE && DLX_HAS_HALVES) return half_to_single_by_eight;
   if (is_single && to == HALF) return single_to_half_by_eight;
   if (is_single && to == UINT8) return single_to_uint8_t_by_eight;
 #endif
-  return casters[DLX_HAS_WIDE][from][to];
+  return casters[DLX_HAS_WIDE ? wide : run][from][to];
 }
 
-/* `pair` has both kinds and, for complex numbers, half their sizes. */
-static void cast_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t pair) {
-  static const dlx_axis single_axis = {1, 0, 0};
-  caster cast = find_caster(pair & 15, pair >> 4 & 15);
-  int64_t from_half = pair >> 8 & 15, to_half = pair >> 12 & 15, index[DLX_MAX_NDIM] = {0};
-  const dlx_axis* inner = n > 0 ? &axes[n - 1] : &single_axis;
+typedef struct {
+  caster* cast;
+  int64_t parts, from_part, to_part; /* of complex numbers, which are not one run */
+} job;
+
+static void cast_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t address) {
+  const job* j = (const job*)(intptr_t)address;
+  const dlx_axis* inner = &axes[n - 1];
+  int64_t index[DLX_MAX_NDIM] = {0};
   do {
-    cast(to, from, inner->extent, inner->to, inner->from);
-    if (to_half) cast(to + to_half, from + from_half, inner->extent, inner->to, inner->from);
+    for (int64_t k = 0; k < j->parts; k++)
+      j->cast(to + k * j->to_part, from + k * j->from_part, inner->extent, inner->to, inner->from);
   } while (dlx_next(axes, n - 1, index, &to, &from));
 }
 
@@ -284,15 +254,23 @@ int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags) {
     return status == DLX_OK ? dlx_copy(from, to, flags) : status;
   if (!dlx_can_cast(from->dtype, to->dtype)) return DLX_E_MISMATCH;
   int64_t from_item = from->dtype.bits / 8, to_item = to->dtype.bits / 8;
-  int64_t pair = find_kind(from->dtype) | find_kind(to->dtype) << 4;
-  if (from->dtype.code == kDLComplex) pair |= from_item / 2 << 8 | to_item / 2 << 12;
+  int64_t nbytes = dlx_size(from) * (from_item + to_item);
+  if (nbytes == 0) return DLX_OK;
+  int parts = from->dtype.code == kDLComplex ? 2 : 1;
+  job j = {NULL, parts, from_item / parts, to_item / parts};
   dlx_axis axes[DLX_MAX_NDIM];
   int n = dlx_find_axes(from, to, from_item, to_item, axes);
-  if (dlx_size(from) == 0) return DLX_OK;
-  int64_t nbytes = dlx_size(from) * (from_item + to_item);
-  int is_run = n && axes[n - 1].from == from_item && axes[n - 1].to == to_item;
+  if (n == 0) axes[n++] = (dlx_axis){1, from_item, to_item};
+  dlx_axis* inner = &axes[n - 1];
+  int is_run = inner->from == from_item && inner->to == to_item;
+  if (is_run) {
+    *inner = (dlx_axis){inner->extent * parts, j.from_part, j.to_part};
+    j.parts = 1;
+    nbytes /= 4; /* threads pay later */
+  }
+  j.cast = find_caster(find_kind(from->dtype), find_kind(to->dtype), is_run);
   dlx_copy_in_parts(cast_planes, (char*)to->data + to->byte_offset,
-                    (const char*)from->data + from->byte_offset, axes, n,
-                    is_run ? nbytes / 4 /* threads pay later */ : nbytes, pair);
+                    (const char*)from->data + from->byte_offset, axes, n, nbytes,
+                    (int64_t)(intptr_t)&j);
   return DLX_OK;
 }

@@ -360,14 +360,14 @@ static PyObject* tensor_fill(PyObject* module, PyObject* const* args, Py_ssize_t
 static int allocate_rows(const DLManagedTensorVersioned* first, int is_matrix, Py_ssize_t n,
                          DLDataType dtype, long axis, int keep, const dlx_capabilities* consumer,
                          DLManagedTensorVersioned** out) {
-  int64_t shape[DLX_MAX_NDIM + 1], at = keep ? 0 : axis;
+  int64_t shape[DLX_MAX_NDIM + 1], strides[DLX_MAX_NDIM];
   DLTensor like = first->dl_tensor;
   uint64_t flags = first->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
   *out = NULL;
   like.ndim -= is_matrix;
   if (like.ndim < 0 || axis < 0 || axis > like.ndim) return DLX_E_MISMATCH;
-  for (int32_t d = 0; d < like.ndim; d++) shape[d + (d >= at)] = like.shape[d];
-  shape[at] = n;
+  for (int32_t d = 0; d < like.ndim; d++) shape[d + (d >= axis)] = like.shape[d];
+  shape[axis] = n;
   like.shape = shape;
   like.strides = NULL;
   like.ndim++;
@@ -376,15 +376,10 @@ static int allocate_rows(const DLManagedTensorVersioned* first, int is_matrix, P
   like.byte_offset = 0;
   int status = dlx_validate(&like, flags);
   if (status != DLX_OK || (consumer && dlx_check(&like, flags, consumer))) return status;
-  status = dlx_managed_empty(&like, flags, 0, out);
-  if (status != DLX_OK || at == axis) return status;
-  DLTensor* made = &(*out)->dl_tensor; /* move its first axis */
-  int64_t step = made->strides[0];
-  memmove(made->shape, made->shape + 1, (size_t)axis * sizeof *shape);
-  memmove(made->strides, made->strides + 1, (size_t)axis * sizeof *shape);
-  made->shape[axis] = n;
-  made->strides[axis] = step;
-  return status;
+  dlx_compact_strides(like.ndim, shape, strides);
+  strides[axis] = dlx_size(&like); /* the largest one */
+  like.strides = strides;
+  return dlx_managed_empty(&like, flags, keep, out);
 }
 
 PY_DOC(tensor_stack,

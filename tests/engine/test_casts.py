@@ -75,14 +75,21 @@ def test_halves_have_the_same_bits_in_every_layout(np):
         for x, there in ((bits, expected), (bits[3:], expected[3:]), (np.stack([bits] * 2, 1)[:, 0], expected)):
             for n in (len(x), 7, 9):
                 assert np.array_equal(cast(x[:n].view(old), new).view(there.dtype), there[:n])
+    doubles = np.array([0x7FF0000000000001, 0x7FF8000000000000, 0xFFFABC0000000000, 0xFFFFFFFFFFFFFFFF], "u8")
+    assert (cast(doubles.view("f8"), "float16").view("u2") & 0x7E00 == 0x7E00).all()  # all are still NaN
     apart = np.stack([singles] * 2, 1)[:, 0].view("f4")
     assert np.array_equal(cast(singles.view("f4"), "uint8"), cast(apart, "uint8"))
 
 
 def test_complex_numbers(np):
-    """Both parts are cast; nothing drops the imaginary part."""
-    x = (np.arange(12).reshape(3, 4) + 1j)[:, ::-1]
-    assert np.array_equal(cast(x, "complex64"), x.astype("c8"))
+    """Both parts are cast, in one run or apart; nothing drops the imaginary part."""
+    whole = np.arange(24).reshape(6, 4) + 1j * np.arange(24)[::-1].reshape(6, 4)
+    for old, new in (("c16", "complex64"), ("c8", "complex128")):
+        for x in (whole, whole[:, ::-1], whole.T, whole[::2], whole[:, 1], whole[1:1], whole[2, 2]):
+            x = np.asarray(x).astype(old, order="K")
+            for each in (x, x[..., ::-1] if x.ndim else x):
+                assert np.array_equal(cast(each, new), each.astype(new))
+    x = whole[:, ::-1]
     with pytest.raises(errors.DTypeError, match="drop the imaginary parts"):
         dlx.convert(x, "numpy", dtype={"complex128": "float64"})
 
