@@ -53,6 +53,8 @@ def split(
         joiner = find_joiner(request.target.adapter, kind) or joiner
         is_joined = type(obj) is Parts or (joiner.join is not None and not (nested and "flat" in joiner.limits))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
+        if not is_joined and kind == "ragged":  # before its data is read
+            raise _unsupported(kind, source, target, nested, obj)
         parts = source.split(obj)
         if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
