@@ -179,6 +179,41 @@ def test_inside_a_framework_its_own_cast_keeps_graph_and_class(np, torch):
     assert type(dlx.convert(np.ones(3).view(own), "numpy", dtype="float32")) is own
 
 
+def test_a_cast_that_the_framework_refuses(np):
+    """The error is about the array and its place, also in a container, and the others are converted."""
+
+    class Refuses(np.ndarray):
+        def astype(self, *args, **options):
+            raise ValueError("no astype")
+
+    x = np.ones(2).view(Refuses)
+    with pytest.raises(errors.ConversionError, match="to 'numpy': numpy failed: ValueError: no astype"):
+        dlx.convert(x, "numpy", dtype="float32")
+    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: numpy failed: ValueError: no astype"):
+        dlx.convert([np.ones(2), x], "numpy", dtype="float32")
+    with pytest.raises(ExceptionGroup) as caught:
+        dlx.convert([x, np.ones(2), x[:1]], "numpy", dtype="float32", errors="collect")
+    assert len(caught.value.exceptions) == 2
+
+
+def test_invalid_calls_with_a_cast(np):
+    """They get the same errors as without one."""
+    for copy in ("no", 0, 1, []):
+        with pytest.raises(ValueError, match="copy must be None, True or False"):
+            dlx.convert(np.ones(2), "torch", dtype="float32", copy=copy)
+    for like in (5, [np.ones(2)], np):
+        with pytest.raises(errors.AdapterNotFoundError, match="like= is .*, not an array of a target"):
+            dlx.convert(np.ones(2), like=like, dtype="float32")
+        with pytest.raises(TypeError, match="give either to="):
+            dlx.convert(np.ones(2), "torch", like=like, dtype="float32")
+
+
+def test_like_a_sparse_array(np):
+    """An array that consists of others names their framework."""
+    sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(2))
+    assert dlx.convert(np.ones(2), like=sparse, dtype="float32").dtype == np.float32
+
+
 def test_bits_that_torch_has_not_resolved(torch):
     """A conjugated, a negated and a zero tensor are resolved by the cast."""
     z = torch.tensor([1 + 2j])
