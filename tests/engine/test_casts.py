@@ -208,6 +208,13 @@ def test_invalid_calls_with_a_cast(np):
             dlx.convert(np.ones(2), "torch", like=like, dtype="float32")
 
 
+def test_no_advice_to_read_device_memory_with_numpy(cuda):
+    """A tensor without a framework on the host becomes an array of numpy; on a device that fails."""
+    with pytest.raises(errors.DTypeError, match="neither its framework nor dlx casts float32 to float16") as caught:
+        dlx.convert(dlx.empty((2,), "float32", "cuda"), "dlx", dtype="float16")
+    assert "numpy.asarray" not in str(caught.value)
+
+
 def test_like_a_sparse_array(np):
     """An array that consists of others names their framework."""
     sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(2))
