@@ -186,7 +186,7 @@ def test_frames_become_matrices(np):
 
 
 def test_a_frame_over_one_matrix(np):
-    """The result is new memory of dlx, aligned as the documentation says, in any order of the matrix and cast or not."""
+    """The result is new memory of dlx, aligned as documented, in any order of the matrix and with a cast."""
     pandas = pytest.importorskip("pandas")
     for order, dtype in itertools.product("CF", (None, "float32")):
         for _ in range(5):

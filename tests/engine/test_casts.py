@@ -202,7 +202,7 @@ def test_invalid_calls_with_a_cast(np):
         with pytest.raises(ValueError, match="copy must be None, True or False"):
             dlx.convert(np.ones(2), "torch", dtype="float32", copy=copy)
     for like in (5, [np.ones(2)], np):
-        with pytest.raises(errors.AdapterNotFoundError, match="like= is .*, not an array of a target"):
+        with pytest.raises(errors.AdapterNotFoundError, match=r"like= is .*, not an array of a target"):
             dlx.convert(np.ones(2), like=like, dtype="float32")
         with pytest.raises(TypeError, match="give either to="):
             dlx.convert(np.ones(2), "torch", like=like, dtype="float32")
