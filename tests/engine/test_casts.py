@@ -215,6 +215,26 @@ def test_no_advice_to_read_device_memory_with_numpy(cuda):
     assert "numpy.asarray" not in str(caught.value)
 
 
+def test_unaligned_complex_numbers_of_torch(python, torch):
+    """Torch's own cast and copy of them crash."""
+    python("""
+    import numpy as np, torch, dlx
+    x = np.zeros(33, "u1")[1:].view("c16")
+    x[:] = [1 + 2j, 3]
+    tensor = torch.from_numpy(x)
+    for source in (tensor, [tensor]):
+        made = dlx.convert(source, "torch", dtype={"complex128": "complex64"})
+        assert (made[0] if type(made) is list else made).tolist() == [1 + 2j, 3]
+    for options in ({"copy": True}, {"dtype": {"complex128": "complex64"}}):
+        try:
+            dlx.convert(tensor.conj(), "torch", **options)
+        except dlx.errors.LayoutError as error:
+            assert "its data is unaligned" in str(error)
+        else:
+            raise AssertionError(options)
+    """)
+
+
 def test_like_a_sparse_array(np):
     """An array that consists of others names their framework."""
     sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(2))
