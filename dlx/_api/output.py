@@ -218,7 +218,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
             view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
             return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)
     if tensor is None or not (source.dtype == out.dtype or can_cast(source.dtype, out.dtype, whole.device)):
-        casts = Casts({source.dtype.name: out.dtype})
+        casts = None if source.dtype == out.dtype else Casts({source.dtype.name: out.dtype})
         tensor = _convert(source, registry.target("dlx"), copy=True, detach=detach, casts=casts)
     elif is_shared:
         tensor = native.tensor_copy(tensor, True)

@@ -150,6 +150,14 @@ def test_a_producer_that_exports_copies(np):
             dlx.convert(wrap(np.ones(2)), out=wrap(Copies(out)))
 
 
+def test_a_zero_tensor_of_autograd(np, torch):
+    """It has no memory; its framework copies it."""
+    x = torch._efficientzerotensor(2)
+    assert dlx.convert(x, out=np.ones(2, "f4")).tolist() == [0, 0]
+    assert dlx.convert([x, x + 1], out=[np.ones(2, "f4"), torch.ones(2)])[0].tolist() == [0, 0]
+    assert dlx.convert(x, out=np.ones(2), dtype="float64").tolist() == [0, 0]
+
+
 def test_the_dtype_that_out_has_already(np):
     """The values fit without the option."""
     with pytest.raises(errors.DTypeError, match=r"values are float32, but it is float64\. Leave dtype out\."):
