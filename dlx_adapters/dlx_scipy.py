@@ -35,7 +35,7 @@ def _find_matrix(coords: Any) -> Any:
     """Return the matrix whose rows are scipy's index arrays, such as after a conversion; else a list of them."""
     if not isinstance(coords, tuple):
         return coords
-    whole = coords[0].base
+    whole = coords[0].base if len(coords) > 1 else coords[0][None]
     is_matrix = isinstance(whole, sys.modules["numpy"].ndarray) and whole.shape == (len(coords), *coords[0].shape)
     rows = [row.__array_interface__ for row in whole] if is_matrix else []
     return whole if rows == [row.__array_interface__ for row in coords] else list(coords)

@@ -112,7 +112,7 @@ class _DTypes(api.DTypes):
         if out is not None:
             with sys.modules["torch"].no_grad():
                 return out.copy_(array)
-        return array.to(self.to_native(dtype)).resolve_conj().resolve_neg()
+        return _align(array).to(self.to_native(dtype)).resolve_conj().resolve_neg()
 
 
 DTYPES = _DTypes(
@@ -489,7 +489,8 @@ class TorchAdapter(api.Adapter):
         needed = (obj.storage_offset() + extent) * itemsize
         if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
             because = "its conj or neg bit is set and its data is unaligned: torch crashes when it resolves that"
-            return api.Blocker(because, "Copy it into aligned memory before taking .conj() or .imag.")
+            fix = "Copy it into aligned memory before taking .conj() or .imag."
+            return api.Blocker(because, fix, also_blocks=("copy",) * (obj.dtype is torch.complex128))
         if nbytes < needed:
             found = "emptied (resize_(0))" if not nbytes else f"resized to {nbytes} bytes"
             because = f"its storage was {found}, but the tensor needs {needed} bytes"
@@ -557,14 +558,20 @@ class TorchAdapter(api.Adapter):
             return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
             return obj.to(DEVICES.to_native(device))
-        is_resolved = obj.dtype is torch.complex128 and obj.device.type == "cpu" and not (obj.is_conj() or obj.is_neg())
-        if is_resolved and _address(torch, obj) % 16:  # torch crashes for complex128, but not for float64
-            return torch.view_as_complex(torch.view_as_real(obj).clone())
-        return obj.clone()
+        aligned = _align(obj)
+        return obj.clone() if aligned is obj else aligned
 
 
 def _blockers(obj: Any) -> tuple[api.Blocker, ...]:
     return tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
+
+
+def _align(obj: Any) -> Any:
+    """Return a tensor that torch can copy: it crashes for unaligned complex128, but not for float64."""
+    torch = sys.modules["torch"]
+    is_resolved = obj.dtype is torch.complex128 and obj.device.type == "cpu" and not (obj.is_conj() or obj.is_neg())
+    is_aligned = not is_resolved or not _address(torch, obj) % 16
+    return obj if is_aligned else torch.view_as_complex(torch.view_as_real(obj).clone())
 
 
 def _graph(torch: Any, obj: Any) -> tuple[api.Blocker, ...]:

@@ -164,7 +164,8 @@ def convert(
     if casts_only and wait is True and all(type(each) is str for each in words) and words == ("copy", "raise"):
         cast = _cast(obj, to, like, dtype)
         if cast is not None:
-            given = {"to": to, "like": like, "device": device, "copy": copy if cast is obj else None}
+            is_copied = copy is True and cast is not obj
+            given = {"to": to, "like": like, "device": device, "copy": None if is_copied else copy}
             with contextlib.suppress(DlxError):  # raised below, about obj
                 return FAST_PATH(cast, **{name: value for name, value in given.items() if value is not None})
     request = requests.request_of(to, like, device, copy, readonly, detach, stream, errors, lazy, strict, dtype, wait)
@@ -189,9 +190,9 @@ def _cast(obj: Any, to: Any, like: Any, dtype: Any) -> Any:
     """Return a host array, cast or unchanged, to convert without `dtype`; None if Python must plan it."""
     source, own = lookup.kind(type(obj)).adapter, lookup.kind(type(like)).adapter
     casts = casting.read_casts(dtype)
-    if source is None or casts is None or (to is None) == (like is None):
+    if source is None or casts is None or (to is None) == (own is None):
         return None
-    target = registry.target(to) if own is None or like is None else registry.ready(own)
+    target = registry.target(to) if own is None else registry.ready(own)
     return None if target is None else batch.cast_host(obj, source, target, casts, at_root=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dlx._api.shares_memory import collision, find_extents
 from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import SUBBYTE_PADDED, DType, host_readable
+from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import Casts, can_cast, suggest_cast
@@ -66,6 +66,8 @@ def open_output(obj: Any, path: Path = ()) -> Array:
         tensor = found.tensor
         if (array_info(array, adapter) if tensor is None else tensor).readonly:
             raise ReadOnlyError("it is read-only", fix=_WRITABLE)
+        if tensor is not None and tensor.flags & IS_COPIED:
+            raise ReadOnlyError("its producer exports a copy of it", fix=_WRITABLE)
         if not (found.is_on_host() or casts_itself(adapter)):
             which = "like it" if tensor is None else f"on {tensor.device}"
             raise LayoutError(f"dlx cannot write to {adapter.name} arrays {which}", fix="Pass to= instead of out=.")
@@ -135,12 +137,13 @@ def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     if tensor is None:
         with adapter_call(adapter, source=type_name(type(array))):
             blockers = adapter.describe(array).blockers
-        if any(blocker.needs == "copy" for blocker in blockers):
+        is_refused = any(each.resolution is None or (each.needs == "detach" and not detach) for each in blockers)
+        if not is_refused and any(each.needs == "copy" for each in blockers):
             info: Any = array_info(array, adapter)  # with shape and dtype: only a copy is missing
             extents = find_extents(array)
             span = (min(each.start for each in extents), max(each.end for each in extents)) if extents else None
             return Array(array, adapter, path, info.shape, info.dtype, span, None)
-        request = Request(registry.target("dlx"), copy=False, detach=detach)
+        request = Request(registry.target("dlx"), detach=detach)
         (tensor,) = Batch(request, [array], [adapter], lambda i: path).tensors()
     low, high, _ = native.tensors_extents([tensor])[0]
     return Array(array, adapter, path, tensor.shape, tensor.dtype, (low, high), tensor)
@@ -167,7 +170,7 @@ def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, stric
         for source, there in pairs:
             old = source.dtype
             new = None if casts is None else casts._replace(at_root=not source.path).find(old)
-            fix, option = suggest_cast(old, there.dtype)
+            fix, option = ("", (("dtype", None),)) if old == there.dtype else suggest_cast(old, there.dtype)
             check_fits(there, source.shape, new or old, option, fix)
         writes = _plan_writes(pairs, detach)
     except DlxError as error:
@@ -215,7 +218,7 @@ def _plan_write(source: Array, out: Array, detach: bool, is_shared: bool) -> Cal
             view = _convert(out, registry.ready(source.adapter), copy=False, detach=True)
             return lambda: source.adapter.dtypes.cast(source.obj, out.dtype, out=view)
     if tensor is None or not (source.dtype == out.dtype or can_cast(source.dtype, out.dtype, whole.device)):
-        casts = Casts({source.dtype.name: out.dtype})
+        casts = None if source.dtype == out.dtype else Casts({source.dtype.name: out.dtype})
         tensor = _convert(source, registry.target("dlx"), copy=True, detach=detach, casts=casts)
     elif is_shared:
         tensor = native.tensor_copy(tensor, True)

@@ -304,15 +304,15 @@ def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: i
     if target.varies:
         return None
     try:
-        if places is not None and dtype is None and len(objs) == axis == 1 and places[0].start == 0:
-            return convert(objs[0], to, copy=True)  # one matrix with all columns
         tensors = _interfaces(objs) if is_plain and not hasattr(type(objs[0]), "__dlpack__") else None
         tensors = tensors or borrow_all(objs, TENSOR.name)
         if tensors is None or not tensors[0].is_host:
             return None
         whole: Tensor | None = tensors[0]
-        if len(tensors) == len(objs):  # else `_interfaces` has stacked them
-            wanted = None if dtype is None else read_dtype(dtype)
+        wanted = None if dtype is None else read_dtype(dtype)
+        if places is not None and len(objs) == axis == 1 and places[0].start == 0:  # one matrix with all columns
+            whole = native.tensor_copy(tensors[0], keeps_order(target), 0, wanted)
+        elif len(tensors) == len(objs):  # else `_interfaces` has stacked them
             whole = native.tensor_stack(tensors, target.address, axis, keeps_order(target), wanted, places)
         return None if whole is None or target.check(whole) else whole
     except MemoryError:

@@ -155,7 +155,12 @@ def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_roo
     if trace.observers:
         return None
     if source is target.source and casts_itself(source, old, new):
-        return source.dtypes.cast(obj, new)
+        try:
+            return source.dtypes.cast(obj, new)
+        except MemoryError:
+            raise
+        except Exception:  # the planned call raises it
+            return None
     if target.varies or not can_cast(old, new, tensor.device):
         return None
     cast = native.tensor_copy(tensor, keeps_order(target), 0, new)

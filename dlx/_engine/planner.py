@@ -301,7 +301,7 @@ def _decide_cast(
         after = Decision((*before.steps, step), copies=True)
         return _Decider(cast, after, source, request, sync).decision()
     if not casts_itself(target.adapter, old, new):
-        fix = "Make an array of it first, such as numpy.asarray(x)." if source is TENSOR else ""
+        fix = "Make an array of it first, such as numpy.asarray(x)." if source is TENSOR and tensor.is_host else ""
         raise DTypeError(f"neither its framework nor dlx casts {old} to {new} on {tensor.device}", fix=fix)
     if is_pinned_device(request.device):
         reason = f"{target.name} would cast it into memory that is not pinned"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dlx._core import native
 from dlx._core.types import HOST, Device
 from dlx._engine.casting import Casts, read_casts
-from dlx._engine.sources import array_info
+from dlx._engine.sources import adapter_call, array_info
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import NOT_INSPECTED, find_source, registry
 from dlx._registry.target import Target, is_committed
@@ -144,7 +144,8 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
             fix="Pass to= with the name of a target, such as to='numpy', or another array as like=.",
         )
     info = array_info(like, known)
-    device = info.device or known.devices.of(like)
+    with adapter_call(known, source=shown):  # a tracer of jax has no device
+        device = info.device or known.devices.of(like)
     if device is None and info.shape is not None:
         raise DeviceError(f"like= is {info}, whose device is unknown", fix="Pass to= and device= instead.")
     return target, device, is_committed(known, like)

@@ -117,6 +117,53 @@ def test_autograd_knows_of_the_write(np, torch):
     assert dlx.convert(w, out=np.zeros(3, "f4"), detach=True).tolist() == [5, 5, 5]
 
 
+def test_gradients_are_not_dropped_by_a_pending_conjugation(np, torch):
+    """A tensor that its framework copies is refused, too, unless detach=True."""
+    z = torch.tensor([1 + 2j, 3 - 1j], requires_grad=True)
+    for x in (z.conj(), z.conj().imag):
+        out = np.full(2, 7, "c8" if x.is_complex() else "f4")
+        for there in (out, torch.from_numpy(out)):
+            with pytest.raises(errors.ConversionError, match="detach=True"):
+                dlx.convert([x], out=[there])
+        assert out.tolist() == [7, 7]
+        assert dlx.convert(x, out=out, detach=True).tolist() == x.detach().tolist()
+
+
+def test_a_producer_that_exports_copies(np):
+    """Its values are read; what is written to such a copy would be lost."""
+
+    class Copies:
+        def __init__(self, x):
+            self.x = x
+
+        def __dlpack__(self, **options):
+            return self.x.__dlpack__(**options | {"copy": True})
+
+        def __dlpack_device__(self):
+            return self.x.__dlpack_device__()
+
+    for wrap in (lambda x: x, lambda x: [x]):
+        out = np.zeros(2)
+        dlx.convert(wrap(Copies(np.ones(2))), out=wrap(out))
+        assert out.tolist() == [1, 1]
+        with pytest.raises(errors.ReadOnlyError, match="its producer exports a copy of it"):
+            dlx.convert(wrap(np.ones(2)), out=wrap(Copies(out)))
+
+
+def test_a_zero_tensor_of_autograd(np, torch):
+    """It has no memory; its framework copies it."""
+    x = torch._efficientzerotensor(2)
+    assert dlx.convert(x, out=np.ones(2, "f4")).tolist() == [0, 0]
+    assert dlx.convert([x, x + 1], out=[np.ones(2, "f4"), torch.ones(2)])[0].tolist() == [0, 0]
+    assert dlx.convert(x, out=np.ones(2), dtype="float64").tolist() == [0, 0]
+
+
+def test_the_dtype_that_out_has_already(np):
+    """The values fit without the option."""
+    with pytest.raises(errors.DTypeError, match=r"values are float32, but it is float64\. Leave dtype out\."):
+        dlx.convert(np.ones(2), out=np.ones(2), dtype="float32")
+
+
 def test_all_or_nothing(np, torch):
     """One leaf that does not fit, anywhere: no leaf is written to."""
     tree = {"a": np.ones(3), "b": [torch.ones(2), (np.ones(1),)], "t": "text"}

@@ -185,6 +185,17 @@ def test_frames_become_matrices(np):
             dlx.stack(make(frame.assign(t=["a", "b"])), "torch", axis=1, dtype="float32")
 
 
+def test_a_frame_over_one_matrix(np):
+    """The result is new memory of dlx, aligned as documented, in any order of the matrix and with a cast."""
+    pandas = pytest.importorskip("pandas")
+    for order, dtype in itertools.product("CF", (None, "float32")):
+        for _ in range(5):
+            x = np.asarray(np.random.default_rng(0).random((7, 3)), order=order)
+            found = dlx.stack(pandas.DataFrame(x, copy=False), "numpy", axis=1, dtype=dtype)
+            assert np.array_equal(found, x.astype(dtype or "f8")) and found.flags.writeable
+            assert found.ctypes.data % 256 == 0 and not np.may_share_memory(found, x)
+
+
 def test_blocks_of_a_frame(np):
     """Blocks of any dtype and place, reversed, sliced and with inserted columns, into new arrays and `out`."""
     pandas, rng = pytest.importorskip("pandas"), np.random.default_rng(0)

@@ -108,6 +108,14 @@ def test_a_cast_of_indices_is_a_step():
     assert again._indices().data_ptr() == tensor._indices().data_ptr() == there.coords[0].ctypes.data
 
 
+def test_one_index_array_is_shared():
+    """An array of one dimension has nothing to stack."""
+    source = sp.coo_array(np.array([0, 1, 2.0]))
+    source.coords = (source.coords[0].astype("i8"),)
+    tensor = dlx.convert(source, "torch", copy=False)
+    assert tensor._indices().data_ptr() == source.coords[0].ctypes.data
+
+
 @pytest.mark.parametrize(("narrow", "wide"), [("int32", "int64"), ("int64", "int32")])
 def test_mixed_index_dtypes_become_one(narrow, wide):
     """Indices and indptr of different widths become int64."""

@@ -179,6 +179,68 @@ def test_inside_a_framework_its_own_cast_keeps_graph_and_class(np, torch):
     assert type(dlx.convert(np.ones(3).view(own), "numpy", dtype="float32")) is own
 
 
+def test_a_cast_that_the_framework_refuses(np):
+    """The error is about the array and its place, also in a container, and the others are converted."""
+
+    class Refuses(np.ndarray):
+        def astype(self, *args, **options):
+            raise ValueError("no astype")
+
+    x = np.ones(2).view(Refuses)
+    with pytest.raises(errors.ConversionError, match="to 'numpy': numpy failed: ValueError: no astype"):
+        dlx.convert(x, "numpy", dtype="float32")
+    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: numpy failed: ValueError: no astype"):
+        dlx.convert([np.ones(2), x], "numpy", dtype="float32")
+    with pytest.raises(ExceptionGroup) as caught:
+        dlx.convert([x, np.ones(2), x[:1]], "numpy", dtype="float32", errors="collect")
+    assert len(caught.value.exceptions) == 2
+
+
+def test_invalid_calls_with_a_cast(np):
+    """They get the same errors as without one."""
+    for copy in ("no", 0, 1, []):
+        with pytest.raises(ValueError, match="copy must be None, True or False"):
+            dlx.convert(np.ones(2), "torch", dtype="float32", copy=copy)
+    for like in (5, [np.ones(2)], np):
+        with pytest.raises(errors.AdapterNotFoundError, match=r"like= is .*, not an array of a target"):
+            dlx.convert(np.ones(2), like=like, dtype="float32")
+        with pytest.raises(TypeError, match="give either to="):
+            dlx.convert(np.ones(2), "torch", like=like, dtype="float32")
+
+
+def test_no_advice_to_read_device_memory_with_numpy(cuda):
+    """A tensor without a framework on the host becomes an array of numpy; on a device that fails."""
+    with pytest.raises(errors.DTypeError, match="neither its framework nor dlx casts float32 to float16") as caught:
+        dlx.convert(dlx.empty((2,), "float32", "cuda"), "dlx", dtype="float16")
+    assert "numpy.asarray" not in str(caught.value)
+
+
+def test_unaligned_complex_numbers_of_torch(python, torch):
+    """Torch's own cast and copy of them crash."""
+    python("""
+    import numpy as np, torch, dlx
+    x = np.zeros(33, "u1")[1:].view("c16")
+    x[:] = [1 + 2j, 3]
+    tensor = torch.from_numpy(x)
+    for source in (tensor, [tensor]):
+        made = dlx.convert(source, "torch", dtype={"complex128": "complex64"})
+        assert (made[0] if type(made) is list else made).tolist() == [1 + 2j, 3]
+    for options in ({"copy": True}, {"dtype": {"complex128": "complex64"}}):
+        try:
+            dlx.convert(tensor.conj(), "torch", **options)
+        except dlx.errors.LayoutError as error:
+            assert "its data is unaligned" in str(error)
+        else:
+            raise AssertionError(options)
+    """)
+
+
+def test_like_a_sparse_array(np):
+    """An array that consists of others names their framework."""
+    sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(2))
+    assert dlx.convert(np.ones(2), like=sparse, dtype="float32").dtype == np.float32
+
+
 def test_bits_that_torch_has_not_resolved(torch):
     """A conjugated, a negated and a zero tensor are resolved by the cast."""
     z = torch.tensor([1 + 2j])

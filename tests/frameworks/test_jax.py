@@ -457,6 +457,13 @@ def test_detach_drops_what_jax_records():
     assert dlx.convert(x, to="jax", detach=True) is x
 
 
+def test_a_tracer_has_no_device_for_like():
+    """The error is one of dlx, and `plan` returns it."""
+    for call in (dlx.convert, lambda *args, **options: dlx.plan(*args, **options).run()):
+        with pytest.raises(errors.ConversionError, match="jax failed: AttributeError: The 'sharding' attribute"):
+            jax.jit(lambda x, call=call: call(np.ones(3, "f4"), like=x))(jnp.ones(3))
+
+
 def test_constants_inside_of_jit():
     """Other arrays become constants inside a transformation."""
     source = aligned(np.arange(3, dtype="float32"))
