@@ -69,8 +69,10 @@ def open_output(obj: Any, path: Path = ()) -> Array:
         if tensor is not None and tensor.flags & IS_COPIED:
             raise ReadOnlyError("its producer exports a copy of it", fix=_WRITABLE)
         if not (found.is_on_host() or casts_itself(adapter)):
-            which = "like it" if tensor is None else f"on {tensor.device}"
-            raise LayoutError(f"dlx cannot write to {adapter.name} arrays {which}", fix="Pass to= instead of out=.")
+            why = (
+                f"dlx cannot write to {adapter.name} arrays like it" if tensor is None else f"it is on {tensor.device}"
+            )
+            raise LayoutError(why, fix=f"Pass to= {'' if tensor is None else 'and device= '}instead of out=.")
         if tensor is not None and _overlaps_itself(tensor):
             why = f"its elements overlap (strides {tensor.strides} in elements)"
             raise LayoutError(why, fix="Pass an array in which each element has its own memory.")
