@@ -298,8 +298,8 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
     return view(whole, (*shape[:at], n, *shape[at:]), (*steps[:at], step, *steps[at:]))
 
 
-def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Any:
-    """Stack host arrays of the fast path, cast by dlx, for `convert`; None if the Python path is needed."""
+def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
+    """Stack host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
     if target.varies:
         return None
@@ -309,10 +309,8 @@ def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: i
         if tensors is None or not tensors[0].is_host:
             return None
         whole: Tensor | None = tensors[0]
-        wanted = None if dtype is None else read_dtype(dtype)
-        if places is not None and len(objs) == axis == 1 and places[0].start == 0:  # one matrix with all columns
-            whole = native.tensor_copy(tensors[0], keeps_order(target), 0, wanted)
-        elif len(tensors) == len(objs):  # else `_interfaces` has stacked them
+        if len(tensors) == len(objs):  # else `_interfaces` has stacked them
+            wanted = None if dtype is None else read_dtype(dtype)
             whole = native.tensor_stack(tensors, target.address, axis, keeps_order(target), wanted, places)
         return None if whole is None or target.check(whole) else whole
     except MemoryError:

@@ -194,6 +194,7 @@ def test_a_frame_over_one_matrix(np):
             found = dlx.stack(pandas.DataFrame(x, copy=False), "numpy", axis=1, dtype=dtype)
             assert np.array_equal(found, x.astype(dtype or "f8")) and found.flags.writeable
             assert found.ctypes.data % 256 == 0 and not np.may_share_memory(found, x)
+            assert found.flags.f_contiguous  # the values of a column are adjacent
 
 
 def test_blocks_of_a_frame(np):
