@@ -406,6 +406,8 @@ class TestMemory:
         """A helper thread handles page faults and no other signals; small files, and one core, need one thread."""
         program = """
             import ctypes, os, signal, dlx
+            from dlx._sharing import sharing
+            sharing.has_huge_pages = lambda size: True  # at this moment the machine may have none
             noted = ctypes.CDLL(None)
             def started(size):
                 before = noted.threads_started()
