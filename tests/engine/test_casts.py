@@ -200,12 +200,12 @@ def test_invalid_calls_with_a_cast(np):
     """They get the same errors as without one."""
     for copy in ("no", 0, 1, []):
         with pytest.raises(ValueError, match="copy must be None, True or False"):
-            dlx.convert(np.ones(2), "torch", dtype="float32", copy=copy)
+            dlx.convert(np.ones(2), "dlx", dtype="float32", copy=copy)
     for like in (5, [np.ones(2)], np):
         with pytest.raises(errors.AdapterNotFoundError, match=r"like= is .*, not an array of a target"):
             dlx.convert(np.ones(2), like=like, dtype="float32")
         with pytest.raises(TypeError, match="give either to="):
-            dlx.convert(np.ones(2), "torch", like=like, dtype="float32")
+            dlx.convert(np.ones(2), "dlx", like=like, dtype="float32")
 
 
 def test_no_advice_to_read_device_memory_with_numpy(cuda):
