@@ -63,7 +63,7 @@ def decide_before_export(
 
 
 def casts_itself(adapter: Adapter, *dtypes: DType) -> bool:
-    """Return whether the framework casts and copies to its arrays, also of dtypes if it has them."""
+    """Return whether the framework itself casts, and so copies to its arrays, and has all of the dtypes."""
     if type(adapter.dtypes).cast is DTypes.cast:
         return False
     target = registry.ready(adapter)
