@@ -16,6 +16,7 @@ from typing import Any
 from dlx._core import native
 from dlx._registry.plugin import TRACING
 from dlx._support.imports import when_imported
+from dlx._support.late import load_name
 
 _INSTEAD = "compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
 _NO_GRAPH = (
@@ -103,3 +104,4 @@ def _skip(code: CodeType, _: Any) -> None:
 
 
 native.set_traced(_call)
+leave_out(load_name, "the first use of a part of dlx")

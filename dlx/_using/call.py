@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from dlx._engine.traced import leave_out
 from dlx._support.tracebacks import name_action, shorten
 from dlx._using.function_spec import FunctionSpec
 from dlx._using.identity import Identity
@@ -55,3 +56,6 @@ class Invocation:
     def write_back(self) -> None:
         """Copy the function's writes back to the caller's arrays."""
         self._writes.write_back()
+
+
+leave_out(Invocation.__init__, "what dlx.using returns")

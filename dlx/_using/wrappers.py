@@ -25,14 +25,7 @@ from dlx.adapter.base import Adapter
 calls: Any = Late("dlx._using.call")  # loaded with the first call that C does not support
 gradients: Any = Late("dlx._using.gradients")
 TRIES = range(3)  # a call restarts if it loads an adapter
-
-
-def _begin(spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Begin a call; torch.compile traces neither this nor the import."""
-    return calls.Invocation(spec, args, options)
-
-
-leave_out(_begin, "what dlx.using returns")
+leave_out(build_plan, "the first call of what dlx.using returns")
 
 
 def wrap_function(function: Any, spec: FunctionSpec) -> Any:
@@ -58,7 +51,7 @@ def wrap_function(function: Any, spec: FunctionSpec) -> Any:
         result = gradients.call_traced(spec, function, args, options)
         if result is not NotImplemented:
             return result
-        call = _begin(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)
@@ -111,7 +104,7 @@ def wrap_coroutine(function: Any, spec: FunctionSpec) -> Any:
     """Wrap a coroutine function."""
 
     async def awaiting(*args: Any, **options: Any) -> Any:
-        call = _begin(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call:
             result = await call.work.wrap_awaitable(function(*call.args, **call.options))
         with call.work.step():
@@ -124,7 +117,7 @@ def wrap_async_generator(function: Any, spec: FunctionSpec) -> Any:
     """Wrap an asynchronous generator function."""
 
     async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
-        call = _begin(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call:
             inner = function(*call.args, **call.options)
             step: Any = functools.partial(inner.asend, None)
@@ -155,7 +148,7 @@ def wrap_generator(function: Any, spec: FunctionSpec) -> Any:
     """Wrap a generator function."""
 
     def yielding(*args: Any, **options: Any) -> Any:
-        call = _begin(spec, args, options)
+        call = calls.Invocation(spec, args, options)
         with call:
             inner = function(*call.args, **call.options)
             step: Callable[[], Any] = functools.partial(next, inner)

@@ -129,11 +129,38 @@ def test_what_using_returns_says_that_it_ends_the_graph(np, torch, kind, is_firs
     torch._dynamo.reset()
     if is_first:
         wrappers.calls.__dict__.pop("Invocation", None)
+        wrappers.gradients.__dict__.pop("call_traced", None)
     else:
         assert wrappers.calls.Invocation
-    with pytest.raises(Exception, match=r"dlx\.using returns: it uses memory outside of the graph") as caught:
+        assert wrappers.gradients.call_traced
+    message = r"cannot trace (what dlx\.using returns|the first use of a part of dlx): it uses memory outside of the"
+    with pytest.raises(Exception, match=message) as caught:
         torch.compile(lambda x: DECORATED[kind](x + 1), fullgraph=True, backend="eager")(torch.ones(3))
     assert type(caught.value).__name__ == "Unsupported"
+
+
+@pytest.mark.parametrize("value", ["tensor", "list"])
+@pytest.mark.parametrize("uses", ["nothing", "plan", "all"])
+def test_the_first_call_of_a_function_of_torch_ends_the_graph(torch, value, uses):
+    """With ``fullgraph=True``: whatever the call has to load or plan first, the error says what ends the graph."""
+    torch._dynamo.reset()
+    for late in (wrappers.calls, wrappers.gradients):
+        vars(late).pop("Invocation", None)
+        vars(late).pop("call_traced", None)
+    function, pack = dlx.using("torch")(lambda x: x[0] * 2), {"tensor": torch.clone, "list": lambda x: [x]}[value]
+    if uses != "nothing":
+        function(torch.ones(3))
+    if uses == "all":
+        function([torch.ones(3)])
+    compiled = torch.compile(lambda x: function(pack(x)), fullgraph=True, backend="eager")
+    if value == "tensor" and uses != "nothing":
+        assert compiled(torch.ones(3)).item() == 2
+    else:
+        with pytest.raises(Exception, match=r"cannot trace the first .* of|cannot trace what dlx\.using returns") as caught:
+            compiled(torch.ones(3))
+        assert type(caught.value).__name__ == "Unsupported"
+    free = torch.compile(lambda x: function(pack(x)), backend="eager")
+    assert free(torch.ones(3)).tolist() == ([2.0] * 3 if value == "list" else 2.0)
 
 
 def test_a_function_of_torch_stays_in_the_graph(torch):
