@@ -416,6 +416,45 @@ static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_
   return answer ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Copy the rows of `values` between offsets to the beginnings of the rows of `whole`, and cast
+ * them. Errors: a status. */
+static int join_rows(const DLManagedTensorVersioned* whole, const DLManagedTensorVersioned* values,
+                     const int64_t* offsets, int64_t n) {
+  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM];
+  DLTensor to = without_axis(&whole->dl_tensor, 0, shape, strides), from = values->dl_tensor;
+  int64_t size = dlx_itemsize(from.dtype, values->flags), to_size = dlx_itemsize(to.dtype, 0);
+  int64_t end = from.shape[0], longest = shape[0], step = size * from.strides[0];
+  if (size == 0 || to_size == 0) return DLX_E_PACKED;
+  from.shape = shape;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t first = offsets[i];
+    shape[0] = offsets[i + 1] - first;
+    if (first < 0 || shape[0] < 0 || shape[0] > longest || offsets[i + 1] > end) return DLX_E_SHAPE;
+    from.data = (char*)values->dl_tensor.data + first * step;
+    to.data = (char*)whole->dl_tensor.data + i * whole->dl_tensor.strides[0] * to_size;
+    int status = dlx_cast(&from, &to, values->flags);
+    if (status != DLX_OK) return status;
+  }
+  return DLX_OK;
+}
+
+PY_DOC(tensor_join,
+       "Copy lists, of values between int64 offsets in row-major memory, to the beginnings of the "
+       "rows of a new tensor, and cast them.");
+static PyObject* tensor_join(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  const DLManagedTensorVersioned* m[3];
+  if (!py_check_args("tensor_join", nargs, 3, 3)) return NULL;
+  for (int i = 0; i < 3; i++) {
+    if ((m[i] = py_tensor_managed(args[i])) == NULL) return NULL;
+  }
+  const DLTensor *whole = &m[0]->dl_tensor, *values = &m[1]->dl_tensor, *offsets = &m[2]->dl_tensor;
+  int status = DLX_E_MISMATCH;
+  if (values->ndim && whole->ndim == values->ndim + 1 && offsets->ndim == 1 &&
+      offsets->dtype.bits == 64 && offsets->shape[0] == whole->shape[0] + 1)
+    PY_WITHOUT_GIL(status = join_rows(m[0], m[1], offsets->data, whole->shape[0]));
+  return status == DLX_OK ? Py_NewRef(Py_None) : py_raise(status, NULL);
+}
+
 PY_DOC(tensor_repack, "Copy packed elements of less than a byte to a byte each, or vice versa.");
 static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
   DLManagedTensorVersioned *from = py_tensor_managed(tensor), *made;
@@ -532,8 +571,17 @@ static PyObject* tensor_empty(PyObject* module, PyObject* address) {
 }
 
 PyMethodDef py_tensor_functions[] = {
-    PY_VARARGS(tensor_new),    PY_VARARGS(tensor_view),  PY_FASTCALL(tensor_copy),
-    PY_FASTCALL(tensor_stack), PY_FASTCALL(tensor_fill), PY_ONE(tensor_repack),
-    PY_FASTCALL(tensor_check), PY_ONE(buffer_address),   PY_VARARGS(managed_adopt),
-    PY_ONE(tensor_address),    PY_ONE(tensor_empty),     PY_END,
+    PY_VARARGS(tensor_new),
+    PY_VARARGS(tensor_view),
+    PY_FASTCALL(tensor_copy),
+    PY_FASTCALL(tensor_stack),
+    PY_FASTCALL(tensor_fill),
+    PY_FASTCALL(tensor_join),
+    PY_ONE(tensor_repack),
+    PY_FASTCALL(tensor_check),
+    PY_ONE(buffer_address),
+    PY_VARARGS(managed_adopt),
+    PY_ONE(tensor_address),
+    PY_ONE(tensor_empty),
+    PY_END,
 };

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+import functools
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from dlx._api.convert import convert
-from dlx._core import native
 from dlx._core.native import Tensor
 from dlx._core.tensor import view
 from dlx._engine.compound import name_of, split
@@ -15,12 +16,14 @@ from dlx._registry.compound import CompoundHandler
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.errors import Attribute, DlxError, LayoutError
 
+Join = Callable[[Any, Tensor, Tensor, list[int]], Tensor]  # values, also as a tensor; offsets, also as a list
 
-def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
+
+def list_arrays(arrays: Any, join: Join) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
     """Return the arrays and, for errors, a function of the key of number i; a whole and places, or None.
 
-    The arrays of a frame or mapping are its values. The whole is lists of one length in one column, over its values.
-    With places, each array is a matrix with several columns of a frame.
+    The arrays of a frame or mapping are its values. The whole is the lists of a column: over its values if they have
+    one length, else joined. With places, each array is a matrix with several columns of a frame.
     """
     frame, inside = lookup.kind(type(arrays)).handler, None
     if frame is not None and frame.kind == "wrapper" and frame.live is not None:
@@ -35,7 +38,8 @@ def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice]
     inside, handler = lookup.unwrap(arrays if inside is None else inside)
     keys, whole = None, None
     if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
-        objs, whole = _read_ragged(inside, handler)
+        whole = _read_ragged(inside, handler, join)
+        objs = [whole] * bool(whole.shape[0])
     elif handler is not None and handler.kind == "mapping":
         with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
             keys, objs = handler.flatten(inside)
@@ -54,26 +58,25 @@ def list_arrays(arrays: Any) -> tuple[list[Any], Any, Tensor | None, list[slice]
     return objs, (keys or range(len(objs))).__getitem__, whole, None
 
 
-def _read_ragged(column: Any, handler: CompoundHandler) -> tuple[list[Any], Tensor | None]:
-    """Return the rows of a list column, and one tensor over all if they have one length."""
+def _read_ragged(column: Any, handler: CompoundHandler, join: Join) -> Tensor:
+    """Return one tensor over all rows of a list column."""
     parts = split(column, handler, None)
-    values, inner = lookup.unwrap(parts["values"])
+    source, inner = lookup.unwrap(parts["values"])
     if isinstance(inner, CompoundHandler):
-        _, values = _read_ragged(values, inner)
-        if values is None:
-            why, fix = "its lists are nested and differ in length", "Convert dlx.parts(x) instead."
-            raise LayoutError(why, source=name_of(column), fix=fix)
+        source = _read_ragged(source, inner, functools.partial(_refuse_nested, column))
     try:
-        values, offsets = convert({"values": values, "offsets": parts["offsets"]}, to="dlx").values()
+        values, offsets = convert({"values": source, "offsets": parts["offsets"]}, to="dlx").values()
     except DlxError as error:
         error.root, error.path = "arrays", tuple(map(Attribute, error.path))
         raise
     bounds = memoryview(offsets).tolist()
     length = bounds[1] - bounds[0] if len(bounds) > 1 else 0
-    if bounds == (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
-        shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
-        return [values] * bool(shape[0]), view(values, shape, strides, bounds[0] * values.strides[0])
-    step, row, dtype = values.strides[0], values.shape[1:], values.dtype
-    size, options = step * max(dtype.bits * dtype.lanes // 8, 1), (values.strides, dtype, values.device, values.flags)
-    first, new = values.data_ptr, native.tensor_new  # `view` reads each of these for every row
-    return [new(first + a * size, (b - a, *row), *options, values) for a, b in pairwise(bounds)], None
+    if bounds != (list(range(bounds[0], bounds[-1] + 1, length)) if length else bounds[:1] * len(bounds)):
+        return join(source, values, offsets, bounds)
+    shape, strides = (len(bounds) - 1, length, *values.shape[1:]), (length * values.strides[0], *values.strides)
+    return view(values, shape, strides, bounds[0] * values.strides[0])
+
+
+def _refuse_nested(column: Any, *_: Any) -> Any:
+    fix = "Convert dlx.parts(x) instead."
+    raise LayoutError("its lists are nested and differ in length", source=name_of(column), fix=fix)

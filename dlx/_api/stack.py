@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from numbers import Number
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -114,13 +116,15 @@ def stack(
     >>> dlx.stack([[1, 2, 3], [4]], to="dlx", pad=0, dtype="float32")
     dlx.Tensor(float32[2, 3], cpu, [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     """
+    if not (pad is None or isinstance(pad, Number)):
+        raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     is_usual = dtype is pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
     if is_usual and out is None and type(to) is str and type(arrays) in (list, tuple):
         stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         if stacked is not None:
             return stacked
     try:
-        objs, key_of, whole, places = list_arrays(arrays)
+        objs, key_of, whole, places = list_arrays(arrays, functools.partial(_join_lists, pad, dtype))
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
@@ -141,8 +145,6 @@ def stack(
         if not (to is device is stream is None):
             raise TypeError("stack takes out= alone, or to= with device= and stream=. Leave out= or the others out.")
         request, target = request_of("dlx"), type_name(type(out))
-    if not (pad is None or isinstance(pad, Number)):
-        raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     if not objs:
         raise ValueError("stack takes at least one array, found 0. Pass an array.")
     if whole is not None:
@@ -263,10 +265,29 @@ def _fill_rows(whole: Tensor, tensors: list[Tensor], at: int, number: Any, place
         reason = "its elements are packed below one byte, and a row may begin inside a byte"
         raise LayoutError(reason, root="out", fix="Pass an array of numpy, whose elements have a byte each.")
     if number is not None:
-        everywhere = native.tensor_new(number.data_ptr, whole.shape, (0,) * whole.ndim, whole.dtype, HOST, 0, number)
         tensors = tensors if is_new else [native.tensor_copy(tensor, True) for tensor in tensors]
-        fill(whole, [everywhere], -1)
+        _fill_everywhere(whole, number)
     fill(whole, tensors, at, places)
+
+
+def _fill_everywhere(whole: Tensor, number: Tensor) -> None:
+    everywhere = native.tensor_new(number.data_ptr, whole.shape, (0,) * whole.ndim, whole.dtype, HOST, 0, number)
+    fill(whole, [everywhere], -1)
+
+
+def _join_lists(pad: Any, dtype: Any, source: Any, values: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
+    """Return the lists of a column as one tensor of a dtype, padded to the longest."""
+    wanted = _find_dtype([values.dtype], (0,).__getitem__, dtype)
+    lengths = [stop - start for start, stop in pairwise(bounds)]
+    if pad is None:
+        shapes = [(length, *values.shape[1:]) for length in lengths]
+        _find_shape(shapes, range(len(shapes)).__getitem__, is_padded=False, is_far=False)  # raises
+    if wanted != values.dtype and not can_cast(values.dtype, wanted, HOST):
+        values = convert(source, to="dlx", dtype={values.dtype: wanted})  # its framework casts
+    whole: Tensor = empty((len(lengths), max(lengths), *values.shape[1:]), wanted)
+    _fill_everywhere(whole, _read_pad(pad, wanted))
+    native.tensor_join(whole, values, native.tensor_copy(offsets, False, 0, DType("int64")))
+    return whole
 
 
 _KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: complex}  # of dtypes; others: float

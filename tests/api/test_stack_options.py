@@ -372,6 +372,43 @@ def test_the_dtype_that_a_refusal_names_is_one_of_stack():
         assert np.array_equal(dlx.convert(found, "numpy"), np.asarray(expected, dlx.convert(found, "numpy").dtype))
 
 
+def stacked_or_error(arrays, options):
+    """Return numpy's array, or the exception."""
+    try:
+        return dlx.stack(arrays, "numpy", **options)
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize("kind", ["list_", "large_list", "nested"])
+def test_a_list_column_is_stacked_as_its_rows(np, kind):
+    """With each option, also where it is refused; 200 columns of lists of several lengths."""
+    library = pytest.importorskip("torch" if kind == "nested" else "pyarrow")
+    random = np.random.default_rng(46)
+    for _ in range(200):
+        lengths = random.integers(0, 4, random.integers(1, 7))
+        values = random.integers(-9, 9, (lengths.sum(), 2)[: random.integers(1, 3)])
+        values = values.astype(random.choice(["int16", "int64", "float32", "float64"]))
+        offsets = np.concatenate([[0], lengths.cumsum()])
+        rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
+        if kind == "nested":
+            column = library.nested.nested_tensor_from_jagged(library.from_numpy(values), library.from_numpy(offsets))
+        else:
+            values = values[..., 0] if values.ndim == 2 else values
+            rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
+            lists = getattr(library, kind)(library.from_numpy_dtype(values.dtype))
+            column = library.array([[1], *map(list, rows), [2]], lists)[1:-1]
+        options = {"pad": random.choice([None, 0, -1, 1.5, 300]), "axis": int(random.integers(-2, 2))}
+        options["dtype"] = random.choice([None, "int8", "float16", "complex64" if kind == "nested" else "int64", "no"])
+        options = {name: value for name, value in options.items() if value is not None}
+        found, expected = [stacked_or_error(x, options) for x in (column, rows)]
+        assert type(found) is type(expected), (rows, options, found, expected)
+        if isinstance(expected, np.ndarray):
+            assert found.dtype == expected.dtype and np.array_equal(found, expected), (rows, options)
+        elif isinstance(expected, errors.LayoutError):
+            assert (found.reason, found.path, found.option) == (expected.reason, expected.path, expected.option)
+
+
 def test_empty_lists_are_empty_rows(np):
     """An empty list has the dtype of the other rows; lists that are all empty are float64, as in numpy."""
     for rows in ([[1, 2], []], [[], [1, 2], []], [[], [1.5]], [[True], []], [[], [1j]], [(), np.arange(3, dtype="i2")]):
