@@ -43,13 +43,7 @@ static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
   if (to == NULL) return NULL;
   call->to = to;
   if (py_pair_learn(call->function, Py_TYPE(obj), to, &pair)) {
-    if (pair.what == PY_STAYS && !(call->options & DLX_NAMES_DEVICE)) {
-      PyObject* own = py_target_like(call, obj);
-      if (own == to) result = Py_NewRef(obj); /* also on the host */
-      Py_XDECREF(own);
-    } else if (pair.what > PY_STAYS) {
-      result = py_convert_array(call, &pair, obj);
-    }
+    result = py_convert_array(call, &pair, obj);
     py_pair_release(&pair);
   }
   Py_DECREF(to);

@@ -171,6 +171,31 @@ def test_a_copy_within_torch_leaves_a_lazy_clone_lazy(torch):
         assert torch._C._is_cow_tensor(clone) and torch._C._is_cow_tensor(source)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"copy": True}, {"copy": False}, {"detach": True}, {"readonly": "share"}], ids=str
+)
+def test_an_example_is_as_good_as_a_name_and_a_device(np, torch, locked, options):
+    """Both paths agree for each source and each example; an array that is refused by name is refused by example."""
+    sources = {
+        "objects": lambda: np.array([None]),
+        "text": lambda: np.array(["a"]),
+        "dates": lambda: np.array(["2026-11-27"], "M8[D]"),
+        "records": lambda: np.zeros(2, "i4, f4"),
+        "swapped": lambda: np.ones(3, ">f4"),
+        "locked": lambda: locked,
+        "reversed": lambda: np.ones((2, 3), "f4")[::-1],
+        "conjugate": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+        "recorded": lambda: torch.ones(2, requires_grad=True),
+        "without data": lambda: torch.ones(2, device="meta"),
+        "tensor": lambda: dlx.convert(np.ones(2, "f4"), to="dlx"),
+        "bytes": lambda: bytearray(b"ab"),
+    }
+    examples = {"numpy": np.ones(1), "torch": torch.ones(1), "dlx": dlx.convert(np.ones(1), to="dlx")}
+    for make in sources.values():
+        for to, example in examples.items():
+            assert agree(make, None, like=example, **options) == agree(make, to, device="cpu", **options)
+
+
 def test_an_array_of_numpy_that_stays_there(np):
     """Arrays of objects are refused all the same."""
     for make in (

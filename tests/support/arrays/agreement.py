@@ -38,7 +38,7 @@ def facts(result, source):
 def outcome(convert, source, to, options):
     """Return the facts of a result, or the class and reason of an error, without the address of a fresh source."""
     try:
-        result = convert(source, to=to, **options)
+        result = convert(source, **({} if to is None else {"to": to}), **options)
     except Exception as error:
         return type(error), re.sub("0x[0-9a-f]+", "ADDRESS", getattr(error, "reason", None) or "")
     return facts(result, source)
