@@ -62,12 +62,13 @@ def _split_jagged(obj: Any) -> dict[str, Any]:
     if obj._ragged_idx != 1 or obj.lengths() is not None:
         why = "its rows have gaps, or its ragged dimension is not the second"
         raise LayoutError(why, fix="Call .contiguous() first.")
-    return {"values": obj.values(), "offsets": obj.offsets()}
+    lengths = {"_min_seqlen": obj._maybe_min_seqlen, "_max_seqlen": obj._maybe_max_seqlen}  # torch pads to these
+    return {"values": obj.values(), "offsets": obj.offsets(), **lengths}
 
 
 def _join_jagged(parts: dict[str, Any]) -> Any:
-    create = sys.modules["torch"].nested.nested_tensor_from_jagged
-    return create(parts["values"], parts["offsets"])
+    lengths = {name: parts.get(f"_{name}") for name in ("min_seqlen", "max_seqlen")}
+    return sys.modules["torch"].nested.nested_tensor_from_jagged(parts["values"], parts["offsets"], **lengths)
 
 
 COMPOUNDS = (
