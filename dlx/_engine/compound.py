@@ -55,7 +55,9 @@ def split(
     with foreign_errors("it cannot be split:", source=name_of(obj)):
         if not is_joined and kind == "ragged":  # before its data is read
             raise _unsupported(kind, source, target, nested, obj)
-        parts = source.split(obj)
+        path = handler.adapter and handler.adapter.fast_path
+        detach = path.detach() if path and request is not None and request.detach and not is_own else ""
+        parts = source.split(getattr(obj, detach)() if detach else obj)
         if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
         if not is_joined:

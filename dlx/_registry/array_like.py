@@ -46,8 +46,7 @@ _HINTS = (
     _Hint("data_vars", "Convert its variables: {name: each.values for name, each in dataset.data_vars.items()}."),
     _Hint(
         "to_numpy",
-        "Call .to_numpy() first if its rows have one length, else convert awkward.flatten(x).to_numpy() and "
-        "awkward.num(x).to_numpy() separately.",
+        "Call .to_numpy() first, or awkward.drop_none(x) if values are missing, or convert its fields one by one.",
         "awkward",
     ),
     _Hint("colnames", "Convert its columns: {name: table[name].data for name in table.colnames}.", "astropy"),
