@@ -202,6 +202,17 @@ def test_the_fix_for_values_in_lists_works_on_the_lists():
             assert dlx.parts(found, "numpy") if "drop_null" in chain else dlx.convert(found, "numpy").ndim == 1
 
 
+@pytest.mark.parametrize("rows", ([[1, None], [2]], [[1], None], [["a"], ["b"]], [[[1, None]], [[2]]]))
+def test_the_fix_for_lists_names_the_column(rows):
+    """Frames of libraries without an adapter give the column to pyarrow, by its name."""
+    table = pa.table({"n": [1.0, 2.0], "l": rows})
+    for frame in (lib("narwhals").from_native(table), lib("duckdb").from_arrow(table)):
+        with pytest.raises(DlxError, match=r"\['l'\], (?:call|convert) ") as caught:
+            dlx.convert(frame, "awkward" if isinstance(rows[0][0], list) else "torch")
+        (result, *_) = advice.tried(caught.value.fix, frame)
+        assert dlx.plan(result, "awkward").ok, caught.value.fix
+
+
 def test_empty_columns_share_nothing():
     """They have no memory: dlx makes their offsets for each call."""
     empty = pa.array([], pa.list_(pa.int64())), pa.chunked_array([], pa.list_(pa.int64()))
