@@ -132,7 +132,7 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
             if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
                 reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
-                raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape'{dense}.")
+                raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape' to .npz or .safetensors{dense}.")
         leaves = found.leaves()
         views = [(i, obj) for i, (obj, *_) in enumerate(found.containers()) if is_view(obj)]
         casting += [(found.path_in(i), obj._scope.options.request.casts) for i, obj in views]
