@@ -83,9 +83,6 @@ class _OverNumpy(api.Adapter):
 
     dtypes = api.DTypes("numpy", {name: name for name in api.COMMON_DTYPES if name != "bfloat16"} | {"bool": "bool_"})
 
-    def describe(self, obj: Any) -> api.Description:
-        return api.Description(api.ArrayInfo(self.name, api.type_name(type(obj)), device=api.Device("cpu")))
-
     def capabilities(self) -> api.Capabilities:
         return api.Capabilities(
             None, layouts=api.Layout.ANY, min_alignment=1, keeps_readonly=True, subbyte="padded", empty_extents="bytes"

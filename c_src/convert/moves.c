@@ -56,7 +56,7 @@ static DLManagedTensorVersioned* fetch(py_source* s, DLManagedTensorVersioned* f
     copy = py_cuda_fetch((TensorObject*)obj);
   } else if (atomic_exchange_explicit(&s->has_worked, 1, memory_order_relaxed) &&
              py_stream_ask(&s->streams, device, &stream, &keep)) {
-    copy = py_managed_copy(from, 1, stream);
+    copy = py_managed_copy(from, NULL, 1, stream);
   }
   Py_XDECREF(keep);
   if (copy == NULL && PyErr_Occurred()) py_error_forget(); /* the Python path raises it */

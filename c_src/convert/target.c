@@ -49,7 +49,7 @@ DLManagedTensorVersioned* py_target_copy(const py_target* t, DLManagedTensorVers
   }
   int is_kept = t->place == NULL || options & DLX_NAMES_DEVICE; /* stays on its device */
   DLManagedTensorVersioned* copy =
-      py_managed_copy(made, is_kept && (t->accepts.layouts & DLX_LAYOUT_PERMUTED), 0);
+      py_managed_copy(made, NULL, is_kept && (t->accepts.layouts & DLX_LAYOUT_PERMUTED), 0);
   dlx_managed_release(made);
   if (copy == NULL) py_error_forget();
   return copy;

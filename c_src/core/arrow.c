@@ -203,7 +203,7 @@ static int64_t parse_list_size(const char* format) {
 static int read_type(const struct ArrowSchema* schema, dlx_arrow_column* out,
                      dlx_arrow_fault* fault) {
   out->ndim = 1;
-  out->is_numbers = 0;
+  out->is_numbers = out->is_offsets = 0;
   for (;; schema = schema->children[0]) {
     if (schema->format == NULL) return fail(fault, "a type has no format string", 0);
     out->values = schema;
@@ -393,23 +393,34 @@ int dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_colum
   return 1;
 }
 
+/* Add the offsets of a chunk as int64, after the last one of the chunks before. Return the end. */
+static int64_t* add_offsets(const void* from, int bits, int64_t count, int64_t* to) {
+  int64_t shift = *to - dlx_index_at(from, bits, 0);
+  for (int64_t k = 1; k <= count; k++) *++to = dlx_index_at(from, bits, k) + shift;
+  return to;
+}
+
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out) {
   DLTensor like = describe_column(column);
+  if (column->is_offsets) like.dtype.bits = 64;
   if (!dlx_host_readable(column->device.device_type)) return DLX_E_DEVICE;
   int status = dlx_managed_empty(&like, 0, 0, out);
   if (status != DLX_OK) return status;
   uint8_t* to = (*out)->dl_tensor.data;
+  if (column->is_offsets) *(int64_t*)to = 0;
   for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
     span at;
     dlx_arrow_fault fault;
     status = find_values(data, &data->batches[i], number, column, &at, &fault);
     if (status != DLX_OK || at.count == 0) continue;
     const uint8_t* from = at.array->buffers[1];
+    int64_t item = column->dtype.bits / 8;
     if (column->is_packed) {
       for (int64_t k = at.start; k < at.start + at.count; k++) *to++ = from[k / 8] >> k % 8 & 1;
+    } else if (column->is_offsets) {
+      to = (void*)add_offsets(from + at.start * item, column->dtype.bits, at.count, (void*)to);
     } else {
-      int64_t item = column->dtype.bits / 8;
       memcpy(to, from + at.start * item, (size_t)(at.count * item));
       to += at.count * item;
     }
@@ -461,6 +472,7 @@ int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_a
     return fail(fault, "a list has one child, found", schema->n_children);
   *out = (dlx_arrow_lists){.values = dlx_arrow_new(), .null_row = -1};
   if (out->values == NULL) return DLX_E_MEMORY;
+  out->offsets.is_offsets = 1;
   out->offsets.dtype = (DLDataType){kDLInt, schema->format[1] == 'L' ? 64 : 32, 1};
   out->offsets.device.device_type = kDLCPU;
   out->offsets.ndim = 1;
@@ -482,25 +494,4 @@ int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_a
   dlx_arrow_drop(out->values);
   out->values = NULL;
   return status;
-}
-
-int dlx_arrow_join_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_column* offsets,
-                           DLManagedTensorVersioned** out) {
-  DLTensor like = describe_column(offsets);
-  like.dtype.bits = 64;
-  int status = dlx_managed_empty(&like, 0, 0, out);
-  if (status != DLX_OK) return status;
-  int64_t* to = (*out)->dl_tensor.data;
-  *to = 0;
-  for (int64_t i = 0; i < data->n_batches; i++) {
-    span at;
-    dlx_arrow_fault fault;
-    status = find_values(data, &data->batches[i], column, offsets, &at, &fault);
-    if (status != DLX_OK || at.count == 0) continue;
-    int bits = offsets->dtype.bits;
-    const char* from = (const char*)at.array->buffers[1] + at.start * (bits / 8);
-    int64_t shift = *to - dlx_index_at(from, bits, 0);
-    for (int64_t k = 1; k <= at.count; k++) *++to = dlx_index_at(from, bits, k) + shift;
-  }
-  return DLX_OK;
 }

@@ -100,6 +100,7 @@ typedef struct {
 typedef struct {
   int is_numbers; /* 0: only `values` is set */
   int is_packed;
+  int is_offsets; /* of lists */
   DLDataType dtype;
   int32_t ndim; /* 1 + levels of fixed-size lists */
   int64_t shape[DLX_MAX_NDIM];
@@ -160,7 +161,8 @@ int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
 int dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                     int64_t batch, const char** start, const char** end, void** event);
 
-/* Copy a host column without nulls. Errors: as dlx_managed_empty, DLX_E_DEVICE. */
+/* Copy a host column without nulls; offsets become int64, from 0. Errors: as dlx_managed_empty,
+ * DLX_E_DEVICE. */
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
                      DLManagedTensorVersioned** out);
 
@@ -174,11 +176,6 @@ typedef struct {
  * checked. Owns: the caller drops `values`, which holds `data`; NULL after a failure. Errors:
  * DLX_E_ARROW, DLX_E_MEMORY; DLX_E_DEVICE = not on the host. */
 int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_arrow_fault* fault);
-
-/* Create a managed tensor of the offsets of all rows as int64, from 0. Errors: as
- * dlx_managed_empty. */
-int dlx_arrow_join_offsets(const dlx_arrow* data, int64_t column, const dlx_arrow_column* offsets,
-                           DLManagedTensorVersioned** out);
 
 /* ---- exported tensors ------------------------------------------------------------------------ */
 

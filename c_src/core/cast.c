@@ -216,8 +216,8 @@ static int find_kind(DLDataType dtype) {
 }
 
 int dlx_can_cast(DLDataType from, DLDataType to) {
-  int are_alike = (from.code == kDLComplex) == (to.code == kDLComplex);
-  return are_alike && find_kind(from) >= 0 && find_kind(to) >= 0;
+  int keeps_parts = from.code != kDLComplex || to.code == kDLComplex;
+  return keeps_parts && find_kind(from) >= 0 && find_kind(to) >= 0;
 }
 
 static caster* find_caster(int from, int to, int is_run) {
@@ -246,6 +246,23 @@ static void cast_planes(char* to, const char* from, dlx_axis* axes, int n, int64
   } while (dlx_next(axes, n - 1, index, &to, &from));
 }
 
+/* Cast to the real parts of complex numbers, and set the imaginary parts to 0. */
+static int cast_to_parts(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+  static const double nothing;
+  int64_t twice[DLX_MAX_NDIM], never[DLX_MAX_NDIM] = {0};
+  for (int32_t d = 0; d < to->ndim; d++) twice[d] = 2 * to->strides[d];
+  DLTensor part = *to, zero;
+  part.dtype = (DLDataType){kDLFloat, to->dtype.bits / 2, 1};
+  part.strides = twice;
+  zero = part;
+  zero.data = (void*)&nothing;
+  zero.byte_offset = 0;
+  zero.strides = never;
+  int status = dlx_cast(from, &part, flags);
+  part.byte_offset += part.dtype.bits / 8;
+  return status == DLX_OK ? dlx_copy(&zero, &part, flags) : status;
+}
+
 int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   DLTensor alike = *to;
   alike.dtype = from->dtype;
@@ -253,6 +270,8 @@ int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   if (status != DLX_OK || memcmp(&from->dtype, &to->dtype, sizeof to->dtype) == 0)
     return status == DLX_OK ? dlx_copy(from, to, flags) : status;
   if (!dlx_can_cast(from->dtype, to->dtype)) return DLX_E_MISMATCH;
+  if (to->dtype.code == kDLComplex && from->dtype.code != kDLComplex)
+    return cast_to_parts(from, to, flags);
   int64_t from_item = from->dtype.bits / 8, to_item = to->dtype.bits / 8;
   int64_t nbytes = dlx_size(from) * (from_item + to_item);
   if (nbytes == 0) return DLX_OK;

@@ -35,60 +35,50 @@ int64_t dlx_find_descent(const DLTensor* offsets) {
   return offsets->dtype.bits == 64 ? find_bad(offsets, 64, 1, 0) : find_bad(offsets, 32, 1, 0);
 }
 
-/* A hash table of the indices of one row, with open addressing. Entries of other rows are free. */
+/* A hash table of the indices of one row, with open addressing. Places of other rows are free. */
 typedef struct {
-  int64_t row, index; /* row: plus one */
+  int64_t end, index; /* end: of the row */
 } place;
 
 typedef struct {
-  place* places; /* NULL = not yet allocated */
+  place* places;
   uint64_t mask;
 } table;
 
-/* Allocate a table that is half full with the longest row. Errors: 0 = no memory. */
-static int allocate_table(const void* indptr, int bits, int64_t rows, table* t) {
-  int64_t most = 1;
-  for (int64_t row = 0; row < rows; row++) {
-    int64_t count = dlx_index_at(indptr, bits, row + 1) - dlx_index_at(indptr, bits, row);
-    if (count > most) most = count;
-  }
-  for (t->mask = 1; t->mask < 2 * (uint64_t)most;) t->mask = t->mask << 1 | 1;
-  size_t bytes = (size_t)(t->mask + 1) * sizeof *t->places;
-  t->places = dlx_allocate(bytes);
-  if (t->places) memset(t->places, 0, bytes);
-  return t->places != NULL;
-}
-
-/* Return 1 if a row already has an index, else add it. */
-static int is_repeated(const table* t, int64_t row, int64_t index) {
-  uint64_t hash = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15), at = hash >> 32;
-  for (;; at++) {
-    place* p = &t->places[at & t->mask];
-    if (p->row != row + 1) {
-      *p = (place){row + 1, index};
-      return 0;
-    }
+/* Return 1 if a row that ends there already has an index, else add it. */
+static int is_repeated(const table* t, int64_t end, int64_t index) {
+  uint64_t at = (uint64_t)index * UINT64_C(0x9e3779b97f4a7c15) >> 32;
+  place* p;
+  while ((p = &t->places[at++ & t->mask])->end == end)
     if (p->index == index) return 1;
-  }
+  *p = (place){end, index};
+  return 0;
 }
 
-INLINE int64_t find_repeat(const void* indptr, int bits, int64_t rows, const void* indices,
-                           int wide, int64_t end, int rising, table* seen) {
-  for (int64_t row = 0, from, to = 0; row < rows; row++) {
+INLINE int64_t find_repeat(const DLTensor* indptr, const void* indices, int bits, int64_t end,
+                           int rising, table* seen) {
+  int64_t rows = dlx_size(indptr) - 1, from, to = 0;
+  for (int64_t row = 0; row < rows; row++) {
     int64_t rises = 1;
     from = to;
-    to = dlx_index_at(indptr, bits, row + 1);
+    to = dlx_index_at(first(indptr), indptr->dtype.bits, row + 1);
     for (int64_t i = from + 1; i < to; i++)
-      rises &= dlx_index_at(indices, wide, i) > dlx_index_at(indices, wide, i - 1);
-    if (from == to || (rises && dlx_index_at(indices, wide, from) >= 0 &&
-                       dlx_index_at(indices, wide, to - 1) < end))
+      rises &= dlx_index_at(indices, bits, i) > dlx_index_at(indices, bits, i - 1);
+    if (from == to || (rises && dlx_index_at(indices, bits, from) >= 0 &&
+                       dlx_index_at(indices, bits, to - 1) < end))
       continue;
-    if (!rising && seen->places == NULL && !allocate_table(indptr, bits, rows, seen)) return -2;
+    if (!rising && seen->mask < 2 * (uint64_t)(to - from)) {
+      while (seen->mask < 2 * (uint64_t)(to - from)) seen->mask = seen->mask << 1 | 1;
+      size_t bytes = (size_t)(seen->mask + 1) * sizeof *seen->places;
+      free(seen->places);
+      if ((seen->places = dlx_allocate(bytes)) == NULL) return -2;
+      memset(seen->places, 0, bytes);
+    }
     for (int64_t i = from; i < to; i++) {
-      int64_t index = dlx_index_at(indices, wide, i);
+      int64_t index = dlx_index_at(indices, bits, i);
       if (index < 0 || index >= end) return i;
-      if (rising ? i > from && index <= dlx_index_at(indices, wide, i - 1)
-                 : is_repeated(seen, row, index))
+      if (rising ? i > from && index <= dlx_index_at(indices, bits, i - 1)
+                 : is_repeated(seen, to, index))
         return i;
     }
   }
@@ -97,15 +87,9 @@ INLINE int64_t find_repeat(const void* indptr, int bits, int64_t rows, const voi
 
 int64_t dlx_find_repeat(const DLTensor* indptr, const DLTensor* indices, int64_t end, int rising) {
   table seen = {NULL, 0};
-  int64_t rows = dlx_size(indptr) - 1, found;
-  int wide = indices->dtype.bits;
-  const void *p = first(indptr), *i = first(indices);
-  if (indptr->dtype.bits == 64)
-    found = wide == 64 ? find_repeat(p, 64, rows, i, 64, end, rising, &seen)
-                       : find_repeat(p, 64, rows, i, 32, end, rising, &seen);
-  else
-    found = wide == 64 ? find_repeat(p, 32, rows, i, 64, end, rising, &seen)
-                       : find_repeat(p, 32, rows, i, 32, end, rising, &seen);
+  int64_t found = indices->dtype.bits == 64
+                      ? find_repeat(indptr, first(indices), 64, end, rising, &seen)
+                      : find_repeat(indptr, first(indices), 32, end, rising, &seen);
   free(seen.places);
   return found;
 }
@@ -125,11 +109,12 @@ int64_t dlx_find_disorder(const DLTensor* const* rows, int32_t ndim) {
 }
 
 void dlx_subtract(const DLTensor* from, int64_t minus, const DLTensor* to) {
-  int64_t count = dlx_size(from), *wide = (int64_t*)first(to);
-  int32_t* narrow = (int32_t*)first(to);
+  int64_t count = dlx_size(from);
+  void* made = (void*)first(to);
   if (from->dtype.bits == 64)
-    for (int64_t i = 0; i < count; i++) wide[i] = dlx_index_at(first(from), 64, i) - minus;
+    for (int64_t i = 0; i < count; i++)
+      ((int64_t*)made)[i] = dlx_index_at(first(from), 64, i) - minus;
   else
     for (int64_t i = 0; i < count; i++)
-      narrow[i] = (int32_t)(dlx_index_at(first(from), 32, i) - minus);
+      ((int32_t*)made)[i] = (int32_t)(dlx_index_at(first(from), 32, i) - minus);
 }

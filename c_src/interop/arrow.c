@@ -395,7 +395,7 @@ static PyObject* arrow_lists(PyObject* module, PyObject* const* args, Py_ssize_t
   if (lists.offsets.n_chunks == 1)
     status = dlx_arrow_share(data, &lists.offsets, &made);
   else if (lists.offsets.n_chunks == 0 || args[2] == Py_True)
-    status = dlx_arrow_join_offsets(data, number, &lists.offsets, &made);
+    status = dlx_arrow_gather(data, number, &lists.offsets, &made);
   if (status != DLX_OK || made) Py_SETREF(offsets, py_tensor_result(status, made));
   if (offsets == NULL) return Py_DECREF(values), NULL;
   return Py_BuildValue("(NNLL)", values, offsets, (long long)lists.offsets.n_chunks,

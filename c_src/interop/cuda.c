@@ -113,7 +113,7 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   if (py_cuda_work_stream(device_id, &stream) < 0 || wait_ready(tensor, device_id, 0) < 0)
     return NULL;
   from = py_tensor_managed((PyObject*)tensor); /* the GIL was released: it may have changed */
-  return from ? py_managed_copy(from, 1, stream) : NULL;
+  return from ? py_managed_copy(from, NULL, 1, stream) : NULL;
 }
 
 int py_cuda_to_own_stream(TensorObject* tensor) {

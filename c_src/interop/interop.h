@@ -36,10 +36,11 @@ static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
 
 int py_read_device(PyObject* pair, DLDevice* out);
 
-/* Copy to writable host memory: from the host if `stream` is 0, else from the device on that
- * stream. Releases the GIL. Owns: the caller owns the result. */
-DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
-                                          uint64_t stream);
+/* Copy to writable host memory: from the host if `stream` is 0, and cast to a dtype (NULL: the
+ * same), else from the device on that stream. Releases the GIL. Owns: the caller owns the result.
+ */
+DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, const DLDataType* dtype,
+                                          int keep_order, uint64_t stream);
 
 /* Return 1 if two tensors may have memory in common. */
 int py_may_meet(const DLTensor* a, uint64_t a_flags, const DLTensor* b, uint64_t b_flags);

@@ -130,8 +130,8 @@ static int copy_to_host(const DLTensor* from, DLDataType dtype, uint64_t flags, 
 
 enum { FEW = 1 << 14 /* bytes: faster to copy than to release the GIL */ };
 
-static DLManagedTensorVersioned* copy_or_cast(DLManagedTensorVersioned* from, DLDataType dtype,
-                                              int keep_order, uint64_t stream) {
+DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, const DLDataType* dtype,
+                                          int keep_order, uint64_t stream) {
   const DLTensor* t = &from->dl_tensor;
   uint64_t flags = py_fresh_flags(from);
   DLManagedTensorVersioned* fresh;
@@ -142,17 +142,12 @@ static DLManagedTensorVersioned* copy_or_cast(DLManagedTensorVersioned* from, DL
     dlx_managed_hold(from); /* another thread may drop the last reference to the tensor */
     state = PyEval_SaveThread();
   }
-  int status = copy_to_host(t, dtype, flags, keep_order, stream, &fresh);
+  int status = copy_to_host(t, dtype ? *dtype : t->dtype, flags, keep_order, stream, &fresh);
   if (state) {
     PyEval_RestoreThread(state);
     py_managed_release(from);
   }
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
-}
-
-DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order,
-                                          uint64_t stream) {
-  return copy_or_cast(from, from->dl_tensor.dtype, keep_order, stream);
 }
 
 PY_DOC(tensor_copy,
@@ -166,7 +161,7 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   if (keep_order < 0 || PyErr_Occurred()) return NULL;
   DLDataType dtype = m->dl_tensor.dtype;
   if (nargs == 4 && args[3] != Py_None && read_dtype(args[3], &dtype) < 0) return NULL;
-  m = copy_or_cast(m, dtype, keep_order, stream);
+  m = py_managed_copy(m, &dtype, keep_order, stream);
   return m ? py_tensor_wrap(m) : NULL;
 }
 

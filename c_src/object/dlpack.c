@@ -105,7 +105,7 @@ PyObject* py_tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nar
                     device.device_type, device.device_id);
   }
   if (copied) {
-    made = is_cuda ? py_cuda_fetch((TensorObject*)self) : py_managed_copy(base, 1, 0);
+    made = is_cuda ? py_cuda_fetch((TensorObject*)self) : py_managed_copy(base, NULL, 1, 0);
     if (made == NULL) return NULL;
     made->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
   } else {

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from dlx._api.convert import convert
 from dlx._core.public import public
 from dlx._engine.compound import split
-from dlx._engine.request import request_of
+from dlx._engine.request import Request, request_of
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
-from dlx.errors import DlxError, LayoutError
+from dlx.errors import LayoutError
 
 if TYPE_CHECKING:
     from dlx.typing import Target
@@ -57,27 +57,17 @@ def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
     if not isinstance(handler, CompoundHandler):
         fix = "Pass a sparse or ragged array; dlx.convert takes dense ones, and containers."
         raise LayoutError("it is not a sparse or ragged array", source=type_name(type(obj)), fix=fix)
-    return _convert(inside, handler, to or _framework_of(handler))
+    if to is None:
+        target = None if handler.adapter is None else registry.ready(handler.adapter)
+        to = "dlx" if target is None else target.name
+    return convert(_split(inside, handler, request_of(to)), to)  # type: ignore[no-any-return]
 
 
-def _convert(obj: Any, handler: CompoundHandler, to: Any) -> dict[str, Any]:
-    """Convert the arrays among the parts of an object; inner compound arrays become parts, too."""
-    arrays: dict[str, Any] = {}
-    found = split(obj, handler, request_of(to), joins=False)
+def _split(obj: Any, handler: CompoundHandler, request: Request) -> dict[str, Any]:
+    """Return the parts of an object; inner compound arrays become dicts of their parts."""
+    found = {name: part for name, part in split(obj, handler, request, joins=False).items() if not name.startswith("_")}
     for name, part in found.items():
         inside, inner = lookup.unwrap(part)
         if isinstance(inner, CompoundHandler):
-            found[name] = _convert(inside, inner, to)
-        else:
-            arrays[name] = part
-    found |= convert(arrays, to)
-    return {name: part for name, part in found.items() if not name.startswith("_")}
-
-
-def _framework_of(handler: CompoundHandler) -> str:
-    """Return the name of the framework of a compound array, or "dlx" if it cannot be a target."""
-    try:
-        target = None if handler.adapter is None else registry.ready(handler.adapter)
-    except DlxError:
-        target = None
-    return "dlx" if target is None else target.name
+            found[name] = _split(inside, inner, request)
+    return found

@@ -37,7 +37,9 @@ def list_arrays(arrays: Any, join: Join) -> tuple[list[Any], Any, Tensor | None,
         return objs, lambda i: names[places[i].start], None, places
     inside, handler = lookup.unwrap(arrays if inside is None else inside)
     keys, whole = None, None
-    if isinstance(handler, CompoundHandler) and handler.kind_of(inside) == "ragged":
+    if isinstance(handler, CompoundHandler):
+        if handler.kind_of(inside) != "ragged":
+            raise lookup.not_an_array(inside)
         whole = _read_ragged(inside, handler, join)
         objs = [whole] * bool(whole.shape[0])
     elif handler is not None and handler.kind == "mapping":

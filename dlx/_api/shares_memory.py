@@ -11,7 +11,7 @@ from dlx._core.public import public
 from dlx._core.types import Device
 from dlx._engine import fast_path as fast_path  # binds FAST_PATH
 from dlx._engine.batch import Batch
-from dlx._engine.compound import arrays_of
+from dlx._engine.compound import arrays_of, name_of
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of
@@ -19,7 +19,7 @@ from dlx._protocols import arrow
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.registry import registry
-from dlx._support.reflect import type_name
+from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
@@ -110,7 +110,8 @@ def _extents(obj: Any) -> Iterator[Extent]:
     inside, handler = lookup.unwrap(obj)
     waiting = [inside] if handler is None else [obj]
     if isinstance(handler, CompoundHandler):
-        waiting = [*arrays_of(inside, handler)]
+        with foreign_errors("it cannot be split:", source=name_of(inside)):
+            waiting = arrays_of(handler.compound.split(inside))
     for each in waiting:
         yield from find_extents(each)
 

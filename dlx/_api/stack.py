@@ -7,14 +7,14 @@ import functools
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from numbers import Number
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
 from dlx._api.output import check_fits, fill, fill_plain, match_packing, open_output
-from dlx._api.rows import list_arrays
+from dlx._api.rows import Join, list_arrays
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -124,12 +124,13 @@ def stack(
         if stacked is not None:
             return stacked
     try:
-        objs, key_of, whole, places = list_arrays(arrays, functools.partial(_join_lists, pad, dtype))
+        join = functools.partial(_join_lists, pad, dtype)
+        objs, key_of, whole, places = list_arrays(arrays, join)
+        if places is None and objs and (_is_list(objs[0]) or _is_scalar(type(objs[0]))):
+            whole = _pack_lists(objs, join)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         raise
-    if places is None and objs and _is_number(type(objs[0])):
-        whole = _pack_numbers(objs)
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
         stacked = _stack_plainly(objs, places, to, axis, dtype)
@@ -276,16 +277,21 @@ def _fill_everywhere(whole: Tensor, number: Tensor) -> None:
 
 
 def _join_lists(pad: Any, dtype: Any, source: Any, values: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
-    """Return the lists of a column as one tensor of a dtype, padded to the longest."""
-    wanted = _find_dtype([values.dtype], (0,).__getitem__, dtype)
+    """Return lists, or the lists of a column, as one tensor of a dtype, padded to the longest."""
     lengths = [stop - start for start, stop in pairwise(bounds)]
-    if pad is None:
-        shapes = [(length, *values.shape[1:]) for length in lengths]
-        _find_shape(shapes, range(len(shapes)).__getitem__, is_padded=False, is_far=False)  # raises
+    try:
+        wanted = _find_dtype([values.dtype], (0,).__getitem__, dtype)
+        if pad is None:
+            shapes = [(length, *values.shape[1:]) for length in lengths]
+            _find_shape(shapes, range(len(shapes)).__getitem__, is_padded=False, is_far=False)  # raises
+        number = _read_pad(pad, wanted)
+    except DlxError as error:
+        error.complete(source=f"{len(lengths)} arrays")
+        raise
     if wanted != values.dtype and not can_cast(values.dtype, wanted, HOST):
         values = convert(source, to="dlx", dtype={values.dtype: wanted})  # its framework casts
     whole: Tensor = empty((len(lengths), max(lengths), *values.shape[1:]), wanted)
-    _fill_everywhere(whole, _read_pad(pad, wanted))
+    _fill_everywhere(whole, number)
     native.tensor_join(whole, values, native.tensor_copy(offsets, False, 0, DType("int64")))
     return whole
 
@@ -444,16 +450,46 @@ def _is_number(kind: type) -> bool:
     return is_key(kind) and kind in _NUMBERS
 
 
+def _is_scalar(kind: type) -> bool:
+    """Return whether a type is a Python number, or a scalar of a framework, such as numpy.float32."""
+    found = lookup.kind(kind)
+    return _is_number(kind) or (found.verdict == "passthrough" and found.adapter not in (None, BUFFER))
+
+
 def _is_list(obj: Any) -> bool:
     return type(obj) is list or type(obj) is tuple
 
 
+def _pack_lists(objs: list[Any], join: Join) -> Tensor | None:
+    """Return scalars, or lists of scalars of one dtype, as a tensor; None if something else is in the lists."""
+    shape, rows, elements, bounds = [len(objs)], [objs], objs, [0]
+    while len(bounds) == 1 and elements and all(map(_is_list, elements)):
+        lengths = [*map(len, elements)]
+        if min(lengths) < max(lengths):
+            if len(shape) > 1:
+                return None
+            bounds += accumulate(lengths)
+        shape.append(lengths[0])
+        rows, elements = elements, [*chain.from_iterable(elements)]
+    has_one_type = len({*map(id, map(type, elements))}) == 1  # by identity: a class may have no hash
+    packed: Any = _pack_numbers(elements) if has_one_type or len({*map(_find_number, rows)}) == 1 else None
+    if packed is None or len(bounds) == 1:
+        return packed and view(packed, tuple(shape), row_major(shape))
+    return join(packed, packed, _pack_numbers(bounds), bounds)
+
+
+def _find_number(objs: Sequence[Any]) -> type | None:
+    """Return the type of numbers that holds all of a list; None if something else is in it."""
+    kinds = {id(kind): kind for kind in map(type, objs)}.values()
+    is_of_numbers = kinds and all(map(_is_number, kinds))
+    return next(kind for kind in (complex, float, int, bool) if kind in kinds) if is_of_numbers else None
+
+
 def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
-    """Return Python's numbers as a tensor of one dimension; None if something else is in the list."""
-    kinds = {id(kind): kind for kind in map(type, objs)}.values()  # not a set: a class may have no hash
-    if not kinds or not all(map(_is_number, kinds)):
-        return None
-    kind = next(kind for kind in (complex, float, int, bool) if kind in kinds)
+    """Return scalars as a tensor of one dimension; None if something else is in the list."""
+    kind = _find_number(objs)
+    if kind is None:
+        return _pack_scalars(objs) if len({*map(id, map(type, objs))}) == 1 and _is_scalar(type(objs[0])) else None
     parts = [part for each in objs for part in (each.real, each.imag)] if kind is complex else objs
     for letter, name in _NUMBERS[kind].items():
         with contextlib.suppress(OverflowError):
@@ -461,6 +497,17 @@ def _pack_numbers(objs: Sequence[Any]) -> Tensor | None:
             return native.tensor_new(memory.data_ptr, (len(objs),), None, read_dtype(name), HOST, 0, memory)
     fix = "Pass an array of another dtype, such as numpy.array(numbers)."
     raise DTypeError("the numbers fit neither int64 nor uint64", fix=fix)
+
+
+def _pack_scalars(objs: Sequence[Any]) -> Tensor | None:
+    """Return scalars of a framework, of one type, as a tensor; None unless each is a buffer."""
+    try:
+        one: Any = convert(objs[0], to="dlx")
+        memory: Any = native.tensor_copy(BUFFER.export(b"".join(objs)), False)
+    except (DlxError, TypeError, BufferError):
+        return None
+    is_whole = one.shape == () and memory.nbytes == len(objs) * one.nbytes
+    return native.tensor_new(memory.data_ptr, (len(objs),), None, one.dtype, HOST, 0, memory) if is_whole else None
 
 
 def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype: Any = None) -> Any:

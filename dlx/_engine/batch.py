@@ -144,14 +144,14 @@ def not_writable(because: str = "") -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Return a new array from the function." if because else "Pass a writable array.")
 
 
-def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool) -> Any:
+def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool = False) -> Any:
     """Return a host array of the fast path, cast for a target or unchanged; None if Python must plan it."""
     tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
     if type(tensor) is not Tensor or not tensor.is_host:
         return None
     old, new = tensor.dtype, casts.dtypes.get(tensor.dtype.name)
     if new is None:
-        return None if at_root and casts.floating not in (None, old) else obj
+        return None if (at_root or casts.at_root) and casts.floating not in (None, old) else obj
     if trace.observers:
         return None
     if source is target.source and casts_itself(source, old, new):
@@ -171,7 +171,7 @@ class Batch:
     """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
-        *("_borrowed", "_cast", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
+        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
         *("sources", "to", "tree", "written"),
     )
 
@@ -187,8 +187,7 @@ class Batch:
         self.request, self.objs, self.sources = request, objs, sources
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
-        self._borrowed: list[tuple[int, Any]] = []  # tensors of the fast path
-        self._cast: set[int] = set()  # those that are casts
+        self._borrowed: list[tuple[int, Any, bool]] = []  # tensors of the fast path, and whether they are casts
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
@@ -229,7 +228,7 @@ class Batch:
         """Return tensors of all arrays, to read them immediately; no consumer is called and no capsule consumed."""
         self._may_defer = False
         self._prepare(brief=True)
-        for i, borrowed in self._borrowed:
+        for i, borrowed, _ in self._borrowed:
             self.results[i] = borrowed
         for i, transfer in self._transfers.items():
             tensor = transfer.tensor
@@ -260,12 +259,14 @@ class Batch:
         without_casts = request if request.casts is None else request._replace(casts=None)
         for i, obj in enumerate(self.objs):
             keeps_dtype = request.casts is None or (self.tree is not None and self.tree.is_index(i))
-            if keeps_dtype:
-                borrowed = None if to is None else borrow(obj, to, brief)
-            else:
-                borrowed = None if to is None else self._borrow_cast(i, brief)
+            options = without_casts if keeps_dtype else request
+            cast = obj  # with the dtype of the result; None: Python must plan it
+            if options.casts is not None:
+                is_quick = to is not None and options.copy is not False
+                cast = cast_host(obj, self.sources[i], options.target, options.casts) if is_quick else None
+            borrowed = cast if cast is not obj else None if to is None else borrow(obj, to, brief)
             if borrowed is None:
-                self._transfers[i] = Transfer(obj, self.sources[i], without_casts if keeps_dtype else request)
+                self._transfers[i] = Transfer(obj, self.sources[i], options)
                 self._transfers[i].written = i in self.written
             elif i in self.written and borrowed.readonly:
                 kind, target = type_name(type(obj)), self.request.target.name
@@ -273,7 +274,7 @@ class Batch:
             elif borrowed is obj:
                 self.results[i] = obj
             else:
-                self._borrowed.append((i, borrowed))
+                self._borrowed.append((i, borrowed, cast is not obj))
         self._each(self.describe)
         self.failures.can_pass = False  # from here on, the target refuses an array
         if len(self._transfers) > 1 or self.failures.collect:
@@ -285,18 +286,6 @@ class Batch:
             self._each(self._order)
             if self.failures.errors:
                 self.failures.check()
-
-    def _borrow_cast(self, i: int, brief: bool) -> Any:
-        """Return the tensor of a host array as the fast path does, with the dtype of the result; None for Python."""
-        obj, casts = self.objs[i], self.request.casts
-        if casts is None or self.request.copy is False:
-            return None
-        cast = cast_host(obj, self.sources[i], self.request.target, casts, at_root=casts.at_root)
-        if cast is obj:
-            return FAST_PATH._borrow(obj, self.to, brief)
-        if cast is not None:
-            self._cast.add(i)
-        return cast
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -439,10 +428,9 @@ class Batch:
 
     def _load(self) -> None:
         objs, results = self.objs, self.results
-        for i, borrowed in self._borrowed:
+        for i, borrowed, is_cast in self._borrowed:
             try:
-                cast = i in self._cast
-                results[i] = FAST_PATH(borrowed, self.to) if cast else FAST_PATH._load(borrowed, objs[i], self.to)
+                results[i] = FAST_PATH(borrowed, self.to) if is_cast else FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i], self.request._replace(casts=None))  # cast already
                     transfer.tensor = borrowed

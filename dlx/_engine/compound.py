@@ -53,11 +53,10 @@ def split(
         joiner = find_joiner(request.target.adapter, kind) or joiner
         is_joined = type(obj) is Parts or (joiner.join is not None and not (nested and "flat" in joiner.limits))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
-        if not is_joined and kind == "ragged":  # before its data is read
-            raise _unsupported(kind, source, target, nested, obj)
         path = handler.adapter and handler.adapter.fast_path
-        detach = path.detach() if path and request is not None and request.detach and not is_own else ""
-        parts = source.split(getattr(obj, detach)() if detach else obj)
+        if path and path.detach() and request is not None and request.detach and not is_own:
+            obj = getattr(obj, path.detach())()
+        parts = source.split(obj) if is_joined or kind != "ragged" else {}  # refused before its data is read
         if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
         if not is_joined:
@@ -68,7 +67,7 @@ def split(
             if joiner.dtypes or request.casts is not None:
                 _check_dtype(parts, joiner, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
-                sorts = _check(kind, parts, "swapped" in source.limits, joiner.limits, target)
+                sorts = _check(kind, parts, source, joiner.limits, target)
             dtype = _choose_dtype(parts, joiner, request.target.dtypes())
         made: dict[str, Any] = {}
         for name, part in parts.items():
@@ -209,13 +208,10 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
         raise LayoutError("its index arrays differ in length, dtype or device")
     shape = (*one.shape, len(rows)) if swaps else (len(rows), *one.shape)
     if one.is_host:
-        made = dtype or one.dtype
         tensors = tensors if dtype is None else [_subtract(tensor, minus, dtype) for tensor in tensors]
-        if not stacks:
-            return tensors[0] if tensors[0].dtype == made else native.tensor_copy(tensors[0], False, 0, made)
-        whole: Tensor = empty(shape, made)
-        native.tensor_fill(whole, tensors, int(swaps))
-        return whole
+        if stacks:
+            return native.tensor_stack(tensors, 0, int(swaps), False, dtype or one.dtype)  # type: ignore[no-any-return]
+        return tensors[0] if dtype in (None, tensors[0].dtype) else native.tensor_copy(tensors[0], False, 0, dtype)
     casts = None if dtype is None else {str(one.dtype): dtype}
     tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]  # by its framework
     if not stacks:
@@ -227,7 +223,7 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
 
 def _bound_of(parts: dict[str, Any]) -> int:
     """Return a number that no index of a compound array exceeds, by the shapes of its parts."""
-    return int(max((*parts.get("shape", ()), *(info_of(_elements_of(parts)).shape or (1 << 62,)))))
+    return int(max((*parts.get("shape", ()), *(info_of(arrays_of(parts)[0]).shape or (1 << 62,)))))
 
 
 def _subtract(tensor: Tensor, minus: int, dtype: DType) -> Tensor:
@@ -265,32 +261,34 @@ _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 
 def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
     """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
-    coords = parts.get("coords")
-    ndim = 2 if coords is None or isinstance(coords, list) else len(info_of(coords).shape or ())
+    coords = parts.get("coords", [])
+    ndim = 2 if isinstance(coords, list) else len(info_of(coords).shape or ())
     if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
 
 def _check_dtype(parts: dict[str, Any], joiner: Compound, request: Request) -> None:
     """Raise if a joiner does not support the dtype that the elements will have."""
-    old = info_of(_elements_of(parts)).dtype
+    old = info_of(arrays_of(parts)[0]).dtype
     new = old if old is None or request.casts is None else request.casts.find(old) or old
     if new is not None and old is not None and joiner.dtypes and new.name not in joiner.dtypes:
         why, option = f"{request.target.name} has no {joiner.kind} arrays of {new}", {old.name: "float32"}
         raise DTypeError(why, option=(("dtype", option),) if "float" in new.name else ())
 
 
-def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, ...], target: str) -> bool:
+def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str, ...], target: str) -> bool:
     """Check the indices of a sparse array in host memory: another framework may read or write outside of an array.
 
     Return whether the framework sorts them.
     """
-    shape = parts.get("shape", ())
+    if kind not in ("coo", *_MINOR):
+        return False
+    shape, elements = parts["shape"], info_of(parts["data"]).shape or ()
     if not shape and "axes" in limits:
         raise LayoutError(f"{target} has no {kind} arrays without dimensions")
     if kind == "coo":
-        coords, elements = parts["coords"], info_of(parts["data"]).shape
-        rows = coords if isinstance(coords, list) else _split_rows(tensor_of(coords), swapped)
+        coords = parts["coords"]
+        rows = coords if isinstance(coords, list) else _split_rows(tensor_of(coords), "swapped" in source.limits)
         if len(rows) != len(shape):
             raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
         wide = []
@@ -300,14 +298,11 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
                 raise LayoutError(f"coords[{axis}] has the shape {length}, and its data the shape {elements}")
             wide.append(_check_range(row, extent, f"coords[{axis}]"))
         return "sorts" in limits and not _is_ordered(wide)
-    if kind not in _MINOR:
-        return False
     if len(shape) != 2:
         why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
         raise LayoutError(why, fix="Convert it to the format coo first.")
-    found = info_of(parts["data"]).shape or (0,)
-    minor, count = _MINOR[kind], found[0]
-    block = found[1:] if kind == "bsr" else (1, 1)
+    minor, count = _MINOR[kind], elements[0]
+    block = elements[1:] or (1, 1)
     major, extent = (shape[axis] // (block[axis] or 1) for axis in (1 - minor, minor))
     indptr, indices = tensor_of(parts["indptr"]), tensor_of(parts["indices"])
     for name, part, size in (("indptr", indptr, major + 1), ("indices", indices, count)):
@@ -323,7 +318,7 @@ def _check(kind: str, parts: dict[str, Any], swapped: bool, limits: tuple[str, .
     if bad == -2:
         raise MemoryError
     if bad >= 0:
-        if not 0 <= _numbers(ends)[bad] < extent:
+        if not 0 <= memoryview(ends)[bad] < extent:
             raise _padded(f"indices[{bad}] is outside of its shape")
         why = f"no index is repeated within a row or column, and indices[{bad}] is"
         if rising:
@@ -375,11 +370,7 @@ def _check_lists(values: Any, offsets: Any) -> int:
         inner = handler.compound.split(inside)["offsets"] if isinstance(handler, CompoundHandler) else None
         count = (info_of(values).shape or (0,))[0] if inner is None else (info_of(inner).shape or (1,))[0] - 1
         tensor = _check_offsets(offsets, count, "offsets")
-    return 0 if tensor is None else int(_numbers(tensor)[0])
-
-
-def _numbers(tensor: Tensor) -> Any:
-    return ffi.cast("int64_t *" if tensor.dtype.bits == 64 else "int32_t *", tensor.data_ptr)
+    return 0 if tensor is None else int(memoryview(tensor)[0])
 
 
 def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
@@ -387,7 +378,7 @@ def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
     tensor = _wide(part)
     if tensor is None:
         return None
-    rows, found = tensor.shape[0] - 1, _numbers(tensor)
+    rows, found = tensor.shape[0] - 1, memoryview(tensor)
     start = found[0] if rows >= 0 and name == "offsets" else 0
     if rows >= 0 and name == "indptr" and found[0] == 0 <= found[rows] < count:
         raise _padded(f"its indptr end at {found[rows]}, and it has {count} elements")
@@ -402,24 +393,14 @@ def _check_offsets(part: Any, count: int, name: str) -> Tensor | None:
 # ---- descriptions --------------------------------------------------------------------------------------------------
 
 
-def arrays_of(obj: Any, handler: CompoundHandler) -> list[Any]:
-    """Return the dense arrays of a compound array, with those of its inner compound arrays."""
+def arrays_of(parts: dict[str, Any]) -> list[Any]:
+    """Return the dense arrays among the parts of a compound array, also of inner ones; the elements come first."""
     found: list[Any] = []
-    with foreign_errors("it cannot be split:", source=name_of(obj)):
-        parts = handler.compound.split(obj)
-    for part in parts.values():
-        for row in [] if isinstance(part, _PLAIN) else _rows(part):
+    for name in sorted(parts, key=lambda name: name not in ("data", "values")):
+        for row in [] if isinstance(parts[name], _PLAIN) else _rows(parts[name]):
             inside, inner = lookup.unwrap(row)
-            found += arrays_of(inside, inner) if isinstance(inner, CompoundHandler) else [row]
+            found += arrays_of(inner.compound.split(inside)) if isinstance(inner, CompoundHandler) else [row]
     return found
-
-
-def _elements_of(parts: dict[str, Any]) -> Any:
-    """Return the array of the elements among parts, also of nested ragged arrays; None for a kind without one."""
-    elements = parts.get("data", parts.get("values"))
-    while isinstance(inner := lookup.unwrap(elements)[1], CompoundHandler):
-        elements = _elements_of(inner.compound.split(lookup.unwrap(elements)[0]))
-    return elements
 
 
 def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
@@ -427,11 +408,9 @@ def describe_compound(obj: Any, handler: CompoundHandler) -> ArrayInfo:
     kind, name = handler.kind_of(obj), name_of(obj)
     with foreign_errors("it cannot be described:", source=name):
         parts = handler.compound.split(obj)
-        elements = _elements_of(parts)
-        infos = [info_of(each) for each in arrays_of(obj, handler)]
-        first = info_of(elements) if elements is not None else infos[0]
+        infos = [info_of(each) for each in arrays_of(parts)]
     devices = {info.device for info in infos}
-    return first._replace(
+    return infos[0]._replace(
         type_name=name,
         shape=tuple(parts["shape"]) if "shape" in parts else None,
         strides=None,

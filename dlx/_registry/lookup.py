@@ -252,6 +252,10 @@ def _classify(cls: type) -> Kind:
         return PASSTHROUGH
     refused = refused or refusal(cls)
     verdict: Literal["unknown", "refused"] = "unknown" if refused is None else "refused"
+    if (
+        refused is not None and compounds
+    ):  # its bases, such as mixins of numpy, do not make it another framework's object
+        refused = refused._replace(frameworks=frozenset(each.adapter.package for each in compounds if each.adapter))
     return Kind(None, None, verdict, refused, compounds) if refused or compounds else _UNKNOWN
 
 

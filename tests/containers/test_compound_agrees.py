@@ -168,3 +168,14 @@ def test_the_plan_says_what_happens(name):
         assert are_shared and plan.outcome == ("shared" if all(are_shared) else "copied"), f"{where}: {plan}"
         assert not (options.get("copy") is True and any(are_shared)), where
     assert checked or name in ("lists, null", "lists, null inside", "lists of text", "sparse filled")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_function_of_numpy_gets_no_compound_array(name):
+    """Numpy has none: `using` refuses each, or gives a dense array; `stack` takes lists only."""
+    source = SOURCES[name]()
+    kind, error = run(dlx.using("numpy")(type), source)
+    assert error is not None or kind is np.ndarray
+    _, error = run(dlx.stack, source, "numpy", pad=0)
+    if not name.startswith(("list", "awkward", "polars", "pandas", "tf ragged", "nested", "torch jagged")):
+        assert isinstance(error, dlx.errors.AdapterNotFoundError) and "dlx.parts(x)" in error.fix, error

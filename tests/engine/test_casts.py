@@ -89,6 +89,11 @@ def test_complex_numbers(np):
             x = np.asarray(x).astype(old, order="K")
             for each in (x, x[..., ::-1] if x.ndim else x):
                 assert np.array_equal(cast(each, new), each.astype(new))
+            for real in (each.real.astype("f4"), each.real.astype("i8"), each.real > 3):
+                assert np.array_equal(cast(real, new), real.astype(new))
+                out = np.full((*real.shape, 2), 9, new)[..., 1]
+                dlx.convert(real, out=out, dtype={str(real.dtype): new})
+                assert np.array_equal(out, real)
     x = whole[:, ::-1]
     with pytest.raises(errors.DTypeError, match="drop the imaginary parts"):
         dlx.convert(x, "numpy", dtype={"complex128": "float64"})
