@@ -59,9 +59,10 @@ def _compressed(kind: str) -> api.Compound:
 
 
 def _split_jagged(obj: Any) -> dict[str, Any]:
-    if obj._ragged_idx != 1 or obj.lengths() is not None:
-        why = "its rows have gaps, or its ragged dimension is not the second"
-        raise LayoutError(why, fix="Call .contiguous() first.")
+    if obj._ragged_idx != 1:
+        raise LayoutError("its ragged dimension is not the second", fix=f"Call .transpose(1, {obj._ragged_idx}) first.")
+    if obj.lengths() is not None:
+        raise LayoutError("its rows have gaps", fix="Call .contiguous() first.")
     lengths = {"_min_seqlen": obj._maybe_min_seqlen, "_max_seqlen": obj._maybe_max_seqlen}  # torch pads to these
     return {"values": obj.values(), "offsets": obj.offsets(), **lengths}
 

@@ -521,6 +521,20 @@ def test_a_graph_is_never_cut(options):
         assert leaf.grad is not None
 
 
+@pytest.mark.parametrize("to", ["scipy", "jax"])
+def test_repeated_indices_are_detached(to):
+    """detach=True applies to uncoalesced tensors, whose elements torch gives only without the graph."""
+    pytest.importorskip(to)
+    source = in_torch("coo").requires_grad_()
+    assert not source.is_coalesced()
+    with pytest.raises(LayoutError, match=r"Call \.coalesce\(\) or \.detach\(\) first"):
+        dlx.convert(source, to)
+    for tree in (source, [source]):
+        made = dlx.convert(tree, to, detach=True)
+        assert np.array_equal(dense(made if tree is source else made[0]), dense(source.detach()))
+    assert dlx.plan(source, to, detach=True).steps == dlx.plan(source.detach(), to).steps
+
+
 def test_a_failure_releases_everything():
     """A tree that fails after a sparse array was split leaks nothing (the fixture counts), and changes nothing."""
     m = matrix("coo")

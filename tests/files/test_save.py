@@ -314,26 +314,29 @@ def test_an_interrupt_leaves_the_old_file_alone(tmp_path, monkeypatch, place):
 
 @pytest.mark.parametrize("kind", ["scipy", "torch"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested):
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors", "arrow"])
+def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested, suffix):
     """Both ways out work: the dense array, and the arrays of `dlx.parts`."""
     if kind == "scipy":
         sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(3))
     else:
         sparse = pytest.importorskip("torch").eye(3).to_sparse()
-    path, name = tmp_path / "x.npz", "in.s" if nested else "x"
+    path, name = tmp_path / f"x.{suffix}", "in.s" if nested else "x"
     tree = {"in": {"s": sparse}, "w": np.ones(2)} if nested else sparse
     with pytest.raises(
-        FileError, match=rf"'{name}' is sparse: .*dlx\.parts\(x\) without 'shape', or call \.to"
+        FileError, match=rf"'{name}' is sparse: .*dlx\.parts\(x\) without 'shape' to .npz or .safetensors, or call \.to"
     ) as caught:
         dlx.save(tree, path)
     assert not path.exists()
     dense = getattr(sparse, caught.value.fix.split("call .")[1].split("(")[0])()
     dlx.save({"s": dense}, path)
-    assert np.load(path)["s"].tolist() == np.eye(3).tolist()
+    (whole,) = dlx.open(path).values()
+    assert np.asarray(whole).tolist() == np.eye(3).tolist()
     found = dlx.parts(sparse)
     shape = found.pop("shape")
-    dlx.save(found, path)
-    assert {*np.load(path)} == {*found} and tuple(shape) == (3, 3)
+    for other in ("npz", "safetensors"):
+        dlx.save(found, path.with_suffix(f".{other}"))
+        assert {*dlx.open(path.with_suffix(f".{other}"))} == {*found} and tuple(shape) == (3, 3)
 
 
 @pytest.mark.parametrize("name", ["n" * 251 + ".npy", "é" * 125 + ".npy", "n" * 236 + ".npy"])
