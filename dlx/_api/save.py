@@ -131,7 +131,8 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
             if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
                 reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
-                raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape' to .npz or .safetensors{dense}.")
+                fix = f"Save the arrays of dlx.parts(x) without 'shape' to .npz or .safetensors{dense}."
+                raise FileError(reason, fix=fix)
         leaves = found.leaves()
     for path, child, is_array in leaves:
         name = dotted_path(path, str)
