@@ -511,15 +511,12 @@ def _pack_scalars(objs: Sequence[Any]) -> Tensor | None:
 
 
 def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype: Any = None) -> Any:
-    """Return a number, or a list of numbers or of lists, as a tensor; other objects unchanged."""
-    if _is_number(type(obj)):
-        packed: Any = _pack_numbers([obj])
-        return view(packed, (), ())
+    """Return a scalar, or a list, as a tensor; other objects unchanged."""
     if not _is_list(obj):
-        return obj
+        packed: Any = _pack_numbers([obj]) if _is_scalar(type(obj)) else None
+        return obj if packed is None else view(packed, (), ())
     try:
-        whole = _pack_numbers(obj) if obj else empty((0,), DType("float64"))
-        return stack(obj, "dlx", pad=pad, dtype=dtype) if whole is None else whole
+        return stack(obj, "dlx", pad=pad, dtype=dtype) if obj else empty((0,), DType("float64"))
     except DlxError as error:
         error.target = target
         error.path, error.root = (key, *error.path), "arrays"
