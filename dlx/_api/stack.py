@@ -130,6 +130,7 @@ def stack(
             whole = _pack_lists(objs, join)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
+        error.complete(source=type_name(type(arrays)))
         raise
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
@@ -470,6 +471,8 @@ def _pack_lists(objs: list[Any], join: Join) -> Tensor | None:
                 return None
             bounds += accumulate(lengths)
         shape.append(lengths[0])
+        if len(shape) > lib.DLX_MAX_NDIM:
+            raise LayoutError(f"its lists are nested deeper than {lib.DLX_MAX_NDIM} dimensions", fix="Pass at most that many.")
         rows, elements = elements, [*chain.from_iterable(elements)]
     has_one_type = len({*map(id, map(type, elements))}) == 1  # by identity: a class may have no hash
     packed: Any = _pack_numbers(elements) if has_one_type or len({*map(_find_number, rows)}) == 1 else None
