@@ -126,7 +126,7 @@ def stack(
     try:
         join = functools.partial(_join_lists, pad, dtype)
         objs, key_of, whole, places = list_arrays(arrays, join)
-        if places is None and objs and (_is_list(objs[0]) or _is_scalar(type(objs[0]))):
+        if places is None and objs and (_is_list(objs[0]) or _is_number(type(objs[0]))):
             whole = _pack_lists(objs, join)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
@@ -140,6 +140,8 @@ def stack(
     is_filled = is_usual and out is not None and to is None and places is None and objs
     if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
+    if whole is places is None and objs and _is_scalar(type(objs[0])):
+        whole = _pack_numbers(objs)
     if out is None:
         request = request_of(to, device=device, stream=stream)
         target = request.target.name
