@@ -68,7 +68,7 @@ def stack(
         N arrays of shape ``(...)``, as in `convert`; none is changed or consumed. For a data frame, a table or another
         mapping: its columns in order. For a list column: its rows; if they have one length, the result shares their
         values as in `convert`. For a column of numbers: itself. Numbers, and lists of them, count as arrays of bool,
-        int64 (uint64 if they are larger), float64 or complex128.
+        int64 (uint64 if they are larger), float64 or complex128; scalars of numpy as arrays of their dtype.
     to
         Target, as in `convert`.
     axis
