@@ -105,7 +105,7 @@ def convert(
         arrays at the same places. Sparse and ragged arrays are refused. If one array does not fit, none is written to.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
-        no effect on a single array.
+        no effect on a single array. As an argument, a view is its source; with `dtype`, its converted elements.
 
     Returns
     -------
