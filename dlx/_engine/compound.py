@@ -315,8 +315,7 @@ def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str
     if bad == -2:
         raise MemoryError
     if bad >= 0:
-        if not 0 <= memoryview(ends)[bad] < extent:
-            raise _padded(f"indices[{bad}] is outside of its shape")
+        _check_range(ends, extent, "indices")
         why = f"no index is repeated within a row or column, and indices[{bad}] is"
         if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"
