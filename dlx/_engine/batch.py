@@ -306,6 +306,7 @@ class Batch:
             del error  # break the cycle with this frame
         if is_kept:
             self.results[i] = self.objs[i]
+            self.failures.kept.add(id(self.objs[i]))
         return is_kept
 
     def describe(self, transfer: Transfer) -> None:

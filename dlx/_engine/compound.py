@@ -207,7 +207,7 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
     if one.is_host:
         tensors = tensors if dtype is None else [_subtract(tensor, minus, dtype) for tensor in tensors]
         if stacks:
-            return native.tensor_stack(tensors, 0, int(swaps), False, dtype or one.dtype)  # type: ignore[no-any-return]
+            return native.tensor_stack(tensors, 0, int(swaps), False, dtype or one.dtype)  # type: ignore[return-value]
         return tensors[0] if dtype in (None, tensors[0].dtype) else native.tensor_copy(tensors[0], False, 0, dtype)
     casts = None if dtype is None else {str(one.dtype): dtype}
     tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]  # by its framework

@@ -411,7 +411,7 @@ class Tree:
 
     def _is_kept(self, link: int) -> bool:
         """Return whether a part of a compound array stays as it is, so that the whole array does."""
-        return self._nodes[link].is_kept if link >= 0 else self.failures.has_passed(self.path(~link))
+        return self._nodes[link].is_kept if link >= 0 else id(self.arrays[~link]) in self.failures.kept
 
     def forget(self) -> None:
         """Release all containers and results."""
