@@ -470,13 +470,11 @@ int dlx_arrow_split(dlx_arrow* data, int64_t column, dlx_arrow_lists* out, dlx_a
   if (column != DLX_ARROW_WHOLE) schema = schema->children[column];
   if (schema->n_children != 1 || schema->children == NULL || schema->children[0] == NULL)
     return fail(fault, "a list has one child, found", schema->n_children);
-  *out = (dlx_arrow_lists){.values = dlx_arrow_new(), .null_row = -1};
+  dlx_arrow_column offsets = {.is_numbers = 1, .is_offsets = 1, .ndim = 1, .shape = {1}};
+  offsets.dtype = (DLDataType){kDLInt, schema->format[1] == 'L' ? 64 : 32, 1};
+  offsets.device.device_type = kDLCPU;
+  *out = (dlx_arrow_lists){.values = dlx_arrow_new(), .offsets = offsets, .null_row = -1};
   if (out->values == NULL) return DLX_E_MEMORY;
-  out->offsets.is_offsets = 1;
-  out->offsets.dtype = (DLDataType){kDLInt, schema->format[1] == 'L' ? 64 : 32, 1};
-  out->offsets.device.device_type = kDLCPU;
-  out->offsets.ndim = 1;
-  out->offsets.shape[0] = 1;
   out->values->schema = *schema->children[0];
   out->values->schema.release = NULL; /* the parent's */
   out->values->parent = data;

@@ -382,24 +382,20 @@ PY_DOC(arrow_lists,
 static PyObject* arrow_lists(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   dlx_arrow_lists lists;
   dlx_arrow_fault fault;
-  dlx_arrow* data = py_check_args("arrow_lists", nargs, 3, 3) ? get_data(args[0]) : NULL;
-  int64_t number = data ? PyLong_AsLongLong(args[1]) : -1;
-  if (data == NULL || (number == -1 && PyErr_Occurred())) return NULL;
+  column c;
   int status;
-  PY_WITHOUT_GIL(status = dlx_arrow_split(data, number, &lists, &fault));
+  if (!py_check_args("arrow_lists", nargs, 3, 3) || find_column(args[0], args[1], &c) < 0)
+    return NULL;
+  PY_WITHOUT_GIL(status = dlx_arrow_split(c.data, c.number, &lists, &fault));
   if (check_data(status, &fault) < 0) return NULL;
   PyObject* values = wrap_data(lists.values);
   if (values == NULL) return NULL;
-  DLManagedTensorVersioned* made = NULL;
-  PyObject* offsets = Py_NewRef(Py_None);
-  if (lists.offsets.n_chunks == 1)
-    status = dlx_arrow_share(data, &lists.offsets, &made);
-  else if (lists.offsets.n_chunks == 0 || args[2] == Py_True)
-    status = dlx_arrow_gather(data, number, &lists.offsets, &made);
-  if (status != DLX_OK || made) Py_SETREF(offsets, py_tensor_result(status, made));
+  c.found = lists.offsets;
+  int64_t n_chunks = c.found.n_chunks;
+  int is_unread = n_chunks > 1 && args[2] != Py_True;
+  PyObject* offsets = is_unread ? Py_NewRef(Py_None) : new_tensor(&c, n_chunks != 1);
   if (offsets == NULL) return Py_DECREF(values), NULL;
-  return Py_BuildValue("(NNLL)", values, offsets, (long long)lists.offsets.n_chunks,
-                       (long long)lists.null_row);
+  return Py_BuildValue("(NNLL)", values, offsets, (long long)n_chunks, (long long)lists.null_row);
 }
 
 /* ---- for the fast path: numbers on the host -------------------------------------------------- */

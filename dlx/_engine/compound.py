@@ -210,7 +210,7 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
     if one.is_host:
         tensors = tensors if dtype is None else [_subtract(tensor, minus, dtype) for tensor in tensors]
         if stacks:
-            return native.tensor_stack(tensors, 0, int(swaps), False, dtype or one.dtype)  # type: ignore[no-any-return]
+            return native.tensor_stack(tensors, 0, int(swaps), False, dtype or one.dtype)  # type: ignore[return-value]
         return tensors[0] if dtype in (None, tensors[0].dtype) else native.tensor_copy(tensors[0], False, 0, dtype)
     casts = None if dtype is None else {str(one.dtype): dtype}
     tensors = [FAST_PATH(row, to="dlx", dtype=casts) for row in rows]  # by its framework
@@ -318,8 +318,7 @@ def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str
     if bad == -2:
         raise MemoryError
     if bad >= 0:
-        if not 0 <= memoryview(ends)[bad] < extent:
-            raise _padded(f"indices[{bad}] is outside of its shape")
+        _check_range(ends, extent, "indices")
         why = f"no index is repeated within a row or column, and indices[{bad}] is"
         if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"

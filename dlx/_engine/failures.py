@@ -13,7 +13,6 @@ from dlx.errors import (
     DlxError,
     ReadOnlyError,
     StreamError,
-    path_text,
 )
 
 Locate = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
@@ -45,15 +44,6 @@ def concerns_object(error: DlxError) -> bool:
     return is_of_object and not is_of_call
 
 
-def _hashable(path: tuple[Any, ...]) -> Any:
-    """Return a path, or its text if a container has keys without a hash."""
-    try:
-        hash(path)
-    except TypeError:
-        return path_text(path)
-    return path
-
-
 class Failures:
     """Adds paths to errors and raises or collects them; ``locate(path)`` returns an error's (root, path).
 
@@ -76,7 +66,7 @@ class Failures:
         self.locate = locate
         self.errors: list[DlxError] = []
         self.passed: list[tuple[tuple[Any, ...], DlxError]] = []  # (path, reason)
-        self._places: set[Any] = set()  # of `passed`
+        self.kept: set[int] = set()  # numbers of the compound arrays in `passed`
         self.wholes: dict[int, DlxError] = {}  # the first error of each compound array, by its number in the tree
 
     def keep(self, error: DlxError, path: tuple[Any, ...], whole: int, place: tuple[Any, ...]) -> bool:
@@ -84,7 +74,7 @@ class Failures:
         if self.passes and place and concerns_object(error):
             forget_frames(error)
             self.passed.append((place, error.complete(path=path, target=self.target)))
-            self._places.add(_hashable(place))
+            self.kept.add(whole)
             return True
         try:
             self.add(error, path, whole, place)
@@ -92,13 +82,7 @@ class Failures:
             del error  # break the cycle with this frame
         return False
 
-    def has_passed(self, path: tuple[Any, ...]) -> bool:
-        """Return whether the object at a path is left unchanged."""
-        return bool(self._places) and _hashable(path) in self._places
-
-    def add(
-        self, error: DlxError, path: tuple[Any, ...], whole: int = -1, place: tuple[Any, ...] | None = None
-    ) -> None:
+    def add(self, error: DlxError, path: tuple[Any, ...], whole: int = -1, place: Any = None) -> None:
         """Collect an error, or raise it unless `collect`. Of the parts of a compound array, only one error is kept."""
         is_inside = bool(path if place is None else place)
         root, path = ("", path) if self.locate is None else self.locate(path)

@@ -386,7 +386,7 @@ class Tree:
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
         if isinstance(handler, CompoundHandler):
-            node.is_kept = self._compounds is None or self.failures.has_passed(self.path_in(node.whole))
+            node.is_kept = self._compounds is None or node.whole in self.failures.kept
             if self._compounds is None or node.is_kept:
                 return node.obj
             try:

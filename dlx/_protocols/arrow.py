@@ -144,12 +144,11 @@ class Offsets(Column):
     """The offsets of a column of lists: an array of integers, which several chunks join in a copy."""
 
     def __init__(self, lists: Column, tensor: Tensor | None, n_chunks: int, null_row: int) -> None:
+        vars(self).update(vars(lists))
         self.lists, self._tensor, self.null_row = lists, tensor, null_row  # -1: no row is null
-        self.kind, self.number, self.type = lists.kind, -1, lists.type
         unread = DType("int64"), (lists.shape[0] + 1,)  # of several chunks
         self.dtype, self.shape = unread if tensor is None else (tensor.dtype, tensor.shape)
-        self.strides, self.device, self.n_nulls, self.n_chunks = (1,), lists.device, 0, n_chunks
-        self.is_packed, self.address = False, 0 if tensor is None else tensor.data_ptr
+        self.n_chunks, self.address = n_chunks, 0 if tensor is None else tensor.data_ptr
 
     def share(self) -> Tensor:
         """Return the tensor over the memory of the only chunk."""
