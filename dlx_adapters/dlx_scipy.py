@@ -24,11 +24,11 @@ def _split(obj: Any) -> dict[str, Any]:
     """Return the parts of an array of scipy, which may have room for more elements, or of sparse."""
     if getattr(obj, "fill_value", 0) != 0:
         raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
-    shape, coords = tuple(map(int, obj.shape)), getattr(obj, "coords", None)
+    coords, plain = getattr(obj, "coords", None), {"shape": tuple(map(int, obj.shape)), "_class": type(obj).__name__}
     if coords is not None:
-        return {"data": obj.data, "coords": _find_matrix(coords), "shape": shape}
+        return {"data": obj.data, "coords": _find_matrix(coords), **plain}
     count = int(obj.indptr[-1])
-    return {"data": obj.data[:count], "indices": obj.indices[:count], "indptr": obj.indptr, "shape": shape}
+    return {"data": obj.data[:count], "indices": obj.indices[:count], "indptr": obj.indptr, **plain}
 
 
 def _find_matrix(coords: Any) -> Any:
@@ -43,9 +43,10 @@ def _find_matrix(coords: Any) -> Any:
 
 def _join(kind: str, parts: dict[str, Any]) -> Any:
     """Return an array of scipy. The constructor would narrow indices, so it gets no arrays."""
-    data = parts["data"]
+    data, name = parts["data"], f"{kind}_array"
     options = {"blocksize": data.shape[1:]} if kind == "bsr" else {}
-    new = getattr(sys.modules["scipy.sparse"], f"{kind}_array")(parts["shape"], dtype=data.dtype, **options)
+    name = parts["_class"] if parts.get("_class") == f"{kind}_matrix" else name  # its * multiplies matrices
+    new = getattr(sys.modules["scipy.sparse"], name)(parts["shape"], dtype=data.dtype, **options)
     new.data = data
     if kind == "coo":
         new.coords, new.has_canonical_format = tuple(parts["coords"]), False
@@ -118,6 +119,9 @@ def _unmask(layout: Any) -> Any:
     return layout.content if type(layout).__name__ == "UnmaskedArray" else layout
 
 
+_AWKWARD = _DTYPES | {"float16"}
+
+
 def _is_ragged(obj: Any) -> bool:
     lists = _unmask(obj.layout)
     is_list = type(lists).__name__ in ("ListOffsetArray", "ListArray")
@@ -150,14 +154,7 @@ class AwkwardAdapter(_OverNumpy):
 
     name = package = "awkward"
     containers = (
-        api.Compound(
-            "ragged",
-            ("awkward.Array",),
-            _split_awkward,
-            _join_awkward,
-            _is_ragged,
-            dtypes=_DTYPES | {"float16"},
-        ),
+        api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, dtypes=_AWKWARD),
     )
 
 

@@ -63,12 +63,13 @@ def _split_jagged(obj: Any) -> dict[str, Any]:
         raise LayoutError("its ragged dimension is not the second", fix=f"Call .transpose(1, {obj._ragged_idx}) first.")
     if obj.lengths() is not None:
         raise LayoutError("its rows have gaps", fix="Call .contiguous() first.")
-    return {"values": obj.values(), "offsets": obj.offsets()}
+    lengths = {"_min_seqlen": obj._maybe_min_seqlen, "_max_seqlen": obj._maybe_max_seqlen}  # torch pads to these
+    return {"values": obj.values(), "offsets": obj.offsets(), **lengths}
 
 
 def _join_jagged(parts: dict[str, Any]) -> Any:
-    create = sys.modules["torch"].nested.nested_tensor_from_jagged
-    return create(parts["values"], parts["offsets"])
+    lengths = {name: parts.get(f"_{name}") for name in ("min_seqlen", "max_seqlen")}
+    return sys.modules["torch"].nested.nested_tensor_from_jagged(parts["values"], parts["offsets"], **lengths)
 
 
 COMPOUNDS = (

@@ -96,9 +96,7 @@ class Failures:
         """Return whether the object at a path is left unchanged."""
         return bool(self._places) and _hashable(path) in self._places
 
-    def add(
-        self, error: DlxError, path: tuple[Any, ...], whole: int = -1, place: tuple[Any, ...] | None = None
-    ) -> None:
+    def add(self, error: DlxError, path: tuple[Any, ...], whole: int = -1, place: Any = None) -> None:
         """Collect an error, or raise it unless `collect`. Of the parts of a compound array, only one error is kept."""
         is_inside = bool(path if place is None else place)
         root, path = ("", path) if self.locate is None else self.locate(path)

@@ -77,8 +77,8 @@ def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> 
 
 OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 
-# A lazy view is replaced by its source, or by the slice that it shows.
-VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._to_stored()]))
+# A lazy view is replaced by its source, by the slice that it shows, or, with a dtype, by what it gives.
+VIEW = Container(kind="wrapper", flatten=lambda view: (None, [view._to_contents()]))
 
 
 def _read_arrow(obj: Any, *, as_tensors: bool = True) -> Any:

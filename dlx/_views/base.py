@@ -461,6 +461,10 @@ class View(Shown):
         """Return the object to store in another container for this view."""
         return self._source
 
+    def _to_contents(self) -> Any:
+        """Return the container to convert for this view."""
+        return self._to_stored() if self._scope.options.request.casts is None else self.materialize()
+
     def _children(self) -> Any:
         """Return the source's elements for `inward`; none if each access creates a new one."""
         return ()

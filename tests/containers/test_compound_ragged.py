@@ -230,6 +230,16 @@ def test_list_views_name_an_advice_that_works():
     assert [row.tolist() for row in rows] == ROWS
 
 
+@pytest.mark.parametrize("options", [{"copy": True}, {"dtype": "float64"}, {"detach": True}], ids=str)
+def test_a_jagged_tensor_keeps_the_length_to_which_torch_pads(options):
+    """Torch stores the longest length, and pads to the number of all values without it."""
+    for rows in ([torch.ones(2), torch.ones(3)], [torch.ones(2, 3), torch.ones(3, 3)]):
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        assert dlx.convert(x, "torch", **options).to_padded_tensor(0).shape == x.to_padded_tensor(0).shape
+    x = torch.nested.nested_tensor_from_jagged(torch.ones(5), torch.tensor([0, 2, 5]))
+    assert dlx.convert(x, "torch", **options).to_padded_tensor(0).shape == x.to_padded_tensor(0).shape
+
+
 def test_nested_lists():
     """Pyarrow and awkward take lists of lists; dlx.parts gives the arrays of every level."""
     rows = [[[1, 2], []], [], [[3]]]

@@ -425,6 +425,18 @@ def test_options():
         assert dlx.convert(dlx.convert(empty.tocoo(), "torch"), "scipy").shape == shape
 
 
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
+@pytest.mark.parametrize("options", [{"copy": True}, {"dtype": "float64"}], ids=str)
+def test_a_matrix_of_scipy_stays_a_matrix_in_scipy(form, options):
+    """Its operator * multiplies matrices, and an array's elements; in another framework and back it is an array."""
+    for kind in (f"{form}_matrix", f"{form}_array"):
+        m = getattr(sp, kind)(np.arange(4, dtype="f4").reshape(2, 2))
+        made = dlx.convert(m, "scipy", **options)
+        assert type(made) is type(m) and np.array_equal((made * made).toarray(), (m * m).toarray())
+        assert not any(name.startswith("_") for name in dlx.parts(m))
+        assert type(dlx.convert(dlx.convert(m, "torch"), "scipy")).__name__ == f"{form}_array"
+
+
 def test_like_names_the_framework_in_a_fresh_process(python):
     """An example of a type that dlx has not met gives the same target as later."""
     code = """

@@ -1520,3 +1520,23 @@ def test_an_iterator_that_is_advanced_twice_at_once():
     results = iter(view)
     found.extend(memoryview(each)[0] for each in results)
     assert found == [0, 1, 2]
+
+
+@pytest.mark.parametrize("source", ["dict", "file"])
+def test_a_view_with_a_dtype_is_an_argument_with_that_dtype(np, torch, tmp_path, source):
+    """Whatever takes the view reads what the view gives."""
+    tree = {"x": np.arange(2.0), "y": np.arange(3)}
+    if source == "file":
+        np.savez(tmp_path / "x.npz", **tree)
+        view = dlx.open(tmp_path / "x.npz", to="torch", dtype="float32")
+    else:
+        view = dlx.convert(tree, to="torch", dtype="float32", lazy=True)
+    assert dlx.convert(view, to="numpy")["x"].dtype == dlx.convert([view], to="torch")[0]["x"].numpy().dtype == "f4"
+    assert dlx.convert(view, to="numpy")["y"].dtype == dlx.convert(tree, to="numpy")["y"].dtype == "i8"
+    out = {"x": torch.zeros(2), "y": torch.zeros(3, dtype=torch.int64)}
+    assert dlx.convert(view, out=out)["x"].tolist() == [0, 1]
+    assert dlx.using("torch")(lambda t: t["x"].dtype)(view) is torch.float32
+    assert dlx.plan(view, to="numpy").leaves[0].source.dtype.name == "float32"
+    with dlx.share(view) as handle:
+        assert dlx.attach(handle, to="numpy")["x"].dtype == "f4"
+    assert dlx.stack({"a": view["x"], "b": view["x"]}, to="numpy").dtype == "f4"
