@@ -76,7 +76,8 @@ def _gcxs(kind: str, axis: int) -> api.Compound:
 
 
 def _join_sparse_coo(parts: dict[str, Any]) -> Any:
-    return sys.modules["sparse"].COO(parts["coords"], parts["data"], parts["shape"])
+    known = {"sorted": True, "has_duplicates": False} if parts["_is_sorted"] else {}
+    return sys.modules["sparse"].COO(parts["coords"], parts["data"], parts["shape"], **known)
 
 
 class _OverNumpy(api.Adapter):

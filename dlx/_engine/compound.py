@@ -74,7 +74,7 @@ def split(
             minus, new = first if name == "offsets" else 0, dtype if name in joiner.indices else None
             whys = [f"{target} sorts it, and adds elements with equal indices"] * (sorts and name == "coords")
             made[name] = _prepare(part, new, parts, whys, swaps=swaps and name == "coords", minus=minus)
-    return made
+    return made | {"_is_sorted": not sorts} if "sorts" in joiner.limits else made
 
 
 def _stays(obj: Any, handler: CompoundHandler, request: Request) -> bool:

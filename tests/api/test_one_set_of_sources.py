@@ -18,10 +18,10 @@ import types
 import warnings
 
 import pytest
+from support.errors import advice
 
 import dlx
 from dlx import errors
-from support.errors import advice
 
 np = pytest.importorskip("numpy")
 DATABASE = sqlite3.connect(":memory:")  # Python 3.13 warns if one is collected before it is closed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.errors import advice
 
 import dlx
 from dlx._engine import compound
 from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError
-from support.errors import advice
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

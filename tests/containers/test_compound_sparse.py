@@ -454,6 +454,16 @@ def test_a_matrix_of_scipy_stays_a_matrix_in_scipy(form, options):
         assert type(dlx.convert(dlx.convert(m, "torch"), "scipy")).__name__ == f"{form}_array"
 
 
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
+def test_the_default_device_of_torch_has_no_effect(form):
+    """As for dense arrays: the parts have a device."""
+    m, own = matrix(form), in_torch(form)
+    with torch.device("meta"):
+        made = [dlx.convert(m, "torch"), dlx.convert(own, "torch", copy=True)]
+    for each in made:
+        assert each.device.type == "cpu" and np.array_equal(dense(each), m.toarray())
+
+
 def test_like_names_the_framework_in_a_fresh_process(python):
     """An example of a type that dlx has not met gives the same target as later."""
     code = """
