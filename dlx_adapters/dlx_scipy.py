@@ -120,6 +120,9 @@ def _unmask(layout: Any) -> Any:
     return layout.content if type(layout).__name__ == "UnmaskedArray" else layout
 
 
+_AWKWARD = _DTYPES | {"float16"}
+
+
 def _is_ragged(obj: Any) -> bool:
     lists = _unmask(obj.layout)
     is_list = type(lists).__name__ in ("ListOffsetArray", "ListArray")
@@ -152,14 +155,7 @@ class AwkwardAdapter(_OverNumpy):
 
     name = package = "awkward"
     containers = (
-        api.Compound(
-            "ragged",
-            ("awkward.Array",),
-            _split_awkward,
-            _join_awkward,
-            _is_ragged,
-            dtypes=_DTYPES | {"float16"},
-        ),
+        api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged, dtypes=_AWKWARD),
     )
 
 

@@ -39,6 +39,16 @@ def suggest_cast(old: DType, new: DType) -> tuple[str, tuple[tuple[str, Any], ..
     return "", (("dtype", {old.name: new.name}),)
 
 
+def replace_cast(casts: Casts | None, old: DType, new: str, is_cast: bool) -> Any:
+    """Return the option `dtype` that gives arrays `new` in place of `old`, and casts others as before."""
+    if casts is None or casts.floating == old:
+        return new if new in _FLOATING else {old.name: new}
+    before = casts.dtypes if casts.floating is None else {"float64": casts.floating}
+    changed = {name: new if each == old else each.name for name, each in before.items()}
+    changed |= {} if is_cast else {old.name: new}
+    return {name: each for name, each in changed.items() if name != each} or None
+
+
 def read_casts(dtype: Any) -> Casts | None:
     """Return the option `dtype` of a call, checked."""
     if isinstance(dtype, Mapping):

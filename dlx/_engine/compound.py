@@ -89,6 +89,8 @@ def _stays(obj: Any, handler: CompoundHandler, request: Request) -> bool:
 
 def name_of(obj: Any) -> str:
     """Return the name of a compound array's type, or of the object that a column belongs to."""
+    if type(obj) is Parts:
+        return f"{obj.kind} array"
     return type_name(obj.kind if isinstance(obj, Column) else type(obj))
 
 
@@ -322,7 +324,7 @@ def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str
         why = f"no index is repeated within a row or column, and indices[{bad}] is"
         if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"
-        raise LayoutError(f"{target} assumes that {why}", fix="Call x.sum_duplicates() first.")
+        raise LayoutError(f"{target} assumes that {why}", fix="Call x.sum_duplicates() first, or convert it to coo.")
     return False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.types import DType
-from dlx._engine.casting import can_cast
+from dlx._engine.casting import Casts, can_cast, replace_cast
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
@@ -41,8 +41,8 @@ class Rule:
         text = self.detail[1](tensor, target) if self.detail is not None else ""
         return ((self.detail[0], text),) if self.detail is not None and text else ()
 
-    def advise(self, tensor: Tensor, target: Target) -> dict[str, Any]:
-        """Return fix and option, which may depend on the dtype or device, as arguments of an error."""
+    def advise(self, tensor: Tensor, target: Target, casts: Casts | None, is_cast: bool) -> dict[str, Any]:
+        """Return fix and option as arguments of an error; `casts`: of the call, `is_cast`: the tensor is a cast."""
         known, old = None, tensor.dtype
         if self.bit == lib.DLX_INCOMPATIBLE_DEVICE:
             known = target.capabilities.refusals.get(tensor.device.name)
@@ -56,8 +56,8 @@ class Rule:
         new = "float32" if is_exact else _NARROWER.get(old.name)
         if new is None or new not in (target.capabilities.dtypes or ()):
             return {"fix": self.fix if known is None else known[1]}
-        fix = "float32 is exact." if is_exact else "" if known is None else known[1]
-        return {"fix": fix, "option": (("dtype", new if new == "float32" else {old.name: new}),)}
+        fix = "float32 is exact." * (not is_cast) if is_exact else "" if known is None else known[1]
+        return {"fix": fix, "option": (("dtype", replace_cast(casts, old, new, is_cast)),)}
 
 
 def _strides(limit: str) -> Sentence:

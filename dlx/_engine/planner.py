@@ -508,7 +508,9 @@ class _Decider:
         rules = [rule for rule in RULES if found & rule.bit]
         for rule in rules:
             if not rule.copy_resolves:
-                raise rule.error(**rule.advise(tensor, target), **rule.explain(tensor, target))
+                is_cast = any(getattr(step, "dtype", None) == tensor.dtype for step in self.before.steps)
+                advice = rule.advise(tensor, target, request.casts, is_cast)
+                raise rule.error(**advice, **rule.explain(tensor, target))
         layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
         if len(layout) < len(rules) and self._shares_readonly(copied_anyway=bool(layout or request.copy)):
             why = "the result is writable although its memory is read-only; do not write to it"

@@ -101,7 +101,7 @@ class Column:
     def __init__(self, data: object, number: int, kind: type, described: Type, lists: Column | None = None) -> None:
         self._data, self.number = data, number  # index in the table; -1: not a table
         self.around = lists  # whose values it has
-        self.depth = 0 if lists is None else lists.depth + 1  # number of lists of varying length around the values
+        self.depth: int = 0 if lists is None else lists.depth + 1  # number of lists of varying length around the values
         self.kind, self.type = kind, described  # the Python type of the object, and the Arrow type
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))

@@ -88,7 +88,7 @@ class Writes:
             except Exception as cause:
                 failed = ReadOnlyError(
                     "the function wrote to a copy of it that cannot be written back",
-                    source=type(each.old).__name__,
+                    source=describe(each.old).type_name,
                     target=self.target.name,
                     root=each.at[0],
                     path=each.at[1],
@@ -114,7 +114,7 @@ class Writes:
         raise ReadOnlyError(
             f"the function wrote to it and to {path_text(path, root)}; they share memory and one was copied, so "
             "writing it back would overwrite the other's writes",
-            source=type(copy.old).__name__,
+            source=describe(copy.old).type_name,
             target=self.target.name,
             root=copy.at[0],
             path=copy.at[1],

@@ -301,6 +301,23 @@ def test_what_sparse_assumes():
         assert [[made[i, j] for j in range(3)] for i in range(2)] == odd.toarray().tolist()
 
 
+def test_the_format_coo_has_no_order():
+    """What the error about unsorted or repeated indices advises works for frameworks without sum_duplicates."""
+    sparse = pytest.importorskip("sparse")
+    rows, columns = torch.tensor([0, 2]), torch.tensor([1, 0])
+    twice = sparse.GCXS((np.ones(2), np.array([1, 1]), np.array([0, 2])), shape=(1, 2), compressed_axes=(0,))
+    for odd, call, to in (
+        (torch.sparse_csr_tensor(rows, columns, torch.ones(2), (1, 2)), "to_sparse_coo", "sparse"),
+        (torch.sparse_csc_tensor(rows, columns, torch.ones(2), (2, 1)), "to_sparse_coo", "sparse"),
+        (twice, "tocoo", "torch"),
+    ):
+        for convert in (dlx.convert, lambda odd, to: dlx.attach(dlx.share(odd), to=to)):
+            with pytest.raises(LayoutError, match=r"or convert it to coo\.$") as caught:
+                convert(odd, to)
+            assert "Parts" not in str(caught.value)
+        assert np.array_equal(dense(dlx.convert(getattr(odd, call)(), to)), dense(odd))
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_dtypes_that_scipy_lacks(form):
     """Refused before the conversion, with a dtype that works."""

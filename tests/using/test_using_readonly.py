@@ -218,6 +218,19 @@ def test_writes_reach_what_is_writable_in_every_call():
             fill(locked(np.zeros(3)), np.ones(3))
 
 
+def test_a_write_to_a_column_names_the_object():
+    """The error names the table or array that the caller has, not dlx's class for a column."""
+    pa, double = pytest.importorskip("pyarrow"), dlx.using("torch")
+    torch()
+    for x, write, words in (
+        (pa.array([1.0, 2.0]), lambda x: x.mul_(2), r"pyarrow\.lib\.DoubleArray to 'torch' at x:"),
+        (pa.array([[1.0, 2.0], [3.0]]), lambda x: x.values().mul_(2), r"pyarrow\.lib\.ListArray .* at x\.values:"),
+        (pa.table({"a": [1.0]}), lambda x: x["a"].mul_(2), r"pyarrow\.lib\.Table .* at x\['a'\]:"),
+    ):
+        with pytest.raises(errors.ReadOnlyError, match=f"cannot convert {words} the function wrote to a copy"):
+            double(write)(x)
+
+
 @pytest.mark.parametrize("source", READ_ONLY)
 def test_a_writable_borrow_of_read_only_memory_is_refused(source):
     """A read-only borrow is allowed."""
