@@ -437,6 +437,22 @@ def test_a_matrix_of_scipy_stays_a_matrix_in_scipy(form, options):
         assert type(dlx.convert(dlx.convert(m, "torch"), "scipy")).__name__ == f"{form}_array"
 
 
+@pytest.mark.parametrize("form", ["csr", "coo"])
+@pytest.mark.parametrize("flags", [*itertools.product([False, True], repeat=2)])
+def test_an_array_of_jax_keeps_what_is_known_of_its_indices(form, flags):
+    """In jax: which ones are sorted and unique, as jax's own operations keep it."""
+    known = dict(zip(("indices_sorted", "unique_indices"), flags, strict=True))
+    x = in_jax(form)
+    args = (x.data, x.indices, x.indptr) if form == "csr" else (x.data, x.indices)
+    x = type(x)(args, shape=x.shape, **known)
+    for options in ({"copy": True}, {"dtype": "float16"}):
+        made = dlx.convert(x, "jax", **options)
+        assert made is not x and {name: getattr(made, name) for name in known} == known
+    assert not any(name.startswith("_") for name in dlx.parts(x))
+    back = dlx.convert(dlx.convert(x, "scipy"), "jax")
+    assert not any(getattr(back, name) for name in known) and np.array_equal(dense(back), dense(x))
+
+
 def test_like_names_the_framework_in_a_fresh_process(python):
     """An example of a type that dlx has not met gives the same target as later."""
     code = """
