@@ -134,8 +134,8 @@ def _split_awkward(obj: Any) -> dict[str, Any]:
     values = _unmask(lists.content[int(offsets[0]) : int(offsets[-1])])
     if _is_ragged(inner := ak.Array(values)):
         return {"values": inner, "offsets": offsets}
-    if not (values.is_numpy or values.is_regular):
-        fix = "Convert its fields one by one, and fill missing values first."
+    if not (values.is_numpy or values.is_regular or values.is_unknown):  # unknown: without elements
+        fix = "Call awkward.drop_none(x) or awkward.fill_none(x, value) first, or convert its fields one by one."
         raise LayoutError(f"its values are of the type {inner.type.content}, not numbers", fix=fix)
     return {"values": ak.to_numpy(values, allow_missing=False), "offsets": offsets}
 
@@ -151,7 +151,16 @@ class AwkwardAdapter(_OverNumpy):
     """awkward.Array with rows of varying length."""
 
     name = package = "awkward"
-    containers = (api.Compound("ragged", ("awkward.Array",), _split_awkward, _join_awkward, _is_ragged),)
+    containers = (
+        api.Compound(
+            "ragged",
+            ("awkward.Array",),
+            _split_awkward,
+            _join_awkward,
+            _is_ragged,
+            dtypes=_DTYPES | {"float16"},
+        ),
+    )
 
 
 dlx_adapters = api.offer(ScipyAdapter(), SparseAdapter(), AwkwardAdapter())

@@ -27,7 +27,8 @@ def _split_compressed(obj: Any) -> dict[str, Any]:
 
 def _join_compressed(kind: str, parts: dict[str, Any]) -> Any:
     create = getattr(sys.modules["torch"], f"sparse_{kind}_tensor")
-    return create(parts["indptr"], parts["indices"], parts["data"], parts["shape"], check_invariants=False)
+    options = {"check_invariants": False, "device": parts["data"].device}  # not torch's default device
+    return create(parts["indptr"], parts["indices"], parts["data"], parts["shape"], **options)
 
 
 def _split_coo(obj: Any) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def _split_coo(obj: Any) -> dict[str, Any]:
 
 def _join_coo(parts: dict[str, Any]) -> Any:
     create, is_coalesced = sys.modules["torch"].sparse_coo_tensor, parts.get("_is_coalesced")
-    arrays = parts["coords"], parts["data"], parts["shape"]
-    return create(*arrays, check_invariants=False, is_coalesced=is_coalesced)
+    arrays, device = (parts["coords"], parts["data"], parts["shape"]), parts["data"].device
+    return create(*arrays, check_invariants=False, is_coalesced=is_coalesced, device=device)
 
 
 def _compound(kind: str, layout: str, split: Any, join: Any, **options: Any) -> api.Compound:
@@ -59,9 +60,10 @@ def _compressed(kind: str) -> api.Compound:
 
 
 def _split_jagged(obj: Any) -> dict[str, Any]:
-    if obj._ragged_idx != 1 or obj.lengths() is not None:
-        why = "its rows have gaps, or its ragged dimension is not the second"
-        raise LayoutError(why, fix="Call .contiguous() first.")
+    if obj._ragged_idx != 1:
+        raise LayoutError("its ragged dimension is not the second", fix=f"Call .transpose(1, {obj._ragged_idx}) first.")
+    if obj.lengths() is not None:
+        raise LayoutError("its rows have gaps", fix="Call .contiguous() first.")
     lengths = {"_min_seqlen": obj._maybe_min_seqlen, "_max_seqlen": obj._maybe_max_seqlen}  # torch pads to these
     return {"values": obj.values(), "offsets": obj.offsets(), **lengths}
 

@@ -92,8 +92,8 @@ def convert(
         through, and for numbers without any array.
     errors
         For containers: ``"raise"`` the first error; ``"collect"`` all errors in an ExceptionGroup; ``"pass"``: objects
-        and columns that cannot be converted (text, dates, objects, nulls) stay as they are, and `dlx.plan` lists each
-        with its reason. Errors that another option would avoid are raised.
+        and columns in them that cannot be converted (text, dates, objects, nulls) stay as they are, and `dlx.plan`
+        lists each with its reason. Errors that another option would avoid are raised, also by `dtype`.
     dtype
         A floating dtype for all floating arrays: a name, a `dlx.DType`, or a framework's dtype. Other arrays keep
         theirs. Or a mapping that names each change: ``{"float64": "float32", "int64": "int32"}``. An array that changes

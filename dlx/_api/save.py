@@ -16,6 +16,7 @@ from dlx._core.native import Tensor, tensor_copy, tensor_repack
 from dlx._core.public import public
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine.casting import Casts
+from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
 from dlx._engine.tree import Tree
 from dlx._files.atomic import replace_file
@@ -117,25 +118,22 @@ def text_metadata(tree: Any) -> dict[str, str]:
 
 
 def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[list[Item], list[tuple[str, Any]]]:
-    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`.
-
-    Arrays get the dtypes of `casts`, or those of the view that they are in.
-    """
+    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
     items: dict[str, Item] = {}
     others: list[tuple[str, Any]] = []
+    if is_view(tree):  # else all its arrays would be cast at once
+        casts, tree = casts or tree._scope.options.request.casts, tree._to_stored()
     handler = lookup.kind_of(tree).handler
     leaves: Iterable[tuple[tuple[Any, ...], Any, bool]] = [((), tree, True)]
-    casting: list[tuple[tuple[Any, ...], Any]] = [((), casts)] if casts else []
     if handler is not None:
-        found = Tree(tree, handler, Failures(""))
+        found = Tree(tree, handler, Failures(""), compounds=Compounds(None))
         for path, obj, compound, *_ in found.compounds():
             if compound.kind_of(obj) in ("csr", "csc", "bsr", "coo"):
                 reason = f"{one_line(dotted_path(path, str) or stem, 80)!r} is sparse: several arrays and a shape"
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
-                raise FileError(reason, fix=f"Save the arrays of dlx.parts(x) without 'shape'{dense}.")
+                fix = f"Save the arrays of dlx.parts(x) without 'shape' to .npz or .safetensors{dense}."
+                raise FileError(reason, fix=fix)
         leaves = found.leaves()
-        views = [(i, obj) for i, (obj, *_) in enumerate(found.containers()) if is_view(obj)]
-        casting += [(found.path_in(i), obj._scope.options.request.casts) for i, obj in views]
     for path, child, is_array in leaves:
         name = dotted_path(path, str)
         if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
@@ -143,7 +141,6 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
         elif name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
         else:
-            casts = next((each for above, each in casting if path[: len(above)] == above), None) if casting else None
             items[name] = _create_item(name, child, path, casts)
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")

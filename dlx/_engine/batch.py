@@ -299,9 +299,9 @@ class Batch:
 
     def _keep(self, i: int, error: DlxError) -> bool:
         """Return whether array number `i` stays as it is, because of an error that is reported otherwise."""
-        whole = -1 if self.tree is None else self.tree.whole(i)
+        whole, place = (-1, self.path(i)) if self.tree is None else (self.tree.whole(i), self.tree.place(i))
         try:
-            is_kept = self.failures.keep(error, self.path(i), whole)
+            is_kept = self.failures.keep(error, self.path(i), whole, place)
         finally:
             del error  # break the cycle with this frame
         if is_kept:

@@ -33,7 +33,7 @@ def forget_frames(error: BaseException | None) -> None:
                 waiting += error.exceptions
 
 
-_OF_THE_CALL = frozenset({"copy", "readonly", "detach", "device", "stream", "strict"})
+_OF_THE_CALL = frozenset({"copy", "readonly", "detach", "device", "dtype", "stream", "strict"})
 
 
 def concerns_object(error: DlxError) -> bool:
@@ -79,15 +79,15 @@ class Failures:
         self._places: set[Any] = set()  # of `passed`
         self.wholes: dict[int, DlxError] = {}  # the first error of each compound array, by its number in the tree
 
-    def keep(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> bool:
-        """Return whether the object at a path stays as it is; if not, `add` the error."""
-        if self.passes and path and concerns_object(error):
+    def keep(self, error: DlxError, path: tuple[Any, ...], whole: int, place: tuple[Any, ...]) -> bool:
+        """Return whether the object at a place stays as it is; if not, `add` the error, with its path there."""
+        if self.passes and place and concerns_object(error):
             forget_frames(error)
-            self.passed.append((path, error.complete(path=path, target=self.target)))
-            self._places.add(_hashable(path))
+            self.passed.append((place, error.complete(path=path, target=self.target)))
+            self._places.add(_hashable(place))
             return True
         try:
-            self.add(error, path, whole)
+            self.add(error, path, whole, place)
         finally:
             del error  # break the cycle with this frame
         return False
@@ -96,12 +96,15 @@ class Failures:
         """Return whether the object at a path is left unchanged."""
         return bool(self._places) and _hashable(path) in self._places
 
-    def add(self, error: DlxError, path: tuple[Any, ...], whole: int = -1) -> None:
+    def add(
+        self, error: DlxError, path: tuple[Any, ...], whole: int = -1, place: tuple[Any, ...] | None = None
+    ) -> None:
         """Collect an error, or raise it unless `collect`. Of the parts of a compound array, only one error is kept."""
+        is_inside = bool(path if place is None else place)
         root, path = ("", path) if self.locate is None else self.locate(path)
         error.complete(path=path, root=root, target=self.target)
         is_data = isinstance(error, ConversionError) and not error.option and concerns_object(error)
-        error.can_stay = self.can_pass and bool(path) and is_data
+        error.can_stay = self.can_pass and is_inside and is_data
         if not self.collect:
             try:
                 raise error

@@ -110,7 +110,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         refused = plan.error
         if isinstance(refused, DlxError):
             refused.complete(path=tree.path(i))
-            if failures.passes and tree.path(i) and concerns_object(refused):
+            if failures.passes and tree.place(i) and concerns_object(refused):
                 plan = plan._replace(outcome="passed")
             else:
                 late.append((stage, i, refused))
@@ -120,7 +120,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     late.sort(key=operator.itemgetter(0))  # in the order of the stages
     for stage, i, refused in late:
         failures.can_pass = stage == 0  # as `convert`
-        failures.add(refused, tree.path(i), tree.whole(i))
+        failures.add(refused, tree.path(i), tree.whole(i), tree.place(i))
     found = failures.errors
     ordered = [(i, leaf) for i, leaf in enumerate(leaves) if tree.whole(i) < 0]
     for whole in tree.compounds():

@@ -148,8 +148,7 @@ class Tree:
     def _keep(self, error: DlxError, path: tuple[Any, ...], whole: int) -> bool:
         """Return whether an object is left unchanged; if it is a part of a compound array, so does this one."""
         try:
-            path = path if whole < 0 or not self.failures.passes else self.path_in(whole)
-            is_kept = self.failures.keep(error, path, whole)
+            is_kept = self.failures.keep(error, path, whole, path if whole < 0 else self.path_in(whole))
         finally:
             del error  # break the cycle with this frame
         if is_kept and whole >= 0:
@@ -200,6 +199,10 @@ class Tree:
     def path(self, i: int) -> tuple[Any, ...]:
         """Return the first path of array number `i`, as in `DlxError.path`."""
         return self._path(*self._spots[i])
+
+    def place(self, i: int) -> tuple[Any, ...]:
+        """Return the path of array number `i`, or of the outermost compound array that it is a part of."""
+        return self.path(i) if self.whole(i) < 0 else self.path_in(self.whole(i))
 
     def path_in(self, number: int, i: int | None = None) -> tuple[Any, ...]:
         """Return the path of child number `i` of a container, or of the container itself; `number` is as in `nodes`."""
@@ -383,7 +386,7 @@ class Tree:
     def _unflatten(self, node: Node, target: str) -> Any:
         handler, keys, parts = node.handler, node.keys, node.parts
         if isinstance(handler, CompoundHandler):
-            node.is_kept = self._compounds is None or any(map(self._is_kept, (link for _, link in node.links)))
+            node.is_kept = self._compounds is None or self.failures.has_passed(self.path_in(node.whole))
             if self._compounds is None or node.is_kept:
                 return node.obj
             try:
@@ -408,10 +411,6 @@ class Tree:
         except Exception as error:  # such as keys that cannot be compared
             self._report_failure(node, error, "cannot hold the result")
             return None
-
-    def _is_kept(self, link: int) -> bool:
-        """Return whether a part of a compound array stays as it is, so that the whole array does."""
-        return self._nodes[link].is_kept if link >= 0 else self.failures.has_passed(self.path(~link))
 
     def forget(self) -> None:
         """Release all containers and results."""

@@ -98,9 +98,10 @@ def _name(text: str) -> str:
 class Column:
     """A column of a table, or a whole array, series or column."""
 
-    def __init__(self, data: object, number: int, kind: type, described: Type, depth: int = 0) -> None:
+    def __init__(self, data: object, number: int, kind: type, described: Type, lists: Column | None = None) -> None:
         self._data, self.number = data, number  # index in the table; -1: not a table
-        self.depth = depth  # number of lists of varying length around the values
+        self.around = lists  # whose values it has
+        self.depth = 0 if lists is None else lists.depth + 1  # number of lists of varying length around the values
         self.kind, self.type = kind, described  # the Python type of the object, and the Arrow type
         dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
         known = dtype is not None and not any(each.extension for each in _levels(described))
@@ -170,7 +171,7 @@ def split_lists(obj: Any) -> dict[str, Column]:
     """Return the values and offsets of an object or column with lists of varying length."""
     lists = column(obj)
     data, tensor, *counts = native.arrow_lists(lists._data, lists.number, False)
-    values = Column(data, -1, lists.kind, lists.type.child(), lists.depth + 1)
+    values = Column(data, -1, lists.kind, lists.type.child(), lists)
     return {"values": values, "offsets": Offsets(lists, tensor, *counts)}
 
 
@@ -301,6 +302,8 @@ def in_pyarrow(column: Column) -> tuple[str, str, str]:
     package, name = _package_of(column.kind), class_name(column.kind)
     if package in _CALLS or package == "pyarrow":
         return "Call", "", ".combine_chunks()" if name in ("ChunkedArray", "Table") else ""
+    while column.around is not None:
+        column = column.around
     place = f"[{column.type.name!r}]" if column.number >= 0 else ""
     if package == "narwhals":
         source, is_one = f"it.to_arrow(){place}", not place

@@ -18,6 +18,7 @@ import types
 import warnings
 
 import pytest
+from support.errors import advice
 
 import dlx
 from dlx import errors
@@ -183,7 +184,7 @@ async def _listed(obj):
 HOLDERS = {  # and a word of the fix
     "datasets.Dataset": (_hf, "with_format"),
     "datasets.IterableDataset": (lambda folder: _hf(folder).to_iterable_dataset(), "iter"),
-    "datasets.Column": (lambda folder: _hf(folder)["x"], "numpy.asarray"),
+    "datasets.Column": (lambda folder: _hf(folder)["x"], "pyarrow.array"),
     "datasets.InMemoryTable": (lambda folder: _hf(folder).data, ".table"),
     "anndata": (lambda _: lib("anndata").AnnData(np.ones((2, 3), "f4")), ".X"),
     "pyarrow dataset": (lambda folder: lib("pyarrow.dataset").dataset(_parquet(folder)), ".to_table()"),
@@ -443,9 +444,9 @@ def test_plain_data_passes_through(name, place, tmp_path):
 
 
 FIXES = {  # name of an object -> function that applies its fix
-    "datasets.Dataset": lambda obj: obj.with_format("numpy")[:],
-    "datasets.IterableDataset": lambda obj: list(obj.with_format("numpy").iter(2)),
-    "datasets.Column": lambda obj: np.asarray(obj[:]),
+    "datasets.Dataset": lambda obj: obj.with_format("arrow")[:],
+    "datasets.IterableDataset": lambda obj: list(obj.with_format("arrow").iter(2)),
+    "datasets.Column": lambda obj: lib("pyarrow").array(obj[:]),
     "datasets.InMemoryTable": lambda obj: obj.table,
     "anndata": lambda obj: obj.X,
     "pyarrow dataset": lambda obj: obj.to_table(),
@@ -484,6 +485,22 @@ def test_the_fix_gives_arrays(name, tmp_path):
     """Its expressions return arrays for dlx."""
     plan = dlx.plan(FIXES[name](HOLDERS[name][0](tmp_path)), to="dlx")
     assert plan.error is None and (plan.leaves or plan.outcome in ("shared", "copied"))
+
+
+@pytest.mark.parametrize("rows", [[[1, 2], [3]], [[1, 2], [3, 4]], [1, 2]])
+def test_the_fixes_of_data_sets_convert_their_columns(rows):
+    """Lists of several lengths become ragged arrays; numpy's format makes one array of lists of one length."""
+    lib("pyarrow.dataset")
+    data = lib("datasets").Dataset.from_dict({"x": rows})
+    for obj in (data, data.to_iterable_dataset()):
+        for holder, is_column in ((obj, False), (obj["x"], True)):
+            first = advice.tried(refused(lambda holder=holder: dlx.convert(holder, to="torch")).fix, holder)[0]
+            made = dlx.convert(next(first) if hasattr(first, "__next__") else first, to="torch")
+            assert [row.tolist() for row in (made if is_column else made["x"]).unbind()] == rows
+    if rows != [[1, 2], [3]]:
+        for holder, read in ((data, lambda made: made["x"]), (data.with_format("numpy")["x"], np.asarray)):
+            second = advice.tried(refused(lambda holder=holder: dlx.convert(holder, to="torch")).fix, holder)[-1]
+            assert read(dlx.convert(second, to="numpy")).tolist() == rows
 
 
 @pytest.mark.parametrize("verb", ONE | TREES)

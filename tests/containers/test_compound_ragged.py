@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.errors import advice
 
 import dlx
 from dlx._engine import compound
@@ -201,6 +202,17 @@ def test_the_fix_for_values_in_lists_works_on_the_lists():
             assert dlx.parts(found, "numpy") if "drop_null" in chain else dlx.convert(found, "numpy").ndim == 1
 
 
+@pytest.mark.parametrize("rows", ([[1, None], [2]], [[1], None], [["a"], ["b"]], [[[1, None]], [[2]]]))
+def test_the_fix_for_lists_names_the_column(rows):
+    """Frames of libraries without an adapter give the column to pyarrow, by its name."""
+    table = pa.table({"n": [1.0, 2.0], "l": rows})
+    for frame in (lib("narwhals").from_native(table), lib("duckdb").from_arrow(table)):
+        with pytest.raises(DlxError, match=r"\['l'\], (?:call|convert) ") as caught:
+            dlx.convert(frame, "awkward" if isinstance(rows[0][0], list) else "torch")
+        (result, *_) = advice.tried(caught.value.fix, frame)
+        assert dlx.plan(result, "awkward").ok, caught.value.fix
+
+
 def test_empty_columns_share_nothing():
     """They have no memory: dlx makes their offsets for each call."""
     empty = pa.array([], pa.list_(pa.int64())), pa.chunked_array([], pa.list_(pa.int64()))
@@ -238,6 +250,69 @@ def test_nested_lists():
     made = dlx.convert(source, "awkward", copy=False)
     assert made.to_list() == rows and dlx.convert(made, "pyarrow", copy=False).to_pylist() == rows
     assert dlx.convert(ak.Array(rows), "pyarrow").to_pylist() == rows
+
+
+def missing_in(x):
+    """Return the number of missing values of an array of awkward, or of a masked array of numpy."""
+    if isinstance(x, np.ma.MaskedArray):
+        return int(np.ma.count_masked(x))
+    return str(getattr(x, "type", "")).count("?") + str(getattr(x, "type", "")).count("option")
+
+
+def fixes(x, to):
+    """Follow the advice of refusals that suits the array; return the fixes, and the result."""
+    found = []
+    while len(found) < 4:
+        plan = dlx.plan(x, to)
+        try:
+            return found, dlx.convert(x, to)
+        except DlxError as error:
+            assert str(plan.error) == str(error)
+            found.append(error.fix)
+            if error.option:
+                return found, dlx.convert(x, to, **dict(error.option))
+            results = advice.tried(error.fix, x)
+            x = next((each for each in results if missing_in(each) == 0), results[0])
+    raise AssertionError(found)
+
+
+def test_the_fixes_of_jagged_tensors_work():
+    """Of transposed ones, of those with gaps, and of a dtype that awkward lacks."""
+    rows = [torch.arange(2.0 * n).reshape(n, 2) for n in (1, 3)]
+    whole = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    found, made = fixes(whole.transpose(1, 2), "pyarrow")
+    assert found == ["Call .transpose(1, 2) first."] and listed(made) == listed(whole)
+    starts, lengths = torch.tensor([0, 1, 0]), torch.tensor([2, 3, 1])
+    gaps = torch.nested.narrow(torch.arange(12.0).reshape(3, 4), 1, starts, lengths, layout=torch.jagged)
+    found, made = fixes(gaps, "pyarrow")
+    assert found == ["Call .contiguous() first."] and listed(made) == [[0, 1], [5, 6, 7], [8]]
+    for dtype in (torch.bfloat16, torch.float8_e5m2):
+        name = str(dtype).removeprefix("torch.")
+        found, made = fixes(whole.to(dtype), lib("awkward").__name__)
+        assert found == [f"Pass dtype={{{name!r}: 'float32'}}."] and listed(made) == listed(whole.to(dtype).float())
+    with pytest.raises(DTypeError, match=r"no ragged arrays of bfloat16. Pass dtype=\{'float64': 'float32'\}"):
+        dlx.convert(pa.array([[1.0]]), "awkward", dtype="bfloat16")
+
+
+def test_the_fixes_of_awkward_arrays_work():
+    """Of missing values and rows; rows without any element have a dtype."""
+    ak = lib("awkward")
+    for rows, whole in (
+        ([[1.0, None], [2.0]], [[1], [2]]),
+        ([[1.0], None, [2.0, 3.0]], [[1], [2, 3]]),
+        ([[[1.0], None]], [[[1]]]),
+        ([None, [[1.0], None]], [[[1]]]),
+        ([[], []], [[], []]),
+    ):
+        found, made = fixes(ak.Array(rows), "pyarrow")
+        assert made.to_pylist() == whole and bool(found) is (rows != whole), found
+    for x in (ak.Array([]), ak.Array([1.0, 2.0]), ak.to_regular(ak.Array([[1, 2]]))):
+        found, made = fixes(x, "numpy")
+        assert made.tolist() == x.to_list() and len(found) == 1
+    assert fixes(ak.Array([1.0, None]), "numpy")[1].tolist() == [1]
+    with pytest.raises(DlxError, match=r"convert its fields one by one\.$"):
+        dlx.convert(ak.Array([[{"x": 1}]]), "torch")
+    assert listed(dlx.convert(ak.Array([[{"x": 1}]])["x"], "torch")) == [[1]]
 
 
 def test_awkward_arrays_of_other_kinds():

@@ -453,6 +453,16 @@ def test_an_array_of_jax_keeps_what_is_known_of_its_indices(form, flags):
     assert not any(getattr(back, name) for name in known) and np.array_equal(dense(back), dense(x))
 
 
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
+def test_the_default_device_of_torch_has_no_effect(form):
+    """As for dense arrays: the parts have a device."""
+    m, own = matrix(form), in_torch(form)
+    with torch.device("meta"):
+        made = [dlx.convert(m, "torch"), dlx.convert(own, "torch", copy=True)]
+    for each in made:
+        assert each.device.type == "cpu" and np.array_equal(dense(each), m.toarray())
+
+
 def test_like_names_the_framework_in_a_fresh_process(python):
     """An example of a type that dlx has not met gives the same target as later."""
     code = """
@@ -535,6 +545,20 @@ def test_a_graph_is_never_cut(options):
             found = dlx.convert((leaf * 2).coalesce(), "torch", **options)
         found.to_dense().sum().backward()
         assert leaf.grad is not None
+
+
+@pytest.mark.parametrize("to", ["scipy", "jax"])
+def test_repeated_indices_are_detached(to):
+    """detach=True applies to uncoalesced tensors, whose elements torch gives only without the graph."""
+    pytest.importorskip(to)
+    source = in_torch("coo").requires_grad_()
+    assert not source.is_coalesced()
+    with pytest.raises(LayoutError, match=r"Call \.coalesce\(\) or \.detach\(\) first"):
+        dlx.convert(source, to)
+    for tree in (source, [source]):
+        made = dlx.convert(tree, to, detach=True)
+        assert np.array_equal(dense(made if tree is source else made[0]), dense(source.detach()))
+    assert dlx.plan(source, to, detach=True).steps == dlx.plan(source.detach(), to).steps
 
 
 def test_a_failure_releases_everything():

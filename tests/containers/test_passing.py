@@ -99,6 +99,41 @@ def test_what_another_option_would_convert_is_an_error(np, torch, make, options)
             convert({"x": x, "text": np.array(["a"])}, target, errors="pass", **options)
 
 
+def test_a_dtype_that_the_target_lacks_is_an_error(torch):
+    """Numbers that dtype= would convert do not stay silently."""
+    pytest.importorskip("pyarrow")
+    tree = {"x": torch.ones(2, dtype=torch.bfloat16), "y": torch.ones(2)}
+    function = dlx.using("pyarrow", errors="pass")(dict)
+    for call in (lambda: dlx.convert(tree, "pyarrow", errors="pass"), lambda: function(tree)):
+        with pytest.raises(errors.DTypeError, match=r"no dtype bfloat16.* Pass dtype='float32'"):
+            call()
+    assert str(dlx.plan(tree, "pyarrow", errors="pass").error) == str(dlx.plan(tree, "pyarrow").error)
+    assert dlx.convert(tree, "pyarrow", errors="pass", dtype="float32")["x"].to_pylist() == [1, 1]
+
+
+@pytest.mark.parametrize("rows", ([["a"]], [[1, None]], [[1], None], [[[1, None]]], [[[1]]], [1, None], ["a"]))
+@pytest.mark.parametrize("target", ["torch", "numpy"])
+def test_the_root_never_stays(np, torch, target, rows):
+    """Not even a ragged array with one refused part, or a series that wraps one: the option is for containers."""
+    pa = pytest.importorskip("pyarrow")
+    odd = [pa.array(rows), pa.chunked_array([pa.array(rows)])]
+    for name in ("polars", "pandas"):
+        try:
+            module = __import__(name)
+        except ImportError:
+            continue
+        kind = {} if name == "polars" else {"dtype": module.ArrowDtype(odd[0].type)}
+        odd.append(module.Series(rows if name == "polars" else odd[0], **kind))
+    for x in odd:
+        plan = dlx.plan(x, target, errors="pass")
+        assert plan.outcome == "refused"
+        for option in ("raise", "pass"):
+            with pytest.raises(errors.DlxError) as failed:
+                dlx.convert(x, target, errors=option)
+            assert str(failed.value) == str(plan.error) and "errors=" not in str(plan.error)
+        assert dlx.convert([x], target, errors="pass")[0] is x
+
+
 def test_frames_keep_their_own_columns(np):
     """A column of text stays a Series of its library."""
     pandas = pytest.importorskip("pandas")
@@ -145,8 +180,7 @@ def test_whole_columns_stay_the_same_objects(np, torch, rows):
             first, last = new.values() if isinstance(new, dict) else new
             assert (last[0] if isinstance(last, list) else last) is x and type(first) is torch.Tensor
             assert dlx.plan(tree, "torch", errors="pass").run() is not tree
-        if dlx.plan(x, "torch", errors="pass").outcome == "passed":
-            assert dlx.convert(x, "torch", errors="pass") is x
+        assert dlx.plan(x, "torch", errors="pass").outcome in ("refused", "tree")  # as the root
 
 
 def test_a_capsule_that_the_consumer_refuses_stays_usable(np, torch, monkeypatch):

@@ -128,6 +128,34 @@ def test_a_view_with_a_dtype_inside_of_a_tree(tmp_path, make):
     assert found["other"] == "float64"
 
 
+@pytest.mark.parametrize("library", ["pyarrow", "chunked", "nested", "polars", "pandas", "awkward", "table", "view"])
+def test_a_slice_of_a_list_column_is_saved_as_its_parts(tmp_path, library):
+    """The offsets begin at 0, and the values are those of the slice, as in `dlx.parts`."""
+    pa, rows = pytest.importorskip("pyarrow"), [[1, 2], [3], [4, 5]]
+    if library in ("polars", "pandas", "awkward"):
+        module = pytest.importorskip(library)
+    make = {
+        "pyarrow": lambda: pa.array(rows)[1:],
+        "chunked": lambda: pa.chunked_array([[[9]], rows])[2:],
+        "nested": lambda: pa.array([[[9]], [[1], [2, 3]]])[1:],
+        "polars": lambda: module.Series(rows)[1:],
+        "pandas": lambda: module.Series(pa.array(rows), dtype=module.ArrowDtype(pa.list_(pa.int64())))[1:],
+        "awkward": lambda: module.Array(rows)[1:],
+        "table": lambda: pa.table({"x": rows}).slice(1),
+        "view": lambda: dlx.convert({"x": pa.array(rows)[1:]}, to="numpy", lazy=True),
+    }
+    whole = make[library]()
+    dlx.save({"r": whole}, tmp_path / "r.npz")
+    with dlx.open(tmp_path / "r.npz", to="numpy") as file:
+        found = {name: array.tolist() for name, array in file.items()}
+    parts = dlx.parts(make["pyarrow"]() if library in ("table", "view") else whole, to="numpy")
+    if library == "nested":
+        assert found["r.offsets"] == [0, 2] and found["r.values.offsets"] == [0, 1, 3]
+        assert found["r.values.values"] == [1, 2, 3]
+    else:
+        assert [*found.values()] == [parts["values"].tolist(), parts["offsets"].tolist()] == [[3, 4, 5], [0, 1, 3]]
+
+
 def test_an_empty_name_is_kept_among_others(tmp_path):
     """Only a single array without a name is called like the file."""
     pytest.importorskip("safetensors")
@@ -314,26 +342,29 @@ def test_an_interrupt_leaves_the_old_file_alone(tmp_path, monkeypatch, place):
 
 @pytest.mark.parametrize("kind", ["scipy", "torch"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested):
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors", "arrow"])
+def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested, suffix):
     """Both ways out work: the dense array, and the arrays of `dlx.parts`."""
     if kind == "scipy":
         sparse = pytest.importorskip("scipy.sparse").csr_array(np.eye(3))
     else:
         sparse = pytest.importorskip("torch").eye(3).to_sparse()
-    path, name = tmp_path / "x.npz", "in.s" if nested else "x"
+    path, name = tmp_path / f"x.{suffix}", "in.s" if nested else "x"
     tree = {"in": {"s": sparse}, "w": np.ones(2)} if nested else sparse
     with pytest.raises(
-        FileError, match=rf"'{name}' is sparse: .*dlx\.parts\(x\) without 'shape', or call \.to"
+        FileError, match=rf"'{name}' is sparse: .*dlx\.parts\(x\) without 'shape' to .npz or .safetensors, or call \.to"
     ) as caught:
         dlx.save(tree, path)
     assert not path.exists()
     dense = getattr(sparse, caught.value.fix.split("call .")[1].split("(")[0])()
     dlx.save({"s": dense}, path)
-    assert np.load(path)["s"].tolist() == np.eye(3).tolist()
+    (whole,) = dlx.open(path).values()
+    assert np.asarray(whole).tolist() == np.eye(3).tolist()
     found = dlx.parts(sparse)
     shape = found.pop("shape")
-    dlx.save(found, path)
-    assert {*np.load(path)} == {*found} and tuple(shape) == (3, 3)
+    for other in ("npz", "safetensors"):
+        dlx.save(found, path.with_suffix(f".{other}"))
+        assert {*dlx.open(path.with_suffix(f".{other}"))} == {*found} and tuple(shape) == (3, 3)
 
 
 @pytest.mark.parametrize("name", ["n" * 251 + ".npy", "é" * 125 + ".npy", "n" * 236 + ".npy"])
