@@ -103,6 +103,7 @@ def convert(
         Instead of `to` and `like`: an array, or a tree of arrays, of any framework with writable memory. The values are
         copied there, in one pass. Shapes must match, dtypes too unless `dtype` changes them, and containers must hold
         arrays at the same places. Sparse and ragged arrays are refused. If one array does not fit, none is written to.
+        A capsule is not consumed.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
         no effect on a single array.

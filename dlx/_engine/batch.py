@@ -17,7 +17,7 @@ from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.casting import Casts, can_cast
-from dlx._engine.compound import Compounds
+from dlx._engine.compound import Compounds, name_of
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
 from dlx._engine.plan import Cast, Copy, Relabel, Resolve
@@ -81,7 +81,7 @@ class Transfer:
         try:
             return str(self.info())
         except DlxError:
-            return type_name(type(self.obj))
+            return name_of(self.obj)
 
     def plan_export(self) -> Tensor | None:
         """Return the tensor of the export, from the description only; None if only an export shows it."""
