@@ -106,7 +106,7 @@ def convert(
         A capsule is not consumed.
     lazy
         For containers: return a live view that converts each element at its first access, and writes through. It has
-        no effect on a single array.
+        no effect on a single array. As an argument, a view is its source; with `dtype`, its converted elements.
 
     Returns
     -------

@@ -68,7 +68,7 @@ def stack(
         N arrays of shape ``(...)``, as in `convert`; none is changed or consumed. For a data frame, a table or another
         mapping: its columns in order. For a list column: its rows; if they have one length, the result shares their
         values as in `convert`. For a column of numbers: itself. Numbers, and lists of them, count as arrays of bool,
-        int64 (uint64 if they are larger), float64 or complex128.
+        int64 (uint64 if they are larger), float64 or complex128; scalars of numpy as arrays of their dtype.
     to
         Target, as in `convert`.
     axis
@@ -126,10 +126,11 @@ def stack(
     try:
         join = functools.partial(_join_lists, pad, dtype)
         objs, key_of, whole, places = list_arrays(arrays, join)
-        if places is None and objs and (_is_list(objs[0]) or _is_scalar(type(objs[0]))):
+        if places is None and objs and (_is_list(objs[0]) or _is_number(type(objs[0]))):
             whole = _pack_lists(objs, join)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
+        error.complete(source=type_name(type(arrays)))
         raise
     is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
     if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
@@ -139,6 +140,8 @@ def stack(
     is_filled = is_usual and out is not None and to is None and places is None and objs
     if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
+    if whole is None and places is None and objs and _is_scalar(type(objs[0])):
+        whole = _pack_numbers(objs)
     if out is None:
         request = request_of(to, device=device, stream=stream)
         target = request.target.name
@@ -278,20 +281,15 @@ def _fill_everywhere(whole: Tensor, number: Tensor) -> None:
 
 def _join_lists(pad: Any, dtype: Any, source: Any, values: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
     """Return lists, or the lists of a column, as one tensor of a dtype, padded to the longest."""
+    wanted = _find_dtype([values.dtype], (0,).__getitem__, dtype)
     lengths = [stop - start for start, stop in pairwise(bounds)]
-    try:
-        wanted = _find_dtype([values.dtype], (0,).__getitem__, dtype)
-        if pad is None:
-            shapes = [(length, *values.shape[1:]) for length in lengths]
-            _find_shape(shapes, range(len(shapes)).__getitem__, is_padded=False, is_far=False)  # raises
-        number = _read_pad(pad, wanted)
-    except DlxError as error:
-        error.complete(source=f"{len(lengths)} arrays")
-        raise
+    if pad is None:
+        shapes = [(length, *values.shape[1:]) for length in lengths]
+        _find_shape(shapes, range(len(shapes)).__getitem__, is_padded=False, is_far=False)  # raises
     if wanted != values.dtype and not can_cast(values.dtype, wanted, HOST):
         values = convert(source, to="dlx", dtype={values.dtype: wanted})  # its framework casts
     whole: Tensor = empty((len(lengths), max(lengths), *values.shape[1:]), wanted)
-    _fill_everywhere(whole, number)
+    _fill_everywhere(whole, _read_pad(pad, wanted))
     native.tensor_join(whole, values, native.tensor_copy(offsets, False, 0, DType("int64")))
     return whole
 
@@ -301,20 +299,14 @@ _KINDS = {lib.kDLBool: bool, lib.kDLInt: int, lib.kDLUInt: int, lib.kDLComplex: 
 
 def _read_pad(pad: Any, dtype: DType) -> Tensor:
     """Return the number of the option `pad` as a tensor without dimensions."""
-    kind = _KINDS.get(dtype.code, float)
-    try:
+    kind, made = _KINDS.get(dtype.code, float), None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # such as NaN for integers
         number = _read_lists(kind(pad))
-    except (TypeError, ValueError, OverflowError):  # such as NaN for integers
-        number = None
-    if number is not None and not can_cast(number.dtype, dtype, HOST):
-        reason = f"dlx cannot make {dtype} of pad={pad}"
-        raise DTypeError(reason, root="arrays", fix="Pass arrays of one shape, without pad=.")
-    made: Any = None if number is None else native.tensor_copy(number, False, 0, dtype)
+        made = native.tensor_copy(number, False, 0, dtype) if can_cast(number.dtype, dtype, HOST) else None
     if made is None or (kind in (bool, int) and memoryview(made)[()] != pad):
-        raise DTypeError(
-            f"pad={safe_repr(pad)} is not a value of {dtype}", root="arrays", fix="Pass another number as pad=."
-        )
-    return made  # type: ignore[no-any-return]
+        reason, fix = f"pad={safe_repr(pad)} is not a value of {dtype}", "Pass another number, or arrays of one shape."
+        raise DTypeError(reason, root="arrays", fix=fix)
+    return made
 
 
 def _move_axis(whole: Tensor, at: int) -> Tensor:
@@ -470,12 +462,17 @@ def _pack_lists(objs: list[Any], join: Join) -> Tensor | None:
                 return None
             bounds += accumulate(lengths)
         shape.append(lengths[0])
+        if len(shape) > lib.DLX_MAX_NDIM:
+            raise LayoutError(
+                f"its lists are nested deeper than {lib.DLX_MAX_NDIM} dimensions", fix="Pass at most that many."
+            )
         rows, elements = elements, [*chain.from_iterable(elements)]
     has_one_type = len({*map(id, map(type, elements))}) == 1  # by identity: a class may have no hash
     packed: Any = _pack_numbers(elements) if has_one_type or len({*map(_find_number, rows)}) == 1 else None
     if packed is None or len(bounds) == 1:
         return packed and view(packed, tuple(shape), row_major(shape))
-    return join(packed, packed, _pack_numbers(bounds), bounds)
+    offsets: Any = _pack_numbers(bounds)
+    return join(packed, packed, offsets, bounds)
 
 
 def _find_number(objs: Sequence[Any]) -> type | None:
@@ -511,15 +508,12 @@ def _pack_scalars(objs: Sequence[Any]) -> Tensor | None:
 
 
 def _read_lists(obj: Any, key: Any = 0, target: str = "", pad: Any = None, dtype: Any = None) -> Any:
-    """Return a number, or a list of numbers or of lists, as a tensor; other objects unchanged."""
-    if _is_number(type(obj)):
-        packed: Any = _pack_numbers([obj])
-        return view(packed, (), ())
+    """Return a scalar, or a list, as a tensor; other objects unchanged."""
     if not _is_list(obj):
-        return obj
+        packed: Any = _pack_numbers([obj]) if _is_scalar(type(obj)) else None
+        return obj if packed is None else view(packed, (), ())
     try:
-        whole = _pack_numbers(obj) if obj else empty((0,), DType("float64"))
-        return stack(obj, "dlx", pad=pad, dtype=dtype) if whole is None else whole
+        return stack(obj, "dlx", pad=pad, dtype=dtype) if obj else empty((0,), DType("float64"))
     except DlxError as error:
         error.target = target
         error.path, error.root = (key, *error.path), "arrays"

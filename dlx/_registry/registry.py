@@ -318,15 +318,15 @@ class Registry:
         self._renew(adapter)
         try:
             switches = switches_of(adapter)
-            key = adapter, kind, switches
-            if key not in self._ready:
+            key, known = (adapter, kind, switches), self._ready  # other threads replace it
+            if key not in known:
                 created = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has changed them
                     return created
                 if created is not None:
                     created.switches = switches
-                return self._ready.setdefault(key, created)
-            return self._ready[key]
+                return known.setdefault(key, created)
+            return known[key]
         except (DlxError, MemoryError):
             raise
         except Exception as error:

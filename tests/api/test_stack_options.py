@@ -520,6 +520,15 @@ def test_lists_are_stacked_as_their_arrays(np):
             assert type(found) is type(expected), (lists, options, found, expected)
 
 
+def test_a_list_that_contains_itself(np):
+    """It is refused, as lists of more dimensions than DLPack has."""
+    rows = []
+    rows.append(rows)
+    with pytest.raises(errors.LayoutError, match="cannot stack list to 'numpy': its lists are nested deeper than"):
+        dlx.stack(rows, "numpy")
+    rows.clear()
+
+
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "int4"])
 def test_a_dtype_that_only_frameworks_cast_to(np, dtype):
     """A list has no framework of its own: the target casts it, if it can; numpy's arrays have."""

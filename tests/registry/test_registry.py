@@ -521,3 +521,18 @@ def test_a_framework_that_is_imported_anew_is_asked_again(registry, mylib, monke
     vars(adapter)["lowered"] = {"ndims": (0, 3)}
     assert registry.target("mylib").source is adapter
     assert adapter.lowered == {} and registry.generation != before
+
+
+def test_targets_are_forgotten_by_another_thread(np, monkeypatch):
+    """A look-up that is in progress keeps the targets that it found."""
+
+    class Overtaken(dict):
+        def __contains__(self, key):
+            found = super().__contains__(key)
+            loaded.registry._forget()  # as another thread does
+            return found
+
+    adapter = loaded.registry.target("numpy").adapter
+    target = loaded.registry.ready(adapter)
+    monkeypatch.setattr(loaded.registry, "_ready", Overtaken(loaded.registry._ready))
+    assert loaded.registry.ready(adapter) is target
