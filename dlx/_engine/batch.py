@@ -6,6 +6,7 @@ consumed capsules are restored.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -161,10 +162,12 @@ def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_roo
             raise
         except Exception:  # the planned call raises it
             return None
-    if target.varies or not can_cast(old, new, tensor.device):
+    if not can_cast(old, new, tensor.device):
         return None
     cast = native.tensor_copy(tensor, keeps_order(target), 0, new)
-    return None if target.check(cast) else cast
+    with contextlib.suppress(DlxError):  # raised by the planned call
+        return None if target.over(cast).check(cast) else cast
+    return None
 
 
 class Batch:
