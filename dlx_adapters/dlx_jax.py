@@ -262,16 +262,21 @@ _GRAPH = api.Blocker("its gradients would be lost", "", ConversionError, resolut
 # ---- sparse arrays -----------------------------------------------------------------------------------------------
 
 
+_PROMISES = ("indices_sorted", "unique_indices")  # which jax's operations use
+
+
 def _sparse(kind: str, name: str, attributes: dict[str, str], limits: tuple[str, ...] = ()) -> api.Compound:
     """Return the declaration of a class whose arrays are attributes, by the name of the part."""
     module = "jax.experimental.sparse"
 
     def split(obj: Any) -> dict[str, Any]:
-        return {part: getattr(obj, own) for part, own in attributes.items()} | {"shape": tuple(obj.shape)}
+        flags = {f"_{name}": bool(getattr(obj, name)) for name in _PROMISES}
+        return {part: getattr(obj, own) for part, own in attributes.items()} | {"shape": tuple(obj.shape)} | flags
 
     def join(parts: dict[str, Any]) -> Any:
         arrays = tuple(parts[part] for part in attributes)
-        return getattr(importlib.import_module(module), name)(arrays, shape=parts["shape"])
+        flags = {name: parts.get(f"_{name}", False) for name in _PROMISES}
+        return getattr(importlib.import_module(module), name)(arrays, shape=parts["shape"], **flags)
 
     return api.Compound(kind, (f"{module}.{name}",), split, join, dense=".todense()", limits=limits)
 

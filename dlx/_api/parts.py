@@ -55,8 +55,8 @@ def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
     """
     inside, handler = lookup.unwrap(obj)
     if not isinstance(handler, CompoundHandler):
-        fix = "Pass a sparse or ragged array; dlx.convert takes dense ones, and containers."
-        raise LayoutError("it is not a sparse or ragged array", source=type_name(type(obj)), fix=fix)
+        fix = "Change another format to csr in its own framework; dlx.convert takes dense arrays, and containers."
+        raise LayoutError("it is not a sparse or ragged array of a known format", source=type_name(type(obj)), fix=fix)
     if to is None:
         target = None if handler.adapter is None else registry.ready(handler.adapter)
         to = "dlx" if target is None else target.name

@@ -192,13 +192,13 @@ def stack(
         else:
             for i, old in enumerate(dtypes):
                 if old is not wanted and old != wanted and not can_cast(old, wanted, HOST):
-                    tensors[i] = convert(objs[i], to="dlx", dtype={old: wanted})
+                    (tensors[i],) = convert({key_of(i): objs[i]}, to="dlx", dtype={old: wanted}).values()
             whole = _allocate(request, tensors[0], at, shape, wanted) if place is None else place
             number = _read_pad(pad, wanted) if places is None and any(each != row for each in shapes) else None
             _fill_rows(whole, tensors, at, number, places, is_new=place is None)
             whole = match_packing(whole, tensors[0]) if place is None else whole
     except DlxError as error:
-        error.complete(source=f"{len(objs)} arrays", target=target)
+        error.source, error.target, error.root = f"{len(objs)} arrays", target, error.root or "arrays"
         raise
     if trace.observers:
         why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)

@@ -6,6 +6,7 @@ consumed capsules are restored.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from dlx._core.tensor import dense
 from dlx._core.types import HOST, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.casting import Casts, can_cast
-from dlx._engine.compound import Compounds
+from dlx._engine.compound import Compounds, name_of
 from dlx._engine.executor import execute, is_read_in_place, resolve_blockers
 from dlx._engine.failures import RAISING, Failures, Locate
 from dlx._engine.plan import Cast, Copy, Relabel, Resolve
@@ -81,7 +82,7 @@ class Transfer:
         try:
             return str(self.info())
         except DlxError:
-            return type_name(type(self.obj))
+            return name_of(self.obj)
 
     def plan_export(self) -> Tensor | None:
         """Return the tensor of the export, from the description only; None if only an export shows it."""
@@ -161,10 +162,12 @@ def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_roo
             raise
         except Exception:  # the planned call raises it
             return None
-    if target.varies or not can_cast(old, new, tensor.device):
+    if not can_cast(old, new, tensor.device):
         return None
     cast = native.tensor_copy(tensor, keeps_order(target), 0, new)
-    return None if target.check(cast) else cast
+    with contextlib.suppress(DlxError):  # raised by the planned call
+        return None if target.over(cast).check(cast) else cast
+    return None
 
 
 class Batch:

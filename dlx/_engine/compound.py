@@ -67,7 +67,7 @@ def split(
             if joiner.dtypes or request.casts is not None:
                 _check_dtype(parts, joiner, request)
             if not is_own:  # in its framework, padding and repeated indices keep their meaning
-                sorts = _check(kind, parts, source, joiner.limits, target)
+                sorts = _check(kind, obj, parts, source, joiner.limits, target)
             dtype = _choose_dtype(parts, joiner, request.target.dtypes())
         made: dict[str, Any] = {}
         for name, part in parts.items():
@@ -89,9 +89,7 @@ def _stays(obj: Any, handler: CompoundHandler, request: Request) -> bool:
 
 def name_of(obj: Any) -> str:
     """Return the name of a compound array's type, or of the object that a column belongs to."""
-    if type(obj) is Parts:
-        return f"{obj.kind} array"
-    return type_name(obj.kind if isinstance(obj, Column) else type(obj))
+    return f"{obj.kind} array" if type(obj) is Parts else type_name(obj.kind if isinstance(obj, Column) else type(obj))
 
 
 def _unsupported(kind: str, source: Compound, target: str, nested: bool, obj: Any) -> DlxError:
@@ -278,7 +276,7 @@ def _check_dtype(parts: dict[str, Any], joiner: Compound, request: Request) -> N
         raise DTypeError(why, option=(("dtype", option),) if "float" in new.name else ())
 
 
-def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str, ...], target: str) -> bool:
+def _check(kind: str, obj: Any, parts: dict[str, Any], source: Compound, limits: tuple[str, ...], target: str) -> bool:
     """Check the indices of a sparse array in host memory: another framework may read or write outside of an array.
 
     Return whether the framework sorts them.
@@ -287,7 +285,8 @@ def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str
         return False
     shape, elements = parts["shape"], info_of(parts["data"]).shape or ()
     if not shape and "axes" in limits:
-        raise LayoutError(f"{target} has no {kind} arrays without dimensions")
+        fix = f"Call {source.dense} first." if source.dense else ""
+        raise LayoutError(f"{target} has no {kind} arrays without dimensions", fix=fix)
     if kind == "coo":
         coords = parts["coords"]
         rows = coords if isinstance(coords, list) else _split_rows(tensor_of(coords), "swapped" in source.limits)
@@ -301,7 +300,7 @@ def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str
             wide.append(_check_range(row, extent, f"coords[{axis}]"))
         return "sorts" in limits and not _is_ordered(wide)
     if len(shape) != 2:
-        why = f"{target} has {kind} arrays of two dimensions only, and it has {len(shape)}"
+        why = f"dlx converts {kind} arrays of two dimensions only, and it has {len(shape)}"
         raise LayoutError(why, fix="Convert it to the format coo first.")
     minor, count = _MINOR[kind], elements[0]
     block = elements[1:] or (1, 1)
@@ -324,7 +323,9 @@ def _check(kind: str, parts: dict[str, Any], source: Compound, limits: tuple[str
         why = f"no index is repeated within a row or column, and indices[{bad}] is"
         if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"
-        raise LayoutError(f"{target} assumes that {why}", fix="Call x.sum_duplicates() first, or convert it to coo.")
+        call = "x.sum_duplicates()" if hasattr(obj, "sum_duplicates") else source.dense
+        fix = f"Call {call} first." if call else "Attach it to the framework that it comes from."
+        raise LayoutError(f"{target} assumes that {why}", fix=fix)
     return False
 
 

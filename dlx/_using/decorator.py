@@ -110,11 +110,12 @@ def using(
     than its own.
 
     *Writes in place* reach the caller's array if its memory is shared. An array that must be copied is passed to numpy
-    read-only; for torch, dlx compares the tensor's version after the call, and writes a changed tensor back. dlx does
-    not detect writes that torch does not count (through ``x.data`` or ``x.numpy()``), or writes of any other framework:
-    name the parameter in `writes`, and it is always written back. If two arguments share memory, one of them was copied
-    and both were written to, dlx raises ReadOnlyError and writes nothing back. A copy is written back as a whole: what
-    the caller writes to the array while a generator or coroutine waits is lost.
+    read-only; for torch, dlx compares the tensor's version after the call, and writes a changed tensor back, or raises
+    ReadOnlyError for a sparse one. dlx does not detect writes that torch does not count (through ``x.data`` or
+    ``x.numpy()``), or writes of any other framework: name the parameter in `writes`, and it is always written back. If
+    two arguments share memory, one of them was copied and both were written to, dlx raises ReadOnlyError and writes
+    nothing back. A copy is written back as a whole: what the caller writes to the array while a generator or coroutine
+    waits is lost.
 
     The function gets new containers, so changes to a list do not reach the caller. Defaults are not converted, and a
     first parameter called ``self`` or ``cls`` is passed and returned unchanged. Models, data loaders and other objects

@@ -109,6 +109,7 @@ class Inputs:
             converted = iter(enumerate(batch.run()))
         results: list[Any] = []
         passed: set[int] = set()
+        copied: set[int] = set()  # numbers of compound arrays whose elements were copied
         columns: dict[int, Any] = {}  # address of a table's column -> the passed array
         for i, (old, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
             new, on_host, declared = old, False, id(old) in self._declared
@@ -117,6 +118,7 @@ class Inputs:
                 on_host = batch.took_fast_path(n)
                 if batch.is_copied(n):  # writes to a copy must be written back
                     new = self.writes.add_copy(old, new, locate(tree.path(i)), declared=declared)
+                    copied |= set() if declared or tree.is_index(i) else {tree.whole(i)}
             results.append(new)
             if new is old and self._spec.passes and not self._is_kept(old, source):
                 passed.add(i)
@@ -136,7 +138,9 @@ class Inputs:
                     self.writes.add_shared(old, new, locate(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
         made = tree.rebuild(results, self._request.target.name)
-        for (own, keys, parts, _), (*_, new) in zip(before, tree.containers(), strict=True):
+        for i, ((own, keys, parts, _), (*_, new)) in enumerate(zip(before, tree.containers(), strict=True)):
+            if i in copied and "data" in (keys or ()):  # torch counts writes to these as writes to the sparse tensor
+                self.writes.add_copy(own, new, locate(tree.path_in(i)), declared=False)
             if all(own is not each for each in skipped):
                 self._identity.add_container(new, own, keys, [columns.get(id(part), part) for part in parts])
         return made

@@ -8,6 +8,7 @@ from typing import Any
 from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._engine.batch import Batch, not_writable
+from dlx._engine.compound import name_of
 from dlx._engine.executor import mark_written
 from dlx._engine.request import request_of
 from dlx._engine.sources import adapter_call
@@ -88,7 +89,7 @@ class Writes:
             except Exception as cause:
                 failed = ReadOnlyError(
                     "the function wrote to a copy of it that cannot be written back",
-                    source=describe(each.old).type_name,
+                    source=name_of(each.old),
                     target=self.target.name,
                     root=each.at[0],
                     path=each.at[1],
@@ -114,7 +115,7 @@ class Writes:
         raise ReadOnlyError(
             f"the function wrote to it and to {path_text(path, root)}; they share memory and one was copied, so "
             "writing it back would overwrite the other's writes",
-            source=describe(copy.old).type_name,
+            source=name_of(copy.old),
             target=self.target.name,
             root=copy.at[0],
             path=copy.at[1],
@@ -133,7 +134,7 @@ def _is_writable(obj: Any) -> bool:
 def _copy_into(old: Any, new: Any) -> None:
     """Copy an array into another of any framework, in place."""
     if not _is_writable(old):
-        raise TypeError(f"{type(old).__name__} is not writable")
+        raise TypeError(f"{name_of(old)} is not writable")
     request = request_of(None, like=old)
     new, source = lookup.source(new, target=request.target.name)
     (old[...],) = Batch(request, [new], [source]).run()

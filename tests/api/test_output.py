@@ -244,6 +244,18 @@ def test_containers_of_other_types_and_repeated_arrays(np, torch):
         assert dlx.convert({"a": one, "b": other, "c": [one, [empty]]}, out=there)["c"][0].tolist() == [0, 1, 2]
 
 
+def test_a_capsule_is_not_consumed(np, torch):
+    """Like dlx.stack, `out` only reads; a later conversion consumes it."""
+    capsule = np.arange(3.0).__dlpack__()
+    for out in (np.zeros(3), torch.zeros(3).double()):
+        assert dlx.convert(capsule, out=out).tolist() == [0, 1, 2]
+    assert dlx.stack([capsule, capsule], "numpy").tolist() == [[0, 1, 2]] * 2
+    assert dlx.convert(capsule, "numpy").tolist() == [0, 1, 2]
+    for options in ({"to": "numpy"}, {"out": np.zeros(3)}):
+        with pytest.raises(errors.ConsumedError):
+            dlx.convert(capsule, **options)
+
+
 def test_invalid_calls(np):
     """`out` replaces the options that choose a target."""
     x = np.ones(2)

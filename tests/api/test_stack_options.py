@@ -539,3 +539,13 @@ def test_a_dtype_that_only_frameworks_cast_to(np, dtype):
         dlx.stack(rows, "dlx", dtype=dtype)
     for arrays in (rows, [np.asarray(row) for row in rows]):
         assert dlx.stack(arrays, "numpy", dtype=dtype).astype("f4").tolist() == rows
+
+
+@pytest.mark.parametrize("make", ["table", "list"])
+def test_a_cast_that_nothing_makes_names_the_array(make):
+    """The error names the column and the caller's target, not a tensor of dlx."""
+    pa = pytest.importorskip("pyarrow")
+    columns = {"a": pa.array([1.0]), "b": pa.array([2.0])}
+    source, where = (pa.table(columns), r"\['a'\]") if make == "table" else ([*columns.values()], r"\[0\]")
+    with pytest.raises(errors.DTypeError, match=rf"^cannot stack 2 arrays to 'numpy' at arrays{where}: neither its"):
+        dlx.stack(source, "numpy", dtype="int4")

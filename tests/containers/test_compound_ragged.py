@@ -9,7 +9,7 @@ from support.errors import advice
 
 import dlx
 from dlx._engine import compound
-from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError
+from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError, ReadOnlyError
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -238,6 +238,18 @@ def test_a_jagged_tensor_keeps_the_length_to_which_torch_pads(options):
         assert dlx.convert(x, "torch", **options).to_padded_tensor(0).shape == x.to_padded_tensor(0).shape
     x = torch.nested.nested_tensor_from_jagged(torch.ones(5), torch.tensor([0, 2, 5]))
     assert dlx.convert(x, "torch", **options).to_padded_tensor(0).shape == x.to_padded_tensor(0).shape
+
+
+def test_a_write_to_a_copy_names_the_type_of_the_caller():
+    """The array or table, not a class of dlx."""
+    lists, numbers = pa.array([[1.0, 2], [3]]), pa.array([1.0, 2])
+    for source, write, name in (
+        (lists, lambda x: x.values().mul_(2), r"pyarrow\.lib\.ListArray to 'torch' at x\.values"),
+        (pa.table({"a": lists}), lambda x: x["a"].values().mul_(2), r"pyarrow\.lib\.Table to .* at x\['a'\]\.values"),
+        (pa.table({"a": numbers}), lambda x: x["a"].mul_(2), r"pyarrow\.lib\.Table to 'torch' at x\['a'\]"),
+    ):
+        with pytest.raises(ReadOnlyError, match=rf"^cannot convert {name}: the function wrote to a copy"):
+            dlx.using("torch")(write)(source)
 
 
 def test_nested_lists():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 import dlx
-from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError
+from dlx.errors import CopyRequiredError, DlxError, DTypeError, LayoutError, ReadOnlyError
 
 np = pytest.importorskip("numpy")
 sp = pytest.importorskip("scipy.sparse")
@@ -196,6 +197,41 @@ def test_padding_stays_in_jax():
             assert dlx.parts(padded.sum_duplicates(), to)["data"].shape == (2,)
 
 
+def test_the_fix_for_unsorted_indices_exists():
+    """Scipy and jax sum equal indices in place; torch and pydata's sparse make a dense array."""
+    sparse = pytest.importorskip("sparse")
+    data, indices, indptr = np.array([1, 2, 4], "f4"), np.array([1, 0, 0]), np.array([0, 3])
+    in_order = map(torch.tensor, (indptr, indices, data))
+    made = {
+        "scipy": sp.csr_array((data, indices, indptr), shape=(1, 2)),
+        "torch": torch.sparse_csr_tensor(*in_order, (1, 2), check_invariants=False),
+        "sparse": sparse.GCXS((data, indices, indptr), shape=(1, 2), compressed_axes=(0,)),
+    }
+    for name in made:
+        for to in {"torch", "sparse"} - {name}:
+            x = made[name].copy() if name == "scipy" else made[name]
+            with pytest.raises(LayoutError, match=r"indices\[\d\] .*Call (x?\.\w+\(\)) first\.$") as caught:
+                dlx.convert(x, to)
+            call = re.search(r"Call x?(\S+) first", caught.value.fix)[1]
+            fixed = eval(f"x{call}", {"x": x})
+            result = dlx.convert(x if fixed is None else fixed, to)
+            assert (result if type(result) is np.ndarray else dense(result)).tolist() == [[6, 1]]
+    with dlx.share({"x": made["scipy"]}) as handle:
+        with pytest.raises(LayoutError, match=r"cannot attach csr array to 'torch' at obj\['x'\]: .* Attach it"):
+            dlx.attach(handle, "torch")["x"]
+        back = dlx.attach(handle, "scipy")["x"].copy()
+    back.sum_duplicates()
+    assert dense(dlx.convert(back, "torch")).tolist() == [[6, 1]]
+
+
+def test_arrays_without_dimensions():
+    """Scipy has none; the fix gives a dense one."""
+    x = torch.sparse_coo_tensor(torch.zeros((0, 1), dtype=torch.int64), torch.tensor([5.0]), ())
+    with pytest.raises(LayoutError, match=r"without dimensions. Call \.to_dense\(\) first"):
+        dlx.convert(x, "scipy")
+    assert dlx.convert(x.to_dense(), "scipy") == 5
+
+
 def many_dimensions():
     """Return batched and hybrid arrays of torch and jax."""
     sparse, jnp = pytest.importorskip("jax.experimental.sparse"), pytest.importorskip("jax.numpy")
@@ -267,6 +303,33 @@ def test_writes_to_stacked_coordinates_are_refused_with_the_reason():
         function(matrix("coo"))
     assert "its 2 arrays are stacked" in refused.value.reason
     assert refused.value.fix == "Return a new array from the function."
+
+
+COPIED = {
+    "read-only": lambda data: np.frombuffer(data.tobytes(), data.dtype).reshape(data.shape),
+    "swapped": lambda data: data.astype(">f4"),
+    "reversed": lambda data: data[::-1].copy()[::-1],
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("how", COPIED)
+def test_writes_to_copied_elements_are_not_lost_silently(form, how):
+    """Torch counts them as writes to the sparse tensor. Reading is no write, nor are writes to shared elements."""
+    m, expected = matrix(form), matrix(form).toarray()
+    m.data = COPIED[how](m.data)
+    writes = {
+        "values": lambda x: (x._values() if form == "coo" else x.values()).mul_(2).sum(),
+        "whole": lambda x: x.neg_().to_dense(),
+    }
+    for write in writes.values():
+        for function, arg in ((write, m), (lambda d, write=write: write(d["a"][0]), {"a": [m], "b": np.ones(2)})):
+            with pytest.raises(ReadOnlyError, match=r"cannot convert scipy\.sparse.* the function wrote to a copy"):
+                dlx.using("torch")(function)(arg)
+    assert np.array_equal(dlx.using("torch", returns="numpy")(lambda x: x.to_dense())(m), expected)
+    shared = matrix(form)
+    dlx.using("torch")(writes["values"])(shared)
+    assert np.array_equal(shared.toarray(), 2 * expected)
 
 
 def test_coalesced_tensors_stay_coalesced():
@@ -365,6 +428,14 @@ def test_parts(form):
     for bad in (np.ones(3), [m], 3, "x"):
         with pytest.raises(LayoutError, match=r"cannot split .*not a sparse or ragged array"):
             dlx.parts(bad)
+    for other in (sp.dia_array(m), torch.eye(2).to_sparse_bsc((1, 1))):
+        with pytest.raises(LayoutError, match=r"of a known format\. Change another format to csr"):
+            dlx.parts(other)
+    assert list(dlx.parts(sp.dia_array(m).tocsr())) == ["data", "indices", "indptr", "shape"]
+    vector = sp.csr_array(np.array([0, 1.5], "f4"))
+    with pytest.raises(LayoutError, match=r": dlx converts csr arrays of two dim.*Convert it to the format coo first"):
+        dlx.parts(vector, to="numpy")
+    assert dlx.parts(vector.tocoo(), to="numpy")["coords"].tolist() == [[1]]
 
 
 def test_inside_trees_views_and_functions():
@@ -452,6 +523,22 @@ def test_a_matrix_of_scipy_stays_a_matrix_in_scipy(form, options):
         assert type(made) is type(m) and np.array_equal((made * made).toarray(), (m * m).toarray())
         assert not any(name.startswith("_") for name in dlx.parts(m))
         assert type(dlx.convert(dlx.convert(m, "torch"), "scipy")).__name__ == f"{form}_array"
+
+
+@pytest.mark.parametrize("form", ["csr", "coo"])
+@pytest.mark.parametrize("flags", [*itertools.product([False, True], repeat=2)])
+def test_an_array_of_jax_keeps_what_is_known_of_its_indices(form, flags):
+    """In jax: which ones are sorted and unique, as jax's own operations keep it."""
+    known = dict(zip(("indices_sorted", "unique_indices"), flags, strict=True))
+    x = in_jax(form)
+    args = (x.data, x.indices, x.indptr) if form == "csr" else (x.data, x.indices)
+    x = type(x)(args, shape=x.shape, **known)
+    for options in ({"copy": True}, {"dtype": "float16"}):
+        made = dlx.convert(x, "jax", **options)
+        assert made is not x and {name: getattr(made, name) for name in known} == known
+    assert not any(name.startswith("_") for name in dlx.parts(x))
+    back = dlx.convert(dlx.convert(x, "scipy"), "jax")
+    assert not any(getattr(back, name) for name in known) and np.array_equal(dense(back), dense(x))
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
