@@ -189,8 +189,8 @@ def convert(
         with contextlib.suppress(DlxError):  # raised below, about the table
             inside: Any = lookup.ARROW.live(obj)  # type: ignore[misc]
             if type(inside) is dict:  # of tensors, which take the fast path
-                casts: Any = {} if dtype is None else {"dtype": dtype}
-                return FAST_PATH(inside, to, readonly=readonly, **casts)
+                given: Any = {} if dtype is None else {"dtype": dtype}
+                return FAST_PATH(inside, to, readonly=readonly, **given)
             handler = Container(kind="wrapper", flatten=lambda _: (None, [inside]))  # reads a stream once
     if lazy:
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
