@@ -14,11 +14,10 @@ from dlx._registry import lookup
 from dlx._registry.registry import registry
 from dlx._support.late import Late
 from dlx._support.tracebacks import name_action
-from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError, DlxError
 
 if TYPE_CHECKING:
-    from dlx._engine import batch, casting, failures, preview, trace
+    from dlx._engine import batch, casting, failures, preview
     from dlx._engine import plan as plans
     from dlx._engine import request as requests
     from dlx._engine.plan import Plan
@@ -28,7 +27,6 @@ else:  # loaded by the first call that C leaves to Python
     batch, casting, failures, plans, preview, requests = map(
         Late, [f"dlx._engine.{name}" for name in ("batch", "casting", "failures", "plan", "preview", "request")]
     )
-    trace = Late("dlx._engine.trace")
     views = Late("dlx._views.factory")
 output: Any = Late("dlx._api.output")
 
@@ -184,18 +182,9 @@ def convert(
     # Arrays of a tree take the fast path if no option is set.
     named = to if device is stream is None and wait and not copy and not detach else None
     has_no_options = named is not None and dtype is None and readonly == "copy" and copy is None
-    handler, is_new = found.handler, dtype is not None or errors != "raise" or strict  # to the fast path
-    is_quick = named is not None and copy is None and not (lazy or trace.observers)
-    if handler is lookup.ARROW and is_new and is_quick:
-        with contextlib.suppress(DlxError):  # raised below, about the table
-            inside: Any = lookup.ARROW.live(obj)  # type: ignore[misc]
-            if type(inside) is dict:  # of tensors, which take the fast path
-                option: Any = {} if dtype is None else {"dtype": dtype}
-                return FAST_PATH(inside, to, readonly=readonly, **option)
-            handler = Container(kind="wrapper", flatten=lambda _: (None, [inside]))  # reads a stream once
     if lazy:
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
-    return batch.convert_tree(obj, handler, request, strict=strict, errors=errors, to=named)
+    return batch.convert_tree(obj, found.handler, request, strict=strict, errors=errors, to=named)
 
 
 def _cast(obj: Any, to: Any, like: Any, dtype: Any) -> Any:

@@ -39,6 +39,7 @@ from dlx._engine.seam import FAST_PATH
 from dlx._engine.sources import abstract_tensor, adapter_call, info_of, mark_immutable, raise_as_error_of
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx._engine.tree import Tree
+from dlx._protocols.arrow import Column
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx._support.reflect import exception_text, foreign_error, type_name
@@ -147,7 +148,7 @@ def not_writable(because: str = "") -> ReadOnlyError:
 
 def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool = False) -> Any:
     """Return a host array of the fast path, cast for a target or unchanged; None if Python must plan it."""
-    tensor = FAST_PATH._borrow(obj, TENSOR.name, True)
+    tensor = obj.share_plain() if type(obj) is Column else FAST_PATH._borrow(obj, TENSOR.name, True)
     if type(tensor) is not Tensor or not tensor.is_host:
         return None
     old, new = tensor.dtype, casts.dtypes.get(tensor.dtype.name)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, Device, DType, row_major
+from dlx._core.types import READ_ONLY, Device, DType, host_readable, row_major
 from dlx._protocols.dlpack import return_or_raise
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
@@ -122,6 +122,11 @@ class Column:
     def share(self) -> Tensor:
         """Return a read-only tensor over the memory."""
         return self._reshape(native.arrow_tensor(self._data, self.number, False))
+
+    def share_plain(self) -> Tensor | None:
+        """Return `share` for numbers of one chunk on the host, without nulls; else None."""
+        is_plain = not (self.n_nulls or self.is_packed or self.n_chunks > 1) and host_readable(self.device)
+        return self.share() if is_plain and self.dtype is not None else None
 
     def gather(self) -> Tensor:
         """Return a tensor over a copy, with chunks joined and bools unpacked."""
