@@ -12,7 +12,6 @@ from itertools import islice
 from numbers import Number
 from typing import Any
 
-from dlx._engine.compound import name_of
 from dlx._engine.failures import Failures
 from dlx._protocols.arrow import Column
 from dlx._registry import lookup
@@ -437,10 +436,10 @@ def _is_index(node: Node, i: int) -> bool:
 def _failure(node: Node, cause: Exception, what: str) -> DlxError:
     """Return the error for a container whose code failed."""
     if isinstance(cause, DlxError):
-        return cause.complete(source=name_of(node.obj))
+        return cause.complete(source=type_name(type(node.obj)))
     is_set = node.handler.kind == "set" and isinstance(cause, TypeError)
     fix = "Pass its elements in a list: such arrays cannot be hashed." * is_set
-    return foreign_error(f"the container {what}:", cause, fix=fix).complete(source=name_of(node.obj))
+    return foreign_error(f"the container {what}:", cause, fix=fix).complete(source=type_name(type(node.obj)))
 
 
 def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:

@@ -435,7 +435,7 @@ def _draw(np, torch, rng):
         else:
             x.requires_grad_(made == "graph" and x.is_floating_point())
     to = rng.choice([each for each in EXAMPLE if made != "swapped" or each != "jax"])  # its order depends on alignment
-    options = {"like": EXAMPLE[to](np)} if rng.random() < 0.3 and to != "jax" else {"to": to}  # jax: order by alignment
+    options = {"like": EXAMPLE[to](np)} if rng.random() < 0.3 and EXAMPLE[to] else {"to": to}  # jax: order by alignment
     for name, values in {"device": ["cpu", torch.device("cpu"), "cuda"], "copy": [True, True, False]}.items():
         if rng.random() < 0.3:
             options[name] = rng.choice(values)
@@ -446,8 +446,9 @@ def _draw(np, torch, rng):
 
 EXAMPLE = {"numpy": lambda np: np.ones(2), "torch": lambda np: dlx.convert(np.ones(2), "torch")}
 EXAMPLE |= {"dlx": lambda np: dlx.convert(np.ones(2), "dlx")}
-if importlib.util.find_spec("jax"):
-    EXAMPLE["jax"] = None
+for _name in ("jax", "pyarrow"):
+    if importlib.util.find_spec(_name):
+        EXAMPLE[_name] = None
 
 
 def _outcome(x, options):

@@ -92,6 +92,38 @@ def test_both_paths_agree(name, to):
         assert (in_c(table, to="numpy", **options) is not NotImplemented) == (name in TAKEN)
 
 
+@pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "pyarrow"])
+@pytest.mark.parametrize("name", [*TAKEN, *JOINED, *LEFT])
+def test_a_table_with_other_options_agrees(name, to):
+    """With dtype=, columns of numbers are cast without a plan; a trace plans each column."""
+    pa = pytest.importorskip("pyarrow")
+    if to != "dlx":
+        pytest.importorskip(to)
+    table = {**TAKEN, **JOINED, **LEFT}[name](pa)
+    for options in (
+        {"dtype": "float32"},
+        {"dtype": {"int64": "int32", "bool": "uint8"}, "errors": "pass"},
+        {"dtype": "bfloat16", "errors": "collect"},
+        {"strict": True},
+        {"errors": "pass"},
+        {"errors": "collect", "readonly": "share"},
+        {"errors": "pass", "copy": False},
+    ):
+        found = seen(table, to, options)
+        with dlx.trace():
+            assert found == seen(table, to, options), options
+
+
+def seen(table, to, options):
+    """Return the columns of a result with their type, or the error."""
+    try:
+        result = dlx.convert(table, to=to, **options)
+    except (errors.DlxError, ExceptionGroup) as error:
+        return type(error), str(error), [str(each) for each in getattr(error, "exceptions", ())]
+    kinds = [getattr(each, "dtype", getattr(each, "type", None)) for each in result.values()]
+    return list(result), [*map(type, result.values())], [*map(str, kinds)], [*map(str, result.values())]
+
+
 def table(*columns, kind=made.Gives, **fields):
     """Return an object with a table of columns of three numbers; `fields` are of its first one."""
     text, block = made.numbers(1, 2, 3)
@@ -121,6 +153,13 @@ def test_it_is_asked_once(np, kind, released):
         with pytest.raises(errors.LayoutError, match="two columns named 'a', numbers 0 and 1"):
             dlx.convert(twice, to="numpy")
         assert twice.asked == 1
+        for options in ({"errors": "pass"}, {"dtype": "float32", "errors": "pass"}):
+            mixed = table(
+                "a", "b", kind=kind, null_count=1, buffers=made.arrow_array(3, bytearray([5]), bytearray(12)).buffers
+            )
+            assert dlx.convert(mixed, to="numpy", **options) is mixed and mixed.asked == 1  # it has no columns by name
+            numbers = table("a", "b", kind=kind)
+            assert type(dlx.convert(numbers, to="numpy", **options)["a"]) is np.ndarray and numbers.asked == 1
     made.alive.clear()  # of the array that lent its buffers
 
 
