@@ -55,7 +55,7 @@ def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
     """
     inside, handler = lookup.unwrap(obj)
     if not isinstance(handler, CompoundHandler):
-        fix = "Change another format to csr in its own framework; dlx.convert takes dense arrays, and containers."
+        fix = "Convert another format to csr in its own framework; dlx.convert takes dense arrays, and containers."
         raise LayoutError("it is not a sparse or ragged array of a known format", source=type_name(type(obj)), fix=fix)
     if to is None:
         target = None if handler.adapter is None else registry.ready(handler.adapter)

@@ -324,8 +324,8 @@ def _check(kind: str, obj: Any, parts: dict[str, Any], source: Compound, limits:
         if rising:
             why = f"the indices of each row or column rise, and indices[{bad}] does not"
         call = "x.sum_duplicates()" if hasattr(obj, "sum_duplicates") else source.dense
-        fix = f"Call {call} first, or" if call else "Attach it to the framework that it comes from, and"
-        raise LayoutError(f"{target} assumes that {why}", fix=f"{fix} convert it to coo.")
+        fix = f"Call {call} first, or convert it to coo." if call else "Convert it to coo in its own framework first."
+        raise LayoutError(f"{target} assumes that {why}", fix=fix)
     return False
 
 

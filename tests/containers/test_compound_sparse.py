@@ -217,7 +217,9 @@ def test_the_fix_for_unsorted_indices_exists():
             result = dlx.convert(x if fixed is None else fixed, to)
             assert (result if type(result) is np.ndarray else dense(result)).tolist() == [[6, 1]]
     with dlx.share({"x": made["scipy"]}) as handle:
-        with pytest.raises(LayoutError, match=r"cannot attach csr array to 'torch' at obj\['x'\]: .* Attach it"):
+        with pytest.raises(
+            LayoutError, match=r"cannot attach csr array to 'torch' at obj\['x'\]: .* Convert it to coo in its own"
+        ):
             dlx.attach(handle, "torch")["x"]
         back = dlx.attach(handle, "scipy")["x"].copy()
     back.sum_duplicates()
@@ -429,7 +431,7 @@ def test_parts(form):
         with pytest.raises(LayoutError, match=r"cannot split .*not a sparse or ragged array"):
             dlx.parts(bad)
     for other in (sp.dia_array(m), torch.eye(2).to_sparse_bsc((1, 1))):
-        with pytest.raises(LayoutError, match=r"of a known format\. Change another format to csr"):
+        with pytest.raises(LayoutError, match=r"of a known format\. Convert another format to csr"):
             dlx.parts(other)
     assert list(dlx.parts(sp.dia_array(m).tocsr())) == ["data", "indices", "indptr", "shape"]
     vector = sp.csr_array(np.array([0, 1.5], "f4"))

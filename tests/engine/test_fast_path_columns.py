@@ -95,7 +95,7 @@ def test_both_paths_agree(name, to):
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "pyarrow"])
 @pytest.mark.parametrize("name", [*TAKEN, *JOINED, *LEFT])
 def test_a_table_with_other_options_agrees(name, to):
-    """With dtype=, strict= and errors=, a table of numbers is cast without a plan; a trace plans each column."""
+    """With dtype=, columns of numbers are cast without a plan; a trace plans each column."""
     pa = pytest.importorskip("pyarrow")
     if to != "dlx":
         pytest.importorskip(to)
