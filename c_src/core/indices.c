@@ -35,7 +35,7 @@ int64_t dlx_find_descent(const DLTensor* offsets) {
   return offsets->dtype.bits == 64 ? find_bad(offsets, 64, 1, 0) : find_bad(offsets, 32, 1, 0);
 }
 
-/* A hash table of the indices of one row, with open addressing. Places of other rows are free. */
+/* A hash table of the indices of one row, with open addressing. Entries of other rows are free. */
 typedef struct {
   int64_t end, index; /* end: of the row */
 } place;
