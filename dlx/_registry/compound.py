@@ -49,7 +49,7 @@ def handler_of(compound: Compound, adapter: Adapter | None = None) -> CompoundHa
     """Return the handler of an adapter's declaration."""
 
     def flatten(obj: Any) -> tuple[list[Any], list[Any]]:
-        parts = compound.split(obj)
+        parts = {name: part for name, part in compound.split(obj).items() if not name.startswith("_")}
         return list(parts), list(parts.values())
 
     handler = CompoundHandler(compound.types, "compound", flatten, mutable=False)

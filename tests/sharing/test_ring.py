@@ -187,6 +187,14 @@ class TestRefusals:
             own.put({"m": dlx.parts(sparse.eye(3).tocsr() * 2)})
             assert reader.read(timeout=0)["m"]["data"].tolist() == [2.0] * 3
 
+    def test_what_only_a_framework_knows_of_its_arrays_is_no_part(self, torch):
+        """Such as that a sparse tensor is coalesced, which another frame need not be."""
+        x = torch.eye(3).to_sparse()
+        with dlx.ring(2, {"m": x.coalesce()}, readers=0) as own:
+            reader = dlx.attach(own.handle, to="numpy")
+            own.put({"m": dlx.parts(x * 2)})
+            assert reader.read(timeout=0)["m"]["data"].tolist() == [2.0] * 3
+
     def test_arrays_without_elements(self, np):
         """Frames may have no bytes at all."""
         for like in (np.zeros((0, 3)), {"a": np.zeros((2, 0), "f4"), "b": np.ones(1)}):
