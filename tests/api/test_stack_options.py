@@ -233,7 +233,7 @@ def test_a_mapping_of_columns(np):
     assert (dlx.stack(many, out=np.zeros((2000, 50), "f4"), axis=1, dtype="float32") == np.stack(many, 1)).all()
 
 
-def test_list_columns(np):
+def test_list_columns(np, torch):
     """Lists of one length are one array over the column's values; others are rows, padded if the call says so."""
     pa = pytest.importorskip("pyarrow")
     for kind in (pa.list_, pa.large_list):
@@ -325,7 +325,7 @@ for name, shape in itertools.product(("int4", "uint2", "float4_e2m1fn"), ((3, 4)
     assert python(code) == ""
 
 
-def test_lists_with_nulls_are_refused_for_the_target_of_the_call():
+def test_lists_with_nulls_are_refused_for_the_target_of_the_call(torch):
     """The error of a list column names the target or `out`, and the place inside the argument `arrays`."""
     np, pa = pytest.importorskip("numpy"), pytest.importorskip("pyarrow")
     columns = {"its row 1 is null": [[1, 2], None], "1 null": [[1, None], [2, 3]], "nested": [[[1]], [[2], [3, 4]]]}
