@@ -24,7 +24,8 @@ def _split(obj: Any) -> dict[str, Any]:
     """Return the parts of an array of scipy, which may have room for more elements, or of sparse."""
     if getattr(obj, "fill_value", 0) != 0:
         raise LayoutError(f"its fill value is {obj.fill_value}, not 0", fix="Call .todense() first.")
-    coords, plain = getattr(obj, "coords", None), {"shape": tuple(map(int, obj.shape)), "_class": type(obj).__name__}
+    coords, is_matrix = getattr(obj, "coords", None), any(cls.__name__ == "spmatrix" for cls in type(obj).__mro__)
+    plain = {"shape": tuple(map(int, obj.shape)), "_is_matrix": is_matrix}  # of scipy, whose * multiplies matrices
     if coords is not None:
         return {"data": obj.data, "coords": _find_matrix(coords), **plain}
     count = int(obj.indptr[-1])
@@ -43,9 +44,8 @@ def _find_matrix(coords: Any) -> Any:
 
 def _join(kind: str, parts: dict[str, Any]) -> Any:
     """Return an array of scipy. The constructor would narrow indices, so it gets no arrays."""
-    data, name = parts["data"], f"{kind}_array"
+    data, name = parts["data"], f"{kind}_matrix" if parts.get("_is_matrix") else f"{kind}_array"
     options = {"blocksize": data.shape[1:]} if kind == "bsr" else {}
-    name = parts["_class"] if parts.get("_class") == f"{kind}_matrix" else name  # its * multiplies matrices
     new = getattr(sys.modules["scipy.sparse"], name)(parts["shape"], dtype=data.dtype, **options)
     new.data = data
     if kind == "coo":

@@ -231,8 +231,9 @@ typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
 
 /* Cast each element of `from` to the dtype of `to`: bool, integers, float16, bfloat16, float32 and
- * float64, or complex64 and complex128. As dlx_copy if the dtypes are the same. Errors: as
- * dlx_copy; DLX_E_MISMATCH = dlx_can_cast returns 0. */
+ * float64 to each of these, or to complex64 and complex128; and complex64 and complex128 to each
+ * other. As dlx_copy if the dtypes are the same. Errors: as dlx_copy; DLX_E_MISMATCH = dlx_can_cast
+ * returns 0. */
 int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags);
 int dlx_can_cast(DLDataType from, DLDataType to);
 

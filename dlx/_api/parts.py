@@ -9,7 +9,7 @@ from dlx._core.public import public
 from dlx._engine.compound import split
 from dlx._engine.request import Request, request_of
 from dlx._registry import lookup
-from dlx._registry.compound import CompoundHandler
+from dlx._registry.compound import CompoundHandler, without_private
 from dlx._registry.registry import registry
 from dlx._support.reflect import type_name
 from dlx.errors import LayoutError
@@ -65,7 +65,7 @@ def parts(obj: Any, to: Target | None = None) -> dict[str, Any]:
 
 def _split(obj: Any, handler: CompoundHandler, request: Request) -> dict[str, Any]:
     """Return the parts of an object; inner compound arrays become dicts of their parts."""
-    found = {name: part for name, part in split(obj, handler, request, joins=False).items() if not name.startswith("_")}
+    found = without_private(split(obj, handler, request, joins=False))
     for name, part in found.items():
         inside, inner = lookup.unwrap(part)
         if isinstance(inner, CompoundHandler):

@@ -53,9 +53,9 @@ def split(
         joiner = find_joiner(request.target.adapter, kind) or joiner
         is_joined = type(obj) is Parts or (joiner.join is not None and not (nested and "flat" in joiner.limits))
     with foreign_errors("it cannot be split:", source=name_of(obj)):
-        path = handler.adapter and handler.adapter.fast_path
-        if path and path.detach() and request is not None and request.detach and not is_own:
-            obj = getattr(obj, path.detach())()
+        if request is not None and request.detach and not is_own:
+            path = handler.adapter and handler.adapter.fast_path
+            obj = getattr(obj, path.detach())() if path and path.detach() else obj
         parts = source.split(obj) if is_joined or kind != "ragged" else {}  # refused before its data is read
         if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)

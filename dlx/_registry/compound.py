@@ -44,12 +44,17 @@ class Whole(NamedTuple):
     error: DlxError | None  # the first one
 
 
+def without_private(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts without what only their framework knows of them, whose names begin with an underscore."""
+    return {name: part for name, part in parts.items() if not name.startswith("_")}
+
+
 @functools.cache
 def handler_of(compound: Compound, adapter: Adapter | None = None) -> CompoundHandler:
     """Return the handler of an adapter's declaration."""
 
     def flatten(obj: Any) -> tuple[list[Any], list[Any]]:
-        parts = {name: part for name, part in compound.split(obj).items() if not name.startswith("_")}
+        parts = without_private(compound.split(obj))
         return list(parts), list(parts.values())
 
     handler = CompoundHandler(compound.types, "compound", flatten, mutable=False)

@@ -252,9 +252,7 @@ def _classify(cls: type) -> Kind:
         return PASSTHROUGH
     refused = refused or refusal(cls)
     verdict: Literal["unknown", "refused"] = "unknown" if refused is None else "refused"
-    if (
-        refused is not None and compounds
-    ):  # its bases, such as mixins of numpy, do not make it another framework's object
+    if refused is not None and compounds:  # it is not an object of its bases' frameworks, such as of a mixin of numpy
         refused = refused._replace(frameworks=frozenset(each.adapter.package for each in compounds if each.adapter))
     return Kind(None, None, verdict, refused, compounds) if refused or compounds else _UNKNOWN
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from dlx._engine.tree import Tree
-from dlx._registry.compound import CompoundHandler, Parts
+from dlx._registry.compound import CompoundHandler, Parts, without_private
 from dlx._registry.handlers import Keys
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
@@ -131,7 +131,7 @@ def encode(
                 fail(error, tree.path_in(i, j))
                 children.append([None])
         if isinstance(keys, Keys) and kind.startswith(_COMPOUND):
-            others = {name: part for name, part in keys.context.items() if not name.startswith("_")}
+            others = without_private(keys.context)
             children += [[_encode_value(part)] for part in others.values()]
             keys = [*keys, *others]
         try:

@@ -525,6 +525,8 @@ def test_a_matrix_of_scipy_stays_a_matrix_in_scipy(form, options):
         assert type(made) is type(m) and np.array_equal((made * made).toarray(), (m * m).toarray())
         assert not any(name.startswith("_") for name in dlx.parts(m))
         assert type(dlx.convert(dlx.convert(m, "torch"), "scipy")).__name__ == f"{form}_array"
+        own = type("Own", (type(m),), {})(m)  # a subclass is converted as its class
+        assert type(dlx.convert(own, "scipy", **options)) is type(m)
 
 
 @pytest.mark.parametrize("form", ["csr", "coo"])
