@@ -285,7 +285,6 @@ int dlx_cast(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   if (is_run) {
     *inner = (dlx_axis){inner->extent * parts, j.from_part, j.to_part};
     j.parts = 1;
-    nbytes /= 4; /* threads pay later */
   }
   j.cast = find_caster(find_kind(from->dtype), find_kind(to->dtype), is_run);
   dlx_copy_in_parts(cast_planes, (char*)to->data + to->byte_offset,

@@ -30,12 +30,19 @@ static inline int dlx_next(const dlx_axis* axes, int n, int64_t* index, char** t
   return 0;
 }
 
+/* Does a part of a job, the indices [first, end). Errors: a status. */
+typedef int (*dlx_worker)(void* job, int64_t first, int64_t end);
+
+/* Do a job of `n` indices that copies `nbytes` bytes, on one thread, or on several if that is
+ * faster. The threads are joined before it returns: none is left at a fork or at exit. Errors: a
+ * worker's status. */
+int dlx_work_in_parts(dlx_worker work, void* job, int64_t n, int64_t nbytes);
+
 /* Copies along `n` axes; may reorder them. `item` is the size of an element, or the copier's own.
  */
 typedef void (*dlx_copier)(char* to, const char* from, dlx_axis* axes, int n, int64_t item);
 
-/* Run a copy of `nbytes` bytes on one thread, or on several if that is faster. The threads are
- * joined before it returns: none is left at a fork or at exit. */
+/* Run a copy of `nbytes` bytes, as dlx_work_in_parts. */
 void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,
                        int64_t nbytes, int64_t item);
 

@@ -247,22 +247,44 @@ static DLTensor place_of(const row* r, const DLTensor* to, int64_t stride) {
   return there;
 }
 
+typedef struct {
+  const row* rows;
+  Py_ssize_t n;
+  const DLTensor* to;
+  int64_t stride, count; /* count: indices of the first axis in a block; 0 = rows are not cut */
+} fill_job;
+
+/* Copy some rows, or some blocks of all rows, to their places. Errors: a status. */
+static int fill_part(void* job, int64_t first, int64_t end) {
+  fill_job j = *(const fill_job*)job;
+  int64_t shape[DLX_MAX_NDIM], strides[DLX_MAX_NDIM], count = j.count ? j.count : INT64_MAX;
+  DLTensor to = without_axis(j.to, -1, shape, strides); /* `place_of` changes it */
+  int status = DLX_OK;
+  if (j.count == 0) {
+    j.rows += first;
+    j.n = end - first;
+    first = 0;
+    end = 1;
+  }
+  for (; first < end; first++) {
+    for (Py_ssize_t i = 0; i < j.n && status == DLX_OK; i++) {
+      DLTensor there = place_of(&j.rows[i], &to, j.stride);
+      status = copy_part(j.rows[i].tensor, &there, first * count, count);
+    }
+  }
+  return status;
+}
+
 /* Copy rows to their places. If elements of several rows are adjacent, copy blocks of them that fit
  * the cache. Errors: a status. */
 static int fill_rows(const row* rows, Py_ssize_t n, const DLTensor* to, int64_t stride,
                      int64_t nbytes) {
   enum { BLOCK = 1 << 16 };
-  int64_t extent = to->ndim ? to->shape[0] : 1, count = INT64_MAX;
+  fill_job job = {rows, n, to, stride, 0};
+  int64_t extent = to->ndim ? to->shape[0] : 1;
   int is_interleaved = n > 1 && to->ndim && stride < to->strides[0];
-  if (is_interleaved && nbytes > BLOCK) count = extent * BLOCK / nbytes + 1;
-  int status = DLX_OK;
-  for (int64_t first = 0; first < extent; first += count) {
-    for (Py_ssize_t i = 0; i < n && status == DLX_OK; i++) {
-      DLTensor there = place_of(&rows[i], to, stride);
-      status = copy_part(rows[i].tensor, &there, first, count);
-    }
-  }
-  return status;
+  if (is_interleaved && nbytes > BLOCK) job.count = extent * BLOCK / nbytes + 1;
+  return dlx_work_in_parts(fill_part, &job, job.count ? (extent - 1) / job.count + 1 : n, nbytes);
 }
 
 /* Read a tensor of a list and its place, a slice of `extent` indices, or NULL: number i. Return -1

@@ -19,19 +19,24 @@ from dlx.errors import Attribute, DlxError, LayoutError
 Join = Callable[[Any, Tensor, Tensor, list[int]], Tensor]  # values, also as a tensor; offsets, also as a list
 
 
-def list_arrays(arrays: Any, join: Join) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
+def open_frame(obj: Any) -> Any:
+    """Return the names, matrices and places of a frame's columns, an object with them, or None."""
+    frame = lookup.kind(type(obj)).handler
+    if frame is None or frame.kind != "wrapper" or frame.live is None:
+        return None
+    try:
+        return frame.live(obj)
+    except Exception:
+        with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(obj))):
+            raise
+
+
+def list_arrays(arrays: Any, inside: Any, join: Join) -> tuple[list[Any], Any, Tensor | None, list[slice] | None]:
     """Return the arrays and, for errors, a function of the key of number i; a whole and places, or None.
 
-    The arrays of a frame or mapping are its values. The whole is the lists of a column: over its values if they have
-    one length, else joined. With places, each array is a matrix with several columns of a frame.
+    The arrays of a frame, which `open_frame` has opened, or mapping are its values. The whole is the lists of a column:
+    over its values if they have one length, else joined. With places, each array is a matrix with several columns.
     """
-    frame, inside = lookup.kind(type(arrays)).handler, None
-    if frame is not None and frame.kind == "wrapper" and frame.live is not None:
-        try:
-            inside = frame.live(arrays)
-        except Exception:
-            with foreign_errors(lookup.CANNOT_FLATTEN, source=type_name(type(arrays))):
-                raise
     if type(inside) is tuple:
         names, objs, places = inside  # some frames take microseconds for a name
         return objs, lambda i: names[places[i].start], None, places

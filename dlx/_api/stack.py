@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlx._api.convert import convert
 from dlx._api.output import check_fits, fill, fill_plain, match_packing, open_output
-from dlx._api.rows import Join, list_arrays
+from dlx._api.rows import Join, list_arrays, open_frame
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
@@ -118,26 +118,31 @@ def stack(
     """
     if not (pad is None or isinstance(pad, Number)):
         raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
-    is_usual = dtype is pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
-    if is_usual and out is None and type(to) is str and type(arrays) in (list, tuple):
+    is_usual = pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
+    is_simple = is_usual and out is None and type(to) is str and (dtype is None or type(dtype) is str)
+    if is_simple and dtype is None and type(arrays) in (list, tuple):
         stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         if stacked is not None:
             return stacked
     try:
+        inside = open_frame(arrays)
+        if is_simple and type(inside) is tuple:
+            stacked = _stack_plainly(inside[1], inside[2], to, axis, dtype)
+            if stacked is not None:
+                return stacked
         join = functools.partial(_join_lists, pad, dtype)
-        objs, key_of, whole, places = list_arrays(arrays, join)
+        objs, key_of, whole, places = list_arrays(arrays, inside, join)
         if places is None and objs and (_is_list(objs[0]) or _is_number(type(objs[0]))):
             whole = _pack_lists(objs, join)
     except DlxError as error:
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         error.complete(source=type_name(type(arrays)))
         raise
-    is_simple = out is pad is device is stream is whole is None and type(to) is str and not trace.observers
-    if is_simple and objs and type(axis) is int and (dtype is None or type(dtype) is str):
-        stacked = _stack_plainly(objs, places, to, axis, dtype)
+    if is_simple and objs and whole is places is None:
+        stacked = _stack_plainly(objs, None, to, axis, dtype)
         if stacked is not None:
-            return convert(stacked, to)
-    is_filled = is_usual and out is not None and to is None and places is None and objs
+            return stacked
+    is_filled = is_usual and out is not None and to is dtype is places is None and objs
     if is_filled and (fill_plain(objs, out, axis) or _fill_on_device(objs, out, axis)):
         return out
     if whole is None and places is None and objs and _is_scalar(type(objs[0])):
@@ -317,12 +322,14 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
     return view(whole, (*shape[:at], n, *shape[at:]), (*steps[:at], step, *steps[at:]))
 
 
-def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Tensor | None:
-    """Stack host arrays of the fast path, cast by dlx; None if the Python path is needed."""
-    target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
-    if target.varies:
-        return None
+def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Any:
+    """Return the stack of host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     try:
+        if places is not None and len(objs) == 1 == axis and dtype is None:
+            return convert(objs[0], to, copy=True)
+        target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
+        if target.varies:
+            return None
         tensors = _interfaces(objs) if is_plain and not hasattr(type(objs[0]), "__dlpack__") else None
         tensors = tensors or borrow_all(objs, TENSOR.name)
         if tensors is None or not tensors[0].is_host:
@@ -331,7 +338,7 @@ def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: i
         if len(tensors) == len(objs):  # else `_interfaces` has stacked them
             wanted = None if dtype is None else read_dtype(dtype)
             whole = native.tensor_stack(tensors, target.address, axis, keeps_order(target), wanted, places)
-        return None if whole is None or target.check(whole) else whole
+        return None if whole is None or target.check(whole) else convert(whole, to)
     except MemoryError:
         raise
     except Exception:  # the Python path raises it

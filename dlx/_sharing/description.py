@@ -22,7 +22,7 @@ from dlx._registry.handlers import Keys
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["Packed", "decode", "encode", "needs_tensors", "pack_lists", "pack_rows", "parse"]
+__all__ = ["Packed", "decode", "encode", "encode_value", "needs_tensors", "pack_lists", "pack_rows", "parse"]
 
 # A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and each child is the number n of a node, ~n
 # for array n, or a list of one plain value. Consecutive arrays are {"arrays": [first, end]}. Keys that are all text are
@@ -50,7 +50,7 @@ def pack_rows(rows: Collection[Any]) -> tuple[str, bytes, array[int]] | None:
         kind, parts = "bytes", [*rows]
     elif kinds <= {dict, list, tuple}:
         try:
-            kind, parts = "record", [json.dumps(_encode_value(row), separators=(",", ":")).encode() for row in rows]
+            kind, parts = "record", [json.dumps(encode_value(row), separators=(",", ":")).encode() for row in rows]
         except ConversionError:
             return None
     else:
@@ -108,7 +108,7 @@ def encode(
     for i in reversed(range(len(found))):  # replace each wrapper by its child, which comes later
         if i not in at and i not in inside:
             _, _, _, parts, links = found[i]
-            at[i] = resolve(links[0]) if links else [_encode_value(parts[0]) if parts else None]  # None: an error
+            at[i] = resolve(links[0]) if links else [encode_value(parts[0]) if parts else None]  # None: an error
     nodes = []
     names = bytearray()
     for i in order:
@@ -126,13 +126,13 @@ def encode(
         children = []
         for j, part in enumerate(parts):
             try:
-                children.append(resolve(links[j]) if j in links else [_encode_value(part)])
+                children.append(resolve(links[j]) if j in links else [encode_value(part)])
             except ConversionError as error:
                 fail(error, tree.path_in(i, j))
                 children.append([None])
         if isinstance(keys, Keys) and kind.startswith(_COMPOUND):
             others = without_private(keys.context)
-            children += [[_encode_value(part)] for part in others.values()]
+            children += [[encode_value(part)] for part in others.values()]
             keys = [*keys, *others]
         try:
             encoded = _encode_keys(keys or (), names) if kind.startswith(_KEYED) else None
@@ -155,7 +155,7 @@ def _encode_keys(keys: Collection[Any], names: bytearray) -> Any:
             with suppress(UnicodeEncodeError):  # lone surrogates
                 names += whole.encode()
                 return {"names": [first, len(names)]}
-    return [_encode_value(key) for key in keys]
+    return [encode_value(key) for key in keys]
 
 
 def _encode_children(children: list[Any]) -> Any:
@@ -166,7 +166,7 @@ def _encode_children(children: list[Any]) -> Any:
     return {"arrays": [~first, ~first + len(children)]}
 
 
-def _encode_value(value: Any, depth: int = 0) -> Any:
+def encode_value(value: Any, depth: int = 0) -> Any:
     """Encode plain data for JSON; raise `ConversionError` for anything else."""
     kind = type(value)
     if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
@@ -182,10 +182,10 @@ def _encode_value(value: Any, depth: int = 0) -> Any:
     if kind is tuple:
         if depth >= MAX_DEPTH:
             raise ConversionError(_TOO_DEEP, fix=_FLATTEN)
-        return {"tuple": [_encode_value(each, depth + 1) for each in value]}
+        return {"tuple": [encode_value(each, depth + 1) for each in value]}
     if kind in (list, dict) and depth < MAX_DEPTH:  # in a record
         rows = value if kind is list else value.items()
-        return {kind.__name__: [_encode_value(each, depth + 1) for each in rows]}
+        return {kind.__name__: [encode_value(each, depth + 1) for each in rows]}
     reason = "it is neither an array, a container nor plain data, and dlx.share does not pickle objects"
     fix = "Remove it from the shared container, or replace it by an array or a number."
     raise ConversionError(reason, source=type_name(kind), fix=fix)

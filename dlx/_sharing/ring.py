@@ -22,12 +22,13 @@ from dlx._engine.failures import Failures
 from dlx._engine.seam import FAST_PATH
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
+from dlx._sharing.description import encode_value
 from dlx._sharing.handle import Handle
 from dlx._sharing.segment import Descriptor, Segment
 from dlx._support.locks import no_fork
 from dlx._support.module import set_module
 from dlx._support.reflect import safe_repr, type_name
-from dlx.errors import ConversionError, DlxError, HandleError
+from dlx.errors import ConversionError, DlxError, HandleError, Member
 
 __all__ = ["Ring", "RingReader", "plain_data"]
 
@@ -38,11 +39,18 @@ _FORKED = "Call dlx.attach(handle) in this process, or create another ring."
 _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
 
 
-def plain_data(tree: Any) -> list[str]:
-    """Return the numbers, texts and other plain data of a tree, in any order of its containers."""
+def plain_data(tree: Any) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the numbers, texts and other plain data of a tree, by path; those of a set have one path."""
     handler = lookup.kind_of(tree).handler
-    passed = () if handler is None else Tree(tree, handler, Failures("")).iter_passed()
-    return sorted(safe_repr(each) for _, each in passed)
+    if handler is None:
+        return {}
+    walked, found = Tree(tree, handler, Failures("")), {}
+    for i, (_, _, _, parts, links) in enumerate(walked.nodes()):
+        for j in range(len(parts)) if len(links) < len(parts) else ():
+            if j not in links:
+                path = tuple(0 if isinstance(key, Member) else key for key in walked.path_in(i, j))
+                found.setdefault(path, []).append((type(parts[j]), encode_value(parts[j])))
+    return {path: sorted(values, key=safe_repr) for path, values in found.items()}
 
 
 class _Member(AbstractContextManager[Any]):
@@ -124,7 +132,7 @@ class Ring(_Member):
 
     handle: Handle[RingReader]
 
-    def __init__(self, *frames: Any, handle: Handle[Any], own: list[Any], plain: list[str]) -> None:
+    def __init__(self, *frames: Any, handle: Handle[Any], own: list[Any], plain: Any) -> None:
         super().__init__(*frames)
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them
@@ -162,7 +170,7 @@ class Ring(_Member):
         slot = self._claim(timeout)
         try:
             FAST_PATH(tree, out=self._trees[slot])
-            if self._plain and plain_data(tree) != self._plain:
+            if plain_data(tree) != self._plain:
                 why = "its numbers and texts are not those of like, which all frames have"
                 raise ConversionError(why, source=type_name(type(tree)), fix="Make them arrays, in like, too.")
         except DlxError as error:

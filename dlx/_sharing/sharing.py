@@ -485,7 +485,7 @@ def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Cal
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
     trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
     own = [convert(each, copy=False) for each in trees]
-    return Ring(segment, trees, options, handle=handle, own=own, plain=plain_data(like))
+    return Ring(segment, trees, options, handle=handle, own=own, plain=plain_data(trees[0]))
 
 
 def _open_ring(

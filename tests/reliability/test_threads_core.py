@@ -15,7 +15,8 @@ ROUNDS = 1000
 
 # A line of the core, and its broken version.
 PLANTED = {
-    "a thread is asked for what it may change": ("core/parallel.c", "done += extent;", "done += p->axes[0].extent;"),
+    "threads change the axes of each other": ("core/parallel.c", "first * axes[0].from, axes,",
+        "first * axes[0].from, (dlx_axis*)j->axes,"),
     "a last holder does not see what others did": (
         "core/managed.c", "if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&",
         "if (atomic_load_explicit(&self->holders, memory_order_relaxed) != 1 &&"),

@@ -135,18 +135,32 @@ class TestRefusals:
     """A frame that would not arrive as it was put is refused."""
 
     @pytest.mark.parametrize(
-        "change", [{"n": 2}, {"t": "b"}, {"more": 1}, {"n": 1.0}, {"n": True}], ids=lambda change: str(change)
+        "change",
+        [
+            *({"n": 2}, {"t": "b"}, {"t": ["a" * 200 + "c", None]}, {"t": [None, "a" * 200 + "b"]}, {"more": 1}),
+            *({"n": 1.0}, {"n": True}, {"n": None}, {"set": {1, 2}}, {"nan": 0.0}, {"deep": ({"g": 1.5},)}, {"n": object()}),
+        ],
+        ids=lambda change: str(change)[:20],
     )
     def test_plain_data_is_the_same_in_all_frames(self, change):
         """A number that changes has to be an array."""
-        like = {"x": frame(0), "n": 1, "t": ["a", None], "deep": ({"f": 1.5},)}
+        text = "a" * 200 + "b"
+        like = {"x": frame(0), "n": 1, "t": [text, None], "deep": ({"f": 1.5},), "set": {"a", "b"}, "nan": float("nan")}
         with dlx.ring(2, like, readers=0) as own:
             reader = dlx.attach(own.handle)
-            with pytest.raises(errors.ConversionError, match=r"^cannot put dict: .* Make them arrays, in like, too\.$"):
+            with pytest.raises(errors.ConversionError, match=r"^cannot put"):
                 own.put({**like, **change})
             own.put({**dict(reversed(like.items())), "x": frame(3)})  # in another order
             found = reader.read(timeout=0)
-            assert value(found["x"]) == 3 and (found["n"], found["t"], found["deep"]) == (1, ["a", None], ({"f": 1.5},))
+            assert value(found["x"]) == 3 and (found["n"], found["t"], found["deep"]) == (1, [text, None], ({"f": 1.5},))
+
+    def test_plain_data_that_like_lacks_is_refused(self):
+        """Even if it has none at all; and two numbers do not trade places."""
+        for like, sent in (({"x": frame(0)}, {"n": 1}), ({"x": frame(0), "low": 0, "high": 1}, {"low": 1, "high": 0})):
+            with dlx.ring(2, like, readers=0) as own:
+                with pytest.raises(errors.ConversionError, match=r"^cannot put dict: .* Make them arrays, in like, too\.$"):
+                    own.put({"x": frame(1), **sent})
+                own.put(like)
 
     def test_a_tree_without_arrays_is_refused(self):
         for like in ({"a": 1}, [], "text"):
