@@ -10,10 +10,10 @@ int dlx_bind(uintptr_t module);
 PyMODINIT_FUNC dlx_cffi_module(void);
 
 static PyMethodDef* const builtins[] = {
-    py_hooks_functions,     py_capsule_functions, py_buffer_functions, py_tensor_functions,
-    py_packed_functions,    py_cuda_functions,    py_arrow_functions,  py_exchange_functions,
-    py_view_functions,      py_pair_functions,    py_call_functions,   py_stream_functions,
-    py_arguments_functions,
+    py_hooks_functions,    py_capsule_functions,   py_buffer_functions, py_tensor_functions,
+    py_row_functions,      py_packed_functions,    py_cuda_functions,   py_arrow_functions,
+    py_exchange_functions, py_view_functions,      py_pair_functions,   py_call_functions,
+    py_stream_functions,   py_arguments_functions,
 };
 
 #undef PyInit__ffi

@@ -7,8 +7,8 @@
 
 #include "object/tensor.h"
 
-extern PyMethodDef py_capsule_functions[], py_tensor_functions[], py_packed_functions[],
-    py_cuda_functions[], py_arrow_functions[], py_exchange_functions[];
+extern PyMethodDef py_capsule_functions[], py_tensor_functions[], py_row_functions[],
+    py_packed_functions[], py_cuda_functions[], py_arrow_functions[], py_exchange_functions[];
 
 /* ---- interop/capsule.c ----------------------------------------------------------------------- */
 
@@ -34,13 +34,18 @@ static inline uint64_t py_fresh_flags(const DLManagedTensorVersioned* from) {
   return from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
 }
 
+enum { PY_FEW_BYTES = 1 << 14 /* faster to copy than to release the GIL */ };
+
 int py_read_device(PyObject* pair, DLDevice* out);
+int py_read_dtype(PyObject* triple, DLDataType* out);
 
 /* Copy to writable host memory: from the host if `stream` is 0, and cast to a dtype (NULL: the
  * same), else from the device on that stream. Releases the GIL. Owns: the caller owns the result.
  */
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, const DLDataType* dtype,
                                           int keep_order, uint64_t stream);
+
+/* ---- interop/rows.c -------------------------------------------------------------------------- */
 
 /* Return 1 if two tensors may have memory in common. */
 int py_may_meet(const DLTensor* a, uint64_t a_flags, const DLTensor* b, uint64_t b_flags);

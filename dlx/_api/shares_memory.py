@@ -22,7 +22,7 @@ from dlx._registry.registry import registry
 from dlx._support.reflect import foreign_errors, type_name
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter
-from dlx.errors import DlxError
+from dlx.errors import DlxError, DTypeError
 
 MAX_STEPS = 20_000  # combinations before the address ranges alone decide
 
@@ -134,8 +134,10 @@ def find_extents(obj: Any) -> list[Extent]:
     column = None
     if isinstance(source, ArrowSource):
         with adapter_call(source, source=type_name(type(obj))):
-            column = arrow.column(obj)
-    if column is None or column.dtype is None:  # not numbers: the error tells why
+            found = source.describe(obj)
+            is_refused = any(each.error is DTypeError for each in found.blockers)  # the export raises the reason
+            column = arrow.column(obj) if found.tensor is None and not is_refused else None
+    if column is None:
         runs = [_find_extent(obj, source)]
     else:
         runs = [_runs(column.device, start, end - start, []) for start, end in column.extents()]

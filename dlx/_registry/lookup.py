@@ -65,6 +65,8 @@ class Kind(NamedTuple):
 def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
+    if not (named or isinstance(children, list | tuple)):
+        raise TypeError(f"__dlx_tree__ returns its children as {type_name(type(children))}, not as a list or dict")
     keys = Keys(children if named else range(len(children)))
     keys.context = rebuild, named
     return keys, list(children.values()) if named else list(children)

@@ -179,10 +179,10 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         return {"complex": [value.real.hex(), value.imag.hex()]}
     if kind in (bytes, bytearray):
         return {kind.__name__: base64.b64encode(value).decode()}
-    if kind is tuple:
+    if kind in (tuple, frozenset):
         if depth >= MAX_DEPTH:
             raise ConversionError(_TOO_DEEP, fix=_FLATTEN)
-        return {"tuple": [encode_value(each, depth + 1) for each in value]}
+        return {kind.__name__: [encode_value(each, depth + 1) for each in value]}
     if kind in (list, dict) and depth < MAX_DEPTH:  # in a record
         rows = value if kind is list else value.items()
         return {kind.__name__: [encode_value(each, depth + 1) for each in rows]}
@@ -368,8 +368,8 @@ def _decode_value(value: Any, depth: int = 0) -> Any:
             return value
         raise HandleError("its description has a value of an unknown type")
     ((kind, inner),) = value.items()
-    if kind == "tuple" and depth < MAX_DEPTH:
-        return tuple(_decode_value(each, depth + 1) for each in inner)
+    if kind in _FROZEN and depth < MAX_DEPTH:
+        return _FROZEN[kind]([_decode_value(each, depth + 1) for each in inner])
     if kind in ("list", "dict") and depth < MAX_DEPTH:
         return _EMPTY[kind]([_decode_value(each, depth + 1) for each in inner])  # type: ignore[call-arg]
     if kind == "int":

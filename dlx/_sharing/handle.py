@@ -50,9 +50,10 @@ class Handle(dict[str, Any], Generic[_Shared]):
             If the handle is closed, or refers to several pieces of memory that were shared before.
         """
         if len(self._segments) != 1:
+            if not self._segments:
+                raise HandleError("it is closed", fix="Share the arrays again.")
             many = f"it refers to {len(self._segments) - 1} pieces of memory that were shared before"
-            reason = many if self._segments else "it is closed"
-            raise HandleError(reason, fix="Share a copy, or share the pieces one by one.")
+            raise HandleError(many, fix="Share a copy, or share the pieces one by one.")
         self._segments[0].check()
         return self._segments[0].fd
 

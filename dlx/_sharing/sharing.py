@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -26,7 +27,7 @@ from dlx._engine.tree import Tree
 from dlx._protocols.pointer import dltensor
 from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decode, encode, needs_tensors, pack_lists, pack_rows, parse
+from dlx._sharing.description import Packed, decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
 from dlx._sharing.ring import Ring, RingReader, plain_data
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
@@ -464,8 +465,13 @@ def attach_tree(
     if convert is None or (are_converted and not memories):
         register_types({*map(type, tensors)})
         return decode(whole, names, tensors, lazy=lazy)
-    register_types({type(convert(native.tensor_new(lib.DLX_ALIGNMENT, (0,), None, _BYTE, HOST, 0, None)))})
-    return convert(decode(whole, names, tensors, joins=True, lazy=lazy))
+    for tensor in tensors[:1]:
+        with contextlib.suppress(DlxError):  # a target without empty arrays
+            register_types(
+                {type(convert(native.tensor_new(lib.DLX_ALIGNMENT, (0,), None, tensor.dtype, HOST, 0, None)))}
+            )
+    tree = decode(whole, names, tensors, joins=True, lazy=lazy)
+    return tree if isinstance(tree, Packed) else convert(tree)
 
 
 def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Callable[..., Any]) -> Ring:
@@ -484,6 +490,13 @@ def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Cal
     except OSError as error:
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
     trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
+    handler = lookup.kind_of(trees[0]).handler
+    tree = None if handler is None else Tree(trees[0], handler, Failures(""))
+    places = [] if tree is None else [link for *_, links in tree.nodes() for link in links.values() if link < 0]
+    runs = sorted(run[:2] for run in native.tensors_extents([] if tree is None else tree.arrays) if run[0] < run[1])
+    if tree is not None and (len(places) > len(tree.arrays) or any(a[1] > b[0] for a, b in itertools.pairwise(runs))):
+        reason, fix = "two of its arrays share memory, or are one", "Pass arrays that do not share memory."
+        raise LayoutError(reason, source=type_name(type(like)), fix=fix)
     own = [convert(each, copy=False) for each in trees]
     return Ring(segment, trees, options, handle=handle, own=own, plain=plain_data(trees[0]))
 

@@ -125,6 +125,8 @@ def _class_of(kind: type, handler: Container) -> Any:
     if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__) or handler.kind == "set":
         return None
     if derives(kind, Mapping) or handler.kind == "mapping":
+        if handler.live is None and not (hasattr(kind, "keys") and hasattr(kind, "__getitem__")):
+            return None
         if kind is MappingProxyType or not (derives(kind, MutableMapping) or hasattr(kind, "__setitem__")):
             return MappingView
         return MutableMappingView

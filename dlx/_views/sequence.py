@@ -301,6 +301,14 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         for value in self._list_values(values):
             self.append(value)
 
+    def __imul__(self, times: SupportsIndex) -> Any:
+        values, times = [*self._source], operator.index(times)
+        if times < 1:
+            self.clear()
+        for _ in range(times - 1):
+            self._source.extend(values)
+        return self
+
     def clear(self) -> None:
         """Remove all elements."""
         self._forget()

@@ -429,7 +429,7 @@ class Container(Frozen):
         wrapper without `unflatten`: the type of its child, if it is always a list or a dict.
     live
         ``live(obj)`` returns the sequence or mapping over the same storage that a lazy view reads and writes in place
-        of `obj`. None: `obj` itself. For a wrapper: what `dlx.stack` reads instead of the child, if that is faster, or
+        of `obj`. None: `obj` itself, if it has their methods; otherwise it has no view. For a wrapper: what `dlx.stack` reads instead of the child, if that is faster, or
         None: a dict of columns; or ``(names, arrays, slices)`` if the rows of each array are an ascending slice of
         the columns.
     reader
