@@ -78,7 +78,7 @@ def open(
     FileView
         A mapping, and a context manager that closes the file. The keys are the arrays' names in the file; the array of
         a .npy file has the empty name. ``metadata`` is the metadata of the file. Members that dlx cannot read are keys,
-        too; access to them raises `DTypeError`.
+        too; access to them raises a `ConversionError`.
 
     Raises
     ------

@@ -136,7 +136,8 @@ def find_extents(obj: Any) -> list[Extent]:
         with adapter_call(source, source=type_name(type(obj))):
             found = source.describe(obj)
             is_refused = any(each.error is DTypeError for each in found.blockers)  # the export raises the reason
-            column = arrow.column(obj) if found.tensor is None and not is_refused else None
+            is_column = isinstance(obj, arrow.Column) or not (found.tensor is not None or is_refused)
+            column = arrow.column(obj) if is_column else None
     if column is None:
         runs = [_find_extent(obj, source)]
     else:

@@ -138,7 +138,7 @@ def stack(
         error.target = request_of(to).target.name if out is None else type_name(type(out))
         error.complete(source=type_name(type(arrays)))
         raise
-    if is_simple and objs and whole is places is None:
+    if is_simple and objs and whole is None and places is None:
         stacked = _stack_plainly(objs, None, to, axis, dtype)
         if stacked is not None:
             return stacked
@@ -326,7 +326,9 @@ def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: i
     """Return the stack of host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     try:
         if places is not None and len(objs) == 1 == axis and dtype is None:
-            return convert(objs[0], to, copy=True)
+            tensor = FAST_PATH._borrow(objs[0], TENSOR.name, True)
+            if tensor is not None and tensor.strides[0] == 1:  # each column is adjacent
+                return convert(tensor, to, copy=True)
         target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
         if target.varies:
             return None

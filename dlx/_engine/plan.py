@@ -142,10 +142,10 @@ class Plan(Shown, _Fields):
     device
         Device of the result; None if the conversion is refused or the device is unknown.
     outcome
-        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, ``"passed"`` (with
-        ``errors="pass"``: it stays as it is, because of `error`), ``"tree"`` (a container: see `leaves`),
-        ``"deferred"`` (a collection that converts its chunks when they are computed), or ``"unknown"`` if only an
-        export shows it and `probe` is False.
+        ``"same"`` (the object itself, or the array in a wrapper), ``"shared"``, ``"copied"``, ``"refused"``,
+        ``"passed"`` (with ``errors="pass"``: it stays as it is, because of `error`), ``"tree"`` (a container: see
+        `leaves`), ``"deferred"`` (a collection that converts its chunks when they are computed), or ``"unknown"`` if
+        only an export shows it and `probe` is False.
     steps
         Steps in order; empty if memory is shared unchanged.
     nbytes

@@ -206,8 +206,10 @@ def _change(trace: Trace, *, entered: bool) -> None:
 
 
 def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes: int) -> None:
-    """Pass one conversion to the observers."""
-    frame = _caller()
+    """Pass one conversion to the observers, unless an adapter makes it as a part of another one."""
+    frame, is_part = _caller()
+    if is_part:
+        return
     site = ("<unknown>", 0, "") if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     if outcome == "copied" and any(step.do == "move" for step in steps):
         outcome = "moved"
@@ -216,15 +218,16 @@ def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes
         observer.note(key, nbytes)
 
 
-def _caller() -> FrameType | None:
-    """Return the nearest frame outside of dlx and its adapters."""
+def _caller() -> tuple[FrameType | None, bool]:
+    """Return the nearest frame outside of dlx and its adapters, and whether dlx has called an adapter after it."""
     frame: FrameType | None = sys._getframe(1)
+    roots = []
     while frame is not None:
-        root = frame.f_globals.get("__name__", "").partition(".")[0]
-        if root not in ("dlx", "dlx_adapters"):
-            return frame
+        roots.append(frame.f_globals.get("__name__", "").partition(".")[0])
+        if roots[-1] not in ("dlx", "dlx_adapters"):
+            break
         frame = frame.f_back
-    return None
+    return frame, "dlx_adapters" in roots and "dlx" in roots[roots.index("dlx_adapters") :]
 
 
 def _threshold(text: str) -> int:

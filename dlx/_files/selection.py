@@ -37,7 +37,8 @@ def match_names(names: Collection[str], which: Names, option: str) -> set[str] |
         found = {each} if each in names else set(fnmatch.filter(names, each))
         if not found:
             fix = did_you_mean(each, names) if len(names) < 10_000 else ""
-            few = f"Choose from its {len(names):,} names: {one_line(', '.join(itertools.islice(names, 8)), 120)}."
+            known = ", ".join(name or "''" for name in itertools.islice(names, 8))
+            few = f"Choose from its {len(names):,} names: {one_line(known, 120)}."
             raise FileError(f"it has no member {one_line(each, 80)!r}, which {option!r} names", fix=fix or few)
         matched |= found
     return matched

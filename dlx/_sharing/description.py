@@ -188,6 +188,8 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         return {kind.__name__: [encode_value(each, depth + 1) for each in rows]}
     reason = "it is neither an array, a container nor plain data, and dlx.share does not pickle objects"
     fix = "Remove it from the shared container, or replace it by an array or a number."
+    if kind is Packed:
+        reason, fix = "it is a list that is read lazily", "Pass list(x) in its place."
     raise ConversionError(reason, source=type_name(kind), fix=fix)
 
 

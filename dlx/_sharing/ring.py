@@ -44,7 +44,8 @@ def plain_data(tree: Any) -> dict[tuple[Any, ...], list[Any]]:
     handler = lookup.kind_of(tree).handler
     if handler is None:
         return {}
-    walked, found = Tree(tree, handler, Failures("")), {}
+    walked = Tree(tree, handler, Failures(""))
+    found: dict[tuple[Any, ...], list[Any]] = {}
     for i, (_, _, _, parts, links) in enumerate(walked.nodes()):
         for j in range(len(parts)) if len(links) < len(parts) else ():
             if j not in links:

@@ -9,6 +9,7 @@ import json
 import os
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -492,9 +493,10 @@ def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Cal
     trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
     handler = lookup.kind_of(trees[0]).handler
     tree = None if handler is None else Tree(trees[0], handler, Failures(""))
-    places = [] if tree is None else [link for *_, links in tree.nodes() for link in links.values() if link < 0]
-    runs = sorted(run[:2] for run in native.tensors_extents([] if tree is None else tree.arrays) if run[0] < run[1])
-    if tree is not None and (len(places) > len(tree.arrays) or any(a[1] > b[0] for a, b in itertools.pairwise(runs))):
+    nodes, arrays = ([], []) if tree is None else ([*tree.nodes()], tree.arrays)
+    links = Counter(link for *_, links in nodes for link in links.values() if link < 0 or nodes[link][-1])
+    runs = sorted(run[:2] for run in native.tensors_extents(arrays) if run[0] < run[1])
+    if max(links.values(), default=1) > 1 or any(a[1] > b[0] for a, b in itertools.pairwise(runs)):
         reason, fix = "two of its arrays share memory, or are one", "Pass arrays that do not share memory."
         raise LayoutError(reason, source=type_name(type(like)), fix=fix)
     own = [convert(each, copy=False) for each in trees]

@@ -106,8 +106,8 @@ def using(
     are not in `to` already, on their device if they share one; if all are in `to`, it is `to`. If these arguments have
     several frameworks, or a framework that cannot import arrays, results are returned unchanged.
 
-    *A returned argument*, even inside a container, is the caller's own object, unless `returns` names a framework other
-    than its own.
+    *A returned argument*, even inside a container, is the caller's own array or container, unless `returns` names a
+    framework other than its own. For a wrapper such as xarray's DataArray, it is the array inside.
 
     *Writes in place* reach the caller's array if its memory is shared. An array that must be copied is passed to numpy
     read-only; for torch, dlx compares the tensor's version after the call, and writes a changed tensor back, or raises

@@ -12,6 +12,7 @@ from dlx._core.types import HOST, DType
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
 from dlx._support.reflect import foreign_error
+from dlx._support.tracebacks import name_action
 from dlx._using.function_spec import Place
 from dlx.adapter.base import Adapter
 from dlx.adapter.gradients import GradSupport, alone
@@ -209,6 +210,7 @@ class DifferentiableFunction:
                 made = [FAST_PATH(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
+            name_action(error, "convert", ("detach", "readonly"))
             raise error.complete(root="result") from None
 
 

@@ -19,7 +19,7 @@ from dlx._registry.lookup import TUPLE
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, is_committed
 from dlx._support.reflect import type_name
-from dlx._support.tracebacks import REFUSALS, shorten
+from dlx._support.tracebacks import REFUSALS, name_action, shorten
 from dlx._using.function_spec import FunctionSpec, Place, fast_path_name, is_tracked
 from dlx._using.identity import CallTree, Identity
 from dlx._views.factory import lazy_view, view_maker
@@ -114,6 +114,7 @@ class Outputs:
                 return self._convert(value, what, request)
             return self._convert((value,), TUPLE, request, wrapped=True)[0]
         except REFUSALS as error:
+            name_action(error, "convert", ("detach", "readonly"))
             shorten(error, own=False)
             raise
 

@@ -34,7 +34,7 @@ from dlx._registry.registry import registry
 from dlx._support.display import Shown
 from dlx._support.locks import lock_of
 from dlx._support.reflect import module_of, safe_repr, type_name
-from dlx._support.tracebacks import REFUSALS, shorten
+from dlx._support.tracebacks import REFUSALS, name_action, shorten
 from dlx._views import pytree
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -454,6 +454,7 @@ class View(Shown):
         try:
             return inward(self._scope, value, old, self._children(), self._path)
         except REFUSALS as error:
+            name_action(error, "convert", ())  # an assignment has no options
             shorten(error, own=False)
             raise
 

@@ -429,9 +429,9 @@ class Container(Frozen):
         wrapper without `unflatten`: the type of its child, if it is always a list or a dict.
     live
         ``live(obj)`` returns the sequence or mapping over the same storage that a lazy view reads and writes in place
-        of `obj`. None: `obj` itself, if it has their methods; otherwise it has no view. For a wrapper: what `dlx.stack` reads instead of the child, if that is faster, or
-        None: a dict of columns; or ``(names, arrays, slices)`` if the rows of each array are an ascending slice of
-        the columns.
+        of `obj`. None: `obj` itself, if it has their methods; otherwise it has no view. For a wrapper: what `dlx.stack`
+        reads instead of the child, if that is faster, or None: a dict of columns; or ``(names, arrays, slices)`` if the
+        rows of each array are an ascending slice of the columns.
     reader
         ``reader(live)`` returns two functions that are faster than ``live[key]``. ``get(key)`` returns the child at a
         non-negative index or a string. ``is_unchanged(key, child)`` returns whether `live` still contains this child at

@@ -325,3 +325,16 @@ def test_columns_of_arrow(np):
     for one, its in [*cases, (block, {*range(64)}), (block[50:51], {50})]:
         for other, others in cases:
             assert dlx.shares_memory(one, other) == bool(its & others), (one, other)
+
+
+def test_memory_that_conversions_share_without_arrow(np):
+    """Bools of pandas and tensors of pyarrow are not what Arrow's interface would export."""
+    pandas, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    series, tensor = pandas.Series(np.arange(16) % 3 == 0), pa.Tensor.from_numpy(np.ones((4, 3)))
+    for obj, values in ((series, series.to_numpy()), (tensor, tensor.to_numpy())):
+        assert dlx.plan(obj, to="numpy").outcome == "shared"
+        for each in (obj, values, values[::2], values[1:2], dlx.convert(obj, to="dlx")):
+            assert dlx.shares_memory(obj, each) and dlx.shares_memory(each, obj)
+        assert not dlx.shares_memory(obj, values.copy())
+    with pytest.raises(errors.DTypeError, match="its values are Python objects"):
+        dlx.shares_memory(pandas.Series([True, None]), series)

@@ -173,3 +173,25 @@ def test_large_copies_are_warned_of_once_a_line(python, np):
         env={**os.environ, "DLX_WARN_COPIES": "big"},
     )
     assert out == "DLX_WARN_COPIES='big' is not a number of bytes. Set it to a number, such as 1MiB.\n"
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch", "scipy", "sparse", "awkward", "openvino", "pyarrow"])
+@pytest.mark.parametrize("source", ["numpy", "pandas", "pyarrow", "PIL"])
+def test_a_part_of_a_conversion_is_no_event(np, source, to):
+    """Some adapters convert by numpy: one call is one event, with the bytes of its plan."""
+    module = pytest.importorskip("PIL.Image" if source == "PIL" else source)
+    pytest.importorskip(to if to != "scipy" else "scipy.sparse")
+    whole = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    make = {
+        "numpy": lambda: whole,
+        "pandas": lambda: module.Series(whole[0, 0]),
+        "pyarrow": lambda: module.array(whole[0, 0]),
+        "PIL": lambda: module.fromarray(whole),
+    }
+    obj = make[source]()
+    plan = dlx.plan(obj, to=to)
+    if plan.outcome == "refused":
+        pytest.skip(str(plan.error))
+    with dlx.trace() as seen:
+        dlx.convert(obj, to=to)
+    assert [(each.target, each.times, each.nbytes) for each in seen.records] == [(to, 1, plan.nbytes)]

@@ -50,6 +50,8 @@ def test_abstract_tensors():
         refused("plan", f"int8[{shape}]", "--to", "dlx")
     assert plans(f"int8[{','.join('1' * 128)}]", "--to", "dlx") == [("", "shared", "")]  # longer than a file's name
     assert "unknown dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
+    for name in ("floaty", "float64=floaty", "floaty=float32"):
+        assert "unknown dtype 'floaty'" in refused("plan", "float64[2]", "--to", "dlx", "--dtype", name)
     assert "its size is 2**63 bytes or more" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
 
 

@@ -1052,6 +1052,21 @@ def _shape_of(obj):
     return text(obj)
 
 
+@pytest.mark.parametrize("children", ["ab", b"ab", range(2), None, dlx.from_dlpack(bytearray(2))], ids=repr)
+def test_children_in_anything_but_a_list_or_dict_are_refused(np, children):
+    """An array or a text is not a sequence of children, although it has a length."""
+
+    class Box:
+        def __dlx_tree__(self):
+            return children, type(self)
+
+    for obj in (Box(), [Box(), np.ones(1)]):
+        with pytest.raises(
+            errors.ConversionError, match=r"__dlx_tree__ returns its children as .*, not as a list or dict"
+        ):
+            dlx.convert(obj, to="torch")
+
+
 def test_a_rule_that_fails_is_said_by_the_python_path(np, torch):
     """The error has the path; cycles through records have the same result as in Python."""
 

@@ -138,7 +138,15 @@ class TestRefusals:
         "change",
         [
             *({"n": 2}, {"t": "b"}, {"t": ["a" * 200 + "c", None]}, {"t": [None, "a" * 200 + "b"]}, {"more": 1}),
-            *({"n": 1.0}, {"n": True}, {"n": None}, {"set": {1, 2}}, {"nan": 0.0}, {"deep": ({"g": 1.5},)}, {"n": object()}),
+            *(
+                {"n": 1.0},
+                {"n": True},
+                {"n": None},
+                {"set": {1, 2}},
+                {"nan": 0.0},
+                {"deep": ({"g": 1.5},)},
+                {"n": object()},
+            ),
         ],
         ids=lambda change: str(change)[:20],
     )
@@ -152,13 +160,19 @@ class TestRefusals:
                 own.put({**like, **change})
             own.put({**dict(reversed(like.items())), "x": frame(3)})  # in another order
             found = reader.read(timeout=0)
-            assert value(found["x"]) == 3 and (found["n"], found["t"], found["deep"]) == (1, [text, None], ({"f": 1.5},))
+            assert value(found["x"]) == 3 and (found["n"], found["t"], found["deep"]) == (
+                1,
+                [text, None],
+                ({"f": 1.5},),
+            )
 
     def test_plain_data_that_like_lacks_is_refused(self):
         """Even if it has none at all; and two numbers do not trade places."""
         for like, sent in (({"x": frame(0)}, {"n": 1}), ({"x": frame(0), "low": 0, "high": 1}, {"low": 1, "high": 0})):
             with dlx.ring(2, like, readers=0) as own:
-                with pytest.raises(errors.ConversionError, match=r"^cannot put dict: .* Make them arrays, in like, too\.$"):
+                with pytest.raises(
+                    errors.ConversionError, match=r"^cannot put dict: .* Make them arrays, in like, too\.$"
+                ):
                     own.put({"x": frame(1), **sent})
                 own.put(like)
 
@@ -166,6 +180,19 @@ class TestRefusals:
         for like in ({"a": 1}, [], "text"):
             with pytest.raises(errors.DlxError, match=r"^cannot create a ring like"):
                 dlx.ring(2, like)
+
+    @pytest.mark.parametrize(
+        "place", [lambda np, x: [x, [x]], lambda np, x: {"a": x[:3], "b": x[2:]}, lambda np, x: [[x]] * 2]
+    )
+    def test_each_array_has_its_own_memory(self, np, place):
+        """A write to one array of a frame changes no other; interleaved arrays get their own."""
+        with pytest.raises(errors.LayoutError, match=r"^cannot create a ring like \w+: two of its arrays share memory"):
+            dlx.ring(2, place(np, np.zeros(4)))
+        whole = np.zeros(4)
+        with dlx.ring(2, [whole[::2], whole[1::2], whole[:0], whole[:0]], readers=0) as own:
+            reader = dlx.attach(own.handle, to="numpy")
+            own.put([np.ones(2), np.zeros(2), np.zeros(0), np.zeros(0)])
+            assert [each.tolist() for each in reader.read(timeout=0)] == [[1, 1], [0, 0], [], []]
 
     def test_errors_name_the_call_and_options_that_exist(self, np, torch, ring):
         """`put` has no options, so those of convert are named."""

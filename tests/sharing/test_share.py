@@ -103,6 +103,17 @@ class TestTree:
         assert found[0] is found[1] is found[3][1]
         assert found[2] is found[3][0] is found[4]["again"] and found[2][0] is found
 
+    def test_frozen_sets_are_keys(self, np):
+        tree = {frozenset({1, (2, frozenset({"a"}))}): np.ones(1), (frozenset(), 2): frozenset({frozenset({3})})}
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle, "numpy")
+        assert list(found) == list(tree) and found[frozenset(), 2] == frozenset({frozenset({3})})
+        key = frozenset()
+        for _ in range(300):
+            key = frozenset({key})
+        with pytest.raises(errors.ConversionError, match="nested more than 200 levels"):
+            dlx.share({key: np.ones(1)})
+
     def test_views_of_one_memory_share_it_again(self, np):
         base = np.arange(100.0)
         part, gaps, turned = base[10:20], base[::3], base.reshape(10, 10).T
@@ -654,6 +665,8 @@ class TestHandle:
             with pytest.raises(errors.HandleError, match="1 pieces of memory that were shared before"):
                 handle.fileno()
             assert len(dlx.attach(handle)) == 2
+        with pytest.raises(errors.HandleError, match=r"it is closed\. Share the arrays again\.$"):
+            handle.fileno()
 
     def test_a_file_carries_it(self, tmp_path, python):
         file = tmp_path / "handle.json"

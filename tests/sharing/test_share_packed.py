@@ -117,3 +117,17 @@ def test_an_array_of_text_alone(np):
     for array in (np.array(["a", "é", ""] * 200), np.array([b"a", b"bc"]), np.array([], "U3")):
         with dlx.share(array) as handle:
             assert dlx.attach(handle) == array.tolist() and [*dlx.attach(handle, lazy=True)] == array.tolist()
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("options", [{}, {"to": "numpy"}, {"to": "numpy", "device": "cpu", "readonly": "share"}])
+def test_a_list_alone(np, kind, options):
+    """It is read lazily for any target, and shared again as a list."""
+    rows = [ROWS[kind](i) for i in range(N)]
+    with dlx.share(rows) as handle:
+        view = dlx.attach(handle, lazy=True, **options)
+        assert type(view) is Packed and list(view) == rows == dlx.attach(handle, **options)
+        with pytest.raises(errors.ConversionError, match=r"Pass list\(x\) in its place"):
+            dlx.share({"rows": view})
+        with dlx.share({"rows": list(view)}) as again:
+            assert dlx.attach(again)["rows"] == rows

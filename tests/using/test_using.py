@@ -367,6 +367,22 @@ def test_errors_name_the_parameter(np, torch):
         dlx.using("nosuch")(lambda x: x)(1)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x]], ids=["alone", "in a list"])
+def test_advice_for_a_result_names_convert(np, grad, wrap):
+    """`using` has no option that changes the dtype of a result."""
+    jax_numpy = pytest.importorskip("jax.numpy")
+    if grad:
+        torch = pytest.importorskip("torch")
+        function, x = dlx.using("torch", grad=True)(lambda x: wrap(x.to(torch.float64))), jax_numpy.ones(2)
+    else:
+        function, x = dlx.using("numpy")(lambda x: wrap(x.astype("f8"))), jax_numpy.ones(2)
+    with pytest.raises(
+        errors.DTypeError, match=r"at result.*Pass dtype='float32' to dlx\.convert\(x, to=\.\.\.\) first"
+    ):
+        function(x)
+
+
 def test_a_failing_call_leaves_nothing_behind(np, torch):
     """No managed tensors and no used capsules remain."""
     gc.collect()

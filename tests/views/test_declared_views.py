@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 import threading
 import types
@@ -229,3 +230,52 @@ def test_c_and_python_know_an_element_by_one_name(np, told):
     name = name_of(element, types.SimpleNamespace(identity=identity))
     assert known == {name: 0} and [type(each) for each in known] == [type(name)]
     assert (name == id(element)) is (told is None) and (told is None or type(name) is tuple or name < 0)
+
+
+@pytest.mark.parametrize("live", [None, lambda folder: folder.arrays])
+def test_a_mapping_without_its_methods_has_no_view(np, torch, monkeypatch, live):
+    """It is converted at once, alone and in a tree, unless it declares `live`."""
+
+    class Folder:
+        __module__ = "boxes_of_tests"
+
+        def __init__(self, **arrays):
+            self.arrays = arrays
+
+    def rebuild(folder, keys, children, new_empty):
+        return Folder(**dict(zip(keys, children, strict=True)))
+
+    sys.modules["boxes_of_tests"].Folder = Folder
+    adapter = registry.target("numpy").adapter
+    flatten = lambda folder: ([*folder.arrays], [*folder.arrays.values()])  # noqa: E731
+    declared = Container(("boxes_of_tests.Folder",), "mapping", flatten, rebuild, live=live)
+    monkeypatch.setattr(type(adapter), "containers", (*adapter.containers, declared))
+    registry._forget()
+    folder = Folder(x=np.ones(2))
+    found, inside = dlx.convert(folder, to="torch", lazy=True), dlx.convert([folder], to="torch", lazy=True)[0]
+    for each in (found, inside):
+        arrays = each.arrays if live is None else each
+        assert isinstance(arrays["x"], torch.Tensor) and list(arrays) == ["x"]
+        assert isinstance(each, Folder) == (live is None)
+
+
+@pytest.mark.parametrize("times", [-1, 0, 1, 3])
+@pytest.mark.parametrize("make", [list, collections.deque, lambda arrays: collections.deque(arrays, maxlen=3)])
+def test_a_view_is_repeated_in_place(np, torch, times, make):
+    """As its list: the source gets the elements again."""
+    source, expected = make([np.ones(2), 5]), make([1, 5])
+    view = same = dlx.convert(source, to="torch", lazy=True)
+    view *= times
+    expected *= times
+    assert view is same and len(view) == len(source) == len(expected)
+    assert [type(each) is int for each in source] == [each == 5 for each in expected]
+    assert all(isinstance(each, int | torch.Tensor) for each in view)
+
+
+def test_advice_for_a_write_names_convert(np, torch):
+    """An assignment has no options."""
+    view = dlx.convert({"a": np.ones(2), "b": [np.ones(2)]}, to="numpy", lazy=True)
+    value = torch.ones(2, requires_grad=True)
+    for write in (lambda: view.update(a=value), lambda: view["b"].append(value)):
+        with pytest.raises(errors.ConversionError, match=r"Pass detach=True to dlx\.convert\(x, to=\.\.\.\) first\.$"):
+            write()

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from dlx._core.types import Device
+from dlx._core.types import Device, DType
 from dlx._support.screen import OUTCOMES, Cell, Screen
 from dlx._support.text import amount
 from dlx.cli import model, targets
@@ -26,7 +26,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "detach": arguments.detach,
     }
     if arguments.dtype is not None:
-        options["dtype"] = arguments.dtype
+        options["dtype"] = changes = arguments.dtype
+        for each in (changes,) if isinstance(changes, str) else (*changes, *changes.values()):
+            DType(each)  # raises, for an unknown one
     with screen.working("importing targets"):
         names = targets.parse_targets(arguments.to, load=False)
     planners = [targets.Planner(name, **options) for name in names]
