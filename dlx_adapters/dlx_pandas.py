@@ -104,7 +104,7 @@ class PandasAdapter(api.ArrowSource):
 
     name = package = "pandas"
     types = ("pandas.Series",)
-    arrays = api.Arrays(immutable=True)
+    arrays = api.Arrays(immutable=True, alignment=256)  # of the copies that dlx makes
     fast_path = api.FastPath(types=("pandas.Series",), export=_share, describe=_info)
     containers = (
         api.Container(("pandas.DataFrame",), "wrapper", _flatten, falls_to=dict, live=_columns),

@@ -8,12 +8,13 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
+from dlx._core.extension import lib
 from dlx._core.native import Tensor
 from dlx._core.types import host_readable
 from dlx._protocols import arrow
 from dlx._support.reflect import TypeCache, type_name
 from dlx.adapter.base import Adapter, Description
-from dlx.adapter.declarations import Blocker, Compound
+from dlx.adapter.declarations import Arrays, Blocker, Compound
 from dlx.errors import DeviceError, DTypeError, LayoutError
 
 __all__ = ["ArrowSource", "arrow_info", "arrow_lists"]
@@ -58,6 +59,8 @@ class ArrowSource(Adapter):
     several chunks (on CUDA devices, too) and unpacks bools (on the host); a plan shows it. Nulls and other types are
     refused with an explanation.
     """
+
+    arrays = Arrays(alignment=lib.DLX_ALIGNMENT)  # of copies, which dlx makes
 
     joined = staticmethod(native.arrow_join)
     """For `FastPath.unblocks`: copies chunks and bools on the host."""
