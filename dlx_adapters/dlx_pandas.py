@@ -21,7 +21,8 @@ def _is_number(values: Any) -> bool:
     if type(values) is not sys.modules["numpy"].ndarray:
         return False
     dtype = values.dtype
-    return dtype.kind in "biufc" and not _is_long(dtype) and bool(dtype.isnative)
+    is_number = dtype.char in "?bBhHiIlLqQefdFD" or (dtype.char in "gG" and not _is_long(dtype))
+    return is_number and bool(dtype.isnative)
 
 
 def _is_long(dtype: Any) -> bool:
@@ -82,14 +83,15 @@ def _flatten(frame: Any) -> tuple[None, list[Any]]:
 
 def _columns(frame: Any) -> tuple[Any, list[Any], list[slice]] | None:
     """Return the matrices of numbers, and the places of their columns: a Series of each column takes longer."""
-    names, blocks = _names(frame), getattr(getattr(frame, "_mgr", None), "blocks", ())
+    names = _names(frame)
+    blocks: Any = getattr(getattr(frame, "_mgr", None), "blocks", ())
+    if len(blocks) == 1 and _is_number(values := blocks[0].values) and values.ndim == 2:
+        return names, [values.T], [slice(0, len(values))]
     found: list[tuple[slice, Any]] = []
     for block in blocks:
         values = block.values
         if not (_is_number(values) and values.ndim == 2):
             return None
-        if len(blocks) == 1:
-            return names, [values.T], [slice(0, len(values))]
         places = block.mgr_locs
         if places.is_slice_like and places.as_slice.step > 0:
             found.append((places.as_slice, values.T))

@@ -1,5 +1,5 @@
-/* Moves of one array between the host and a CUDA device, in one run, and stacks of arrays on a
- * device. Everything else is left to the Python path. */
+/* Moves of one array between the host and a CUDA device, in one run, stacks of arrays on a device,
+ * and copies of a frame's matrix. Everything else is left to the Python path. */
 
 #include "pairs.h"
 #include "streams.h"
@@ -280,5 +280,47 @@ PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis)
   py_pending_restore(pending);
   PyMem_Free(a.rows);
   py_pair_release(&pair);
+  return result;
+}
+
+/* ---- frames ---------------------------------------------------------------------------------- */
+
+static PyObject* copy_matrix(const py_call* call, PyObject* matrix, const DLDataType* dtype) {
+  py_pair pair;
+  py_offer offer = {.made = NULL};
+  place from = {.made = NULL};
+  PyObject* result = NULL;
+  if (!py_pair_learn(call->function, Py_TYPE(matrix), call->to, &pair)) return NULL;
+  py_target* t = pair.target;
+  int is_usual = py_target_holds(t, 0) && t->place == NULL && t->hand_over;
+  if (is_usual && take_in_place(call, matrix, &from)) {
+    const DLTensor* tensor = &from.made->dl_tensor;
+    int is_by_column = tensor->device.device_type == kDLCPU && tensor->strides[0] == 1;
+    int keeps_order = (t->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0;
+    if (is_by_column) offer.made = py_managed_copy(from.made, dtype, keeps_order, 0);
+    DLManagedTensorVersioned* made = offer.made;
+    if (made && py_target_checks(t, &made->dl_tensor, made->flags, DLX_SHARES, &offer))
+      result = t->hand_over(call, t, made, matrix);
+    else if (made)
+      dlx_managed_release(made);
+  }
+  drop_place(&from);
+  py_pair_release(&pair);
+  return result;
+}
+
+PyObject* py_copy_frame(const py_call* call, PyObject* frame, const DLDataType* dtype) {
+  py_pair pair;
+  PyObject *opened = NULL, *result = NULL;
+  if (!py_pair_learn(call->function, Py_TYPE(frame), call->to, &pair)) return NULL;
+  if (pair.source->open) opened = PyObject_CallOneArg(pair.source->open, frame);
+  if (opened && PyTuple_CheckExact(opened) && PyTuple_GET_SIZE(opened) == 3) {
+    PyObject* matrices = PyTuple_GET_ITEM(opened, 1);
+    if (PyList_CheckExact(matrices) && PyList_GET_SIZE(matrices) == 1)
+      result = copy_matrix(call, PyList_GET_ITEM(matrices, 0), dtype);
+  }
+  Py_XDECREF(opened);
+  py_pair_release(&pair);
+  if (result == NULL && PyErr_Occurred()) py_error_forget();
   return result;
 }

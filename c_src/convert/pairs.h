@@ -69,6 +69,10 @@ PyObject* py_move(const py_call* call, PyObject* obj);
  * new one, with one wait per stream of a producer. Asks first whether a stream captures. */
 PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis);
 
+/* Copy the columns of a frame, if they are one matrix on the host and each is adjacent, and cast
+ * them to a dtype (NULL: theirs). */
+PyObject* py_copy_frame(const py_call* call, PyObject* frame, const DLDataType* dtype);
+
 /* ---- convert/exchange_any.c ------------------------------------------------------------------ */
 
 /* Return a capsule with the exchange table for any array. `function` is the fast path;

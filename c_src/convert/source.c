@@ -98,6 +98,7 @@ static const py_member members[] = {
     {"dtype", read_question, AT(dtype_check.dtype)},
     {"confirmed", py_read_object, AT(dtype_check.expected)},
     {"parts", py_read_object, AT(parts)},
+    {"open", py_read_object, AT(open)},
     {NULL, NULL, 0},
 };
 

@@ -89,6 +89,7 @@ struct py_source {
                           dlx.Tensor or an array of the type, or None; or NULL */
   PyObject* parts;     /* children(obj, may_copy) of a container that becomes a list or dict, or the
                           rule (flatten, unflatten, is_mutable) of one that keeps its type */
+  PyObject* open;      /* open(frame): (names, matrices, places) as Container.live; or NULL */
   struct {
     py_stay* stay;
     PyObject* copy;        /* copy(array); or NULL */

@@ -120,8 +120,12 @@ def stack(
         raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     is_usual = pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
     is_simple = is_usual and out is None and type(to) is str and (dtype is None or type(dtype) is str)
-    if is_simple and dtype is None and type(arrays) in (list, tuple):
-        stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
+    if is_simple:
+        stacked = None
+        if axis == 1 and type(arrays) not in (list, tuple):
+            stacked = FAST_PATH._copy_frame(arrays, to, None if dtype is None else read_dtype(dtype))
+        elif dtype is None and type(arrays) in (list, tuple):
+            stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         if stacked is not None:
             return stacked
     try:
@@ -325,10 +329,6 @@ def _move_axis(whole: Tensor, at: int) -> Tensor:
 def _stack_plainly(objs: list[Any], places: list[slice] | None, to: Any, axis: int, dtype: str | None) -> Any:
     """Return the stack of host arrays of the fast path, cast by dlx; None if the Python path is needed."""
     try:
-        if places is not None and len(objs) == 1 == axis and dtype is None:
-            tensor = FAST_PATH._borrow(objs[0], TENSOR.name, True)
-            if tensor is not None and tensor.strides[0] == 1:  # each column is adjacent
-                return convert(tensor, to, copy=True)
         target, is_plain = registry.target(to), axis == 0 and dtype is None and places is None
         if target.varies:
             return None

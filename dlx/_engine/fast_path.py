@@ -180,7 +180,8 @@ def _other_fields(kind: type) -> dict[str, Any]:
         columns = functools.partial(native.arrow_columns, arrow.method_of(kind))
         return {"what": "children", "adapter": handler, "parts": columns}
     if handler.kind == "wrapper" and handler.unflatten is None and handler.falls_to is not None:
-        return {"what": "children", "adapter": handler, "parts": lambda obj, may_copy: handler.flatten(obj)[1][0]}
+        parts = lambda obj, may_copy: handler.flatten(obj)[1][0]  # noqa: E731
+        return {"what": "children", "adapter": handler, "parts": parts, "open": handler.live}
     if handler.falls_to is not None and handler.falls_to is {"sequence": list, "mapping": dict}.get(handler.kind):
         parts = functools.partial(_list_children, handler.flatten, handler.identity)
         return {"what": "children", "adapter": handler, "parts": parts}

@@ -14,6 +14,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._engine.seam import FAST_PATH
 
 
 def as_numpy(x):
@@ -195,6 +196,44 @@ def test_a_frame_over_one_matrix(np):
             assert np.array_equal(found, x.astype(dtype or "f8")) and found.flags.writeable
             assert found.ctypes.data % 256 == 0 and not np.may_share_memory(found, x)
             assert found.flags.f_contiguous  # the values of a column are adjacent
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch", "jax", "dlx", "tvm_ffi", "pyarrow", "nothing"])
+@pytest.mark.parametrize("kind", ["f8", "f4", "f2", "i8", "u1", "?", "c8", ">f4", "g", "O", "M8[ns]"])
+def test_a_matrix_is_copied_in_c_as_in_python(np, to, kind):
+    """A frame of one matrix, and parts of it: values, order and errors are those of the path that a trace takes."""
+    pandas = pytest.importorskip("pandas")
+    if to not in ("dlx", "nothing"):
+        pytest.importorskip(to)
+
+    def stack(frame, dtype):
+        try:
+            found = dlx.stack(frame, to, axis=1, dtype=dtype)
+        except (errors.DlxError, ValueError) as error:
+            return type(error), str(error)
+        found = np.asarray(dlx.convert(found, "dlx"))
+        return found.dtype, found.strides, found.tolist()
+
+    for order, dtype in itertools.product("CF", (None, "float32", "complex64", "uint8")):
+        matrix = np.asarray(np.arange(24).reshape(6, 4).astype(kind), order=order)
+        frame = pandas.DataFrame(matrix, copy=False)
+        for part in (
+            frame,
+            frame[1:5],
+            frame[::-2],
+            frame.iloc[:, 1:3],
+            frame.iloc[:, :1],
+            frame[:0],
+            frame.iloc[:, :0],
+        ):
+            quick = stack(part, dtype)
+            with dlx.trace():
+                assert stack(part, dtype) == quick, (order, dtype, part)
+    if kind == "f8" and to in ("numpy", "torch", "dlx", "tvm_ffi"):
+        assert FAST_PATH._copy_frame(pandas.DataFrame(matrix.copy("C")), to) is not None
+    frame.columns = list("aabc")
+    with pytest.raises(errors.DlxError):
+        dlx.stack(frame, to, axis=1)
 
 
 def test_blocks_of_a_frame(np):
