@@ -290,19 +290,20 @@ static PyObject* fast_path_stack(PyObject* self, PyObject* args) {
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(
-    fast_path_copy_frame_doc,
-    "_copy_frame(frame, to, dtype=None, /)\n--\n\n"
-    "Copy the columns of a frame, if they are one matrix, and cast them; None if Python must.");
+PyDoc_STRVAR(fast_path_open_frame_doc,
+             "_open_frame(frame, to, dtype=None, /)\n--\n\n"
+             "Return what the columns of a frame are, as `Container.live`, after a copy of them or "
+             "None: of\n"
+             "one matrix, cast to a dtype. Return None if Python must open it.");
 
-static PyObject* fast_path_copy_frame(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("_copy_frame", nargs, 2, 3)) return NULL;
+static PyObject* fast_path_open_frame(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (!py_check_args("_open_frame", nargs, 2, 3)) return NULL;
   DLDataType dtype;
   int casts = nargs == 3 && args[2] != Py_None;
   if (casts && py_read_dtype(args[2], &dtype) < 0) return NULL;
   py_call call = {.function = (FastPathObject*)self, .to = args[1]};
   py_maps_begin();
-  PyObject* result = py_copy_frame(&call, args[0], casts ? &dtype : NULL);
+  PyObject* result = py_open_frame(&call, args[0], casts ? &dtype : NULL);
   py_maps_end();
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
@@ -331,8 +332,8 @@ static PyMethodDef fast_path_methods[] = {
      fast_path_bind_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
     {"_stack", fast_path_stack, METH_VARARGS, fast_path_stack_doc},
-    {"_copy_frame", (PyCFunction)(void (*)(void))fast_path_copy_frame, METH_FASTCALL,
-     fast_path_copy_frame_doc},
+    {"_open_frame", (PyCFunction)(void (*)(void))fast_path_open_frame, METH_FASTCALL,
+     fast_path_open_frame_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
     {"_exchange_api", (PyCFunction)(void (*)(void))fast_path_exchange_api, METH_FASTCALL,
      fast_path_exchange_api_doc},

@@ -309,18 +309,20 @@ static PyObject* copy_matrix(const py_call* call, PyObject* matrix, const DLData
   return result;
 }
 
-PyObject* py_copy_frame(const py_call* call, PyObject* frame, const DLDataType* dtype) {
+PyObject* py_open_frame(const py_call* call, PyObject* frame, const DLDataType* dtype) {
   py_pair pair;
-  PyObject *opened = NULL, *result = NULL;
+  PyObject *opened = NULL, *copy = NULL;
   if (!py_pair_learn(call->function, Py_TYPE(frame), call->to, &pair)) return NULL;
   if (pair.source->open) opened = PyObject_CallOneArg(pair.source->open, frame);
   if (opened && PyTuple_CheckExact(opened) && PyTuple_GET_SIZE(opened) == 3) {
     PyObject* matrices = PyTuple_GET_ITEM(opened, 1);
     if (PyList_CheckExact(matrices) && PyList_GET_SIZE(matrices) == 1)
-      result = copy_matrix(call, PyList_GET_ITEM(matrices, 0), dtype);
+      copy = copy_matrix(call, PyList_GET_ITEM(matrices, 0), dtype);
   }
-  Py_XDECREF(opened);
   py_pair_release(&pair);
-  if (result == NULL && PyErr_Occurred()) py_error_forget();
-  return result;
+  if (PyErr_Occurred() && py_error_forget() < 0) Py_CLEAR(opened);
+  PyObject* both = opened ? PyTuple_Pack(2, copy ? copy : Py_None, opened) : NULL;
+  Py_XDECREF(copy);
+  Py_XDECREF(opened);
+  return both;
 }

@@ -69,9 +69,9 @@ PyObject* py_move(const py_call* call, PyObject* obj);
  * new one, with one wait per stream of a producer. Asks first whether a stream captures. */
 PyObject* py_stack(const py_call* call, PyObject* objs, PyObject* out, int axis);
 
-/* Copy the columns of a frame, if they are one matrix on the host and each is adjacent, and cast
- * them to a dtype (NULL: theirs). */
-PyObject* py_copy_frame(const py_call* call, PyObject* frame, const DLDataType* dtype);
+/* Open a frame, see `open` of py_source. If its columns are one matrix on the host, and each is
+ * adjacent, copy it, and cast it to a dtype (NULL: its own). Return (copy or None, opened). */
+PyObject* py_open_frame(const py_call* call, PyObject* frame, const DLDataType* dtype);
 
 /* ---- convert/exchange_any.c ------------------------------------------------------------------ */
 

@@ -120,16 +120,16 @@ def stack(
         raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
     is_usual = pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
     is_simple = is_usual and out is None and type(to) is str and (dtype is None or type(dtype) is str)
-    if is_simple:
-        stacked = None
-        if axis == 1 and type(arrays) not in (list, tuple):
-            stacked = FAST_PATH._copy_frame(arrays, to, None if dtype is None else read_dtype(dtype))
-        elif dtype is None and type(arrays) in (list, tuple):
-            stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
-        if stacked is not None:
-            return stacked
+    stacked = opened = None
+    if is_simple and dtype is None and type(arrays) in (list, tuple):
+        stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
+    elif is_simple and axis == 1:
+        opened = FAST_PATH._open_frame(arrays, to, None if dtype is None else read_dtype(dtype))
+        stacked = None if opened is None else opened[0]
+    if stacked is not None:
+        return stacked
     try:
-        inside = open_frame(arrays)
+        inside = open_frame(arrays) if opened is None else opened[1]
         if is_simple and type(inside) is tuple:
             stacked = _stack_plainly(inside[1], inside[2], to, axis, dtype)
             if stacked is not None:

@@ -230,7 +230,7 @@ def test_a_matrix_is_copied_in_c_as_in_python(np, to, kind):
             with dlx.trace():
                 assert stack(part, dtype) == quick, (order, dtype, part)
     if kind == "f8" and to in ("numpy", "torch", "dlx", "tvm_ffi"):
-        assert FAST_PATH._copy_frame(pandas.DataFrame(matrix.copy("C")), to) is not None
+        assert FAST_PATH._open_frame(pandas.DataFrame(matrix.copy("C")), to)[0] is not None
     frame.columns = list("aabc")
     with pytest.raises(errors.DlxError):
         dlx.stack(frame, to, axis=1)
