@@ -84,7 +84,7 @@ def _flatten(frame: Any) -> tuple[None, list[Any]]:
 def _columns(frame: Any) -> tuple[Any, list[Any], list[slice]] | None:
     """Return the matrices of numbers, and the places of their columns: a Series of each column takes longer."""
     names = _names(frame)
-    blocks: Any = getattr(getattr(frame, "_mgr", None), "blocks", ())
+    blocks: Any = getattr(frame._mgr, "blocks", ())
     if len(blocks) == 1 and _is_number(values := blocks[0].values) and values.ndim == 2:
         return names, [values.T], [slice(0, len(values))]
     found: list[tuple[slice, Any]] = []

@@ -118,16 +118,26 @@ def stack(
     """
     if not (pad is None or isinstance(pad, Number)):
         raise TypeError(f"pad must be a number, found {safe_repr(pad)}")
+    opened = None
+    if out is pad is device is stream is None and type(to) is str and not trace.observers:
+        stacked = None
+        if type(arrays) is list or type(arrays) is tuple:
+            if dtype is None and type(axis) is int and axis >= 0:
+                stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
+        elif axis == 1 and (dtype is None or type(dtype) is str):
+            opened = FAST_PATH._open_frame(arrays, to, None if dtype is None else read_dtype(dtype))
+            stacked = None if opened is None else opened[0]
+        if stacked is not None:
+            return stacked
+    return _stack_any(arrays, opened, to, axis, dtype, pad, out, device, stream)
+
+
+def _stack_any(
+    arrays: Any, opened: Any, to: Any, axis: int, dtype: Any, pad: Any, out: Any, device: Any, stream: Any
+) -> Any:
+    """Stack arrays or the columns of a frame, which C may have opened."""
     is_usual = pad is device is stream is None and not trace.observers and type(axis) is int and axis >= 0
     is_simple = is_usual and out is None and type(to) is str and (dtype is None or type(dtype) is str)
-    stacked = opened = None
-    if is_simple and dtype is None and type(arrays) in (list, tuple):
-        stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
-    elif is_simple and axis == 1:
-        opened = FAST_PATH._open_frame(arrays, to, None if dtype is None else read_dtype(dtype))
-        stacked = None if opened is None else opened[0]
-    if stacked is not None:
-        return stacked
     try:
         inside = open_frame(arrays) if opened is None else opened[1]
         if is_simple and type(inside) is tuple:

@@ -27,8 +27,8 @@ from dlx._sharing.handle import Handle
 from dlx._sharing.segment import Descriptor, Segment
 from dlx._support.locks import no_fork
 from dlx._support.module import set_module
-from dlx._support.reflect import safe_repr, type_name
-from dlx.errors import ConversionError, DlxError, HandleError, Member
+from dlx._support.reflect import type_name
+from dlx.errors import ConversionError, DlxError, HandleError
 
 __all__ = ["Ring", "RingReader", "plain_data"]
 
@@ -39,19 +39,34 @@ _FORKED = "Call dlx.attach(handle) in this process, or create another ring."
 _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
 
 
-def plain_data(tree: Any) -> dict[tuple[Any, ...], list[Any]]:
-    """Return the numbers, texts and other plain data of a tree, by path; those of a set have one path."""
+def plain_data(tree: Any) -> dict[tuple[str, ...], str]:
+    """Return the numbers, texts and other plain data of a tree as text, by path; a set is one."""
     handler = lookup.kind_of(tree).handler
     if handler is None:
         return {}
-    walked = Tree(tree, handler, Failures(""))
-    found: dict[tuple[Any, ...], list[Any]] = {}
-    for i, (_, _, _, parts, links) in enumerate(walked.nodes()):
-        for j in range(len(parts)) if len(links) < len(parts) else ():
-            if j not in links:
-                path = tuple(0 if isinstance(key, Member) else key for key in walked.path_in(i, j))
-                found.setdefault(path, []).append((type(parts[j]), encode_value(parts[j])))
-    return {path: sorted(values, key=safe_repr) for path, values in found.items()}
+    walked, found, inside = Tree(tree, handler, Failures("")), dict[tuple[str, ...], str](), set[int]()
+    for i, (_, handler, _, parts, links) in enumerate(walked.nodes()):
+        if handler.kind == "set" or i in inside:
+            inside.update(links.values())
+        plain = {} if i in inside else {j: part for j, part in enumerate(parts) if links.get(j, 0) >= 0}
+        if handler.kind == "set" and plain:
+            found[_path(walked.path_in(i))] = _text(frozenset(plain.values()))
+            continue
+        for j in plain.keys() - links.keys():
+            found[_path(walked.path_in(i, j))] = _text(plain[j])
+    return found
+
+
+def _path(keys: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(str.__repr__(key) if isinstance(key, str) else repr(key) for key in keys)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text, value))})"
+    return f"{type(value).__name__} {encode_value(value)!r}"
 
 
 class _Member(AbstractContextManager[Any]):

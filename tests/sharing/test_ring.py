@@ -154,6 +154,12 @@ class TestRefusals:
         """A number that changes has to be an array."""
         text = "a" * 200 + "b"
         like = {"x": frame(0), "n": 1, "t": [text, None], "deep": ({"f": 1.5},), "set": {"a", "b"}, "nan": float("nan")}
+        like |= {
+            "pairs": {(1, 2), (3, 4), frozenset({"c", ("d",)})},
+            "zero": 0.0,
+            float("nan"): 5,
+            (float("nan"), 1): 6,
+        }
         with dlx.ring(2, like, readers=0) as own:
             reader = dlx.attach(own.handle)
             with pytest.raises(errors.ConversionError, match=r"^cannot put"):
