@@ -201,7 +201,7 @@ def ring(slots: int, like: Any, *, to: Target = "dlx", overwrite: bool = False, 
     DeviceError
         If the system is not Linux, or an array is not in host memory.
     ConversionError, LayoutError, ReadOnlyError, DTypeError
-        As `share`, and as `convert` with ``copy=False`` for the framework `to`.
+        As `share`, and as `convert` with ``copy=False`` for the framework `to`; or if arrays of `like` share memory.
     ValueError, MemoryError, OSError
         If a number is out of range, there is not enough memory, or the process has too many open files.
 
