@@ -302,11 +302,12 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
             self.append(value)
 
     def __imul__(self, times: SupportsIndex) -> Any:
-        values, times = [*self._source], operator.index(times)
-        if times < 1:
-            self.clear()
-        for _ in range(times - 1):
+        n = operator.index(times)
+        values = [*self._source] * (n - 1)
+        if n > 0:
             self._source.extend(values)
+        else:
+            self.clear()
         return self
 
     def clear(self) -> None:
