@@ -138,7 +138,7 @@ def find_extents(obj: Any) -> list[Extent]:
             is_refused = any(each.error is DTypeError for each in found.blockers)  # the export raises the reason
             is_column = isinstance(obj, arrow.Column) or not (found.tensor is not None or is_refused)
             column = arrow.column(obj) if is_column else None
-    if column is None:
+    if column is None or column.dtype is None:  # not numbers: the error tells why
         runs = [_find_extent(obj, source)]
     else:
         runs = [_runs(column.device, start, end - start, []) for start, end in column.extents()]

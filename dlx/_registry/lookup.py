@@ -24,6 +24,7 @@ import array
 import enum
 import numbers
 from collections import UserString
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 from weakref import CallableProxyType, ProxyType, ref
 
@@ -64,8 +65,8 @@ class Kind(NamedTuple):
 
 def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
-    named = isinstance(children, dict)
-    if not (named or isinstance(children, list | tuple)):
+    named = isinstance(children, Mapping)
+    if isinstance(children, str | bytes) or isinstance(look(children).part, Adapter):
         raise TypeError(f"__dlx_tree__ returns its children as {type_name(type(children))}, not as a list or dict")
     keys = Keys(children if named else range(len(children)))
     keys.context = rebuild, named

@@ -39,34 +39,37 @@ _FORKED = "Call dlx.attach(handle) in this process, or create another ring."
 _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
 
 
-def plain_data(tree: Any) -> dict[tuple[str, ...], str]:
-    """Return the numbers, texts and other plain data of a tree as text, by path; a set is one."""
+def plain_data(tree: Any) -> int:
+    """Return a hash of the numbers, texts and other plain data of a tree, and of their places."""
     handler = lookup.kind_of(tree).handler
     if handler is None:
-        return {}
-    walked, found, inside = Tree(tree, handler, Failures("")), dict[tuple[str, ...], str](), set[int]()
-    for i, (_, handler, _, parts, links) in enumerate(walked.nodes()):
-        if handler.kind == "set" or i in inside:
-            inside.update(links.values())
-        plain = {} if i in inside else {j: part for j, part in enumerate(parts) if links.get(j, 0) >= 0}
-        if handler.kind == "set" and plain:
-            found[_path(walked.path_in(i))] = _text(frozenset(plain.values()))
+        return 0
+    nodes, found, opened, waiting = [*Tree(tree, handler, Failures("")).nodes()], dict[int, int](), set[int](), [0]
+    while waiting:
+        number = waiting[-1]
+        _, handler, keys, parts, links = nodes[number]
+        below = [link for link in links.values() if link >= 0 and link not in found]
+        if below and number not in opened:
+            opened.add(number)
+            waiting += below
             continue
-        for j in plain.keys() - links.keys():
-            found[_path(walked.path_in(i, j))] = _text(plain[j])
-    return found
-
-
-def _path(keys: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(str.__repr__(key) if isinstance(key, str) else repr(key) for key in keys)
+        waiting.pop()
+        values = [found.get(links[i], 0) if i in links else _text(part) for i, part in enumerate(parts)]  # 0: an array
+        if handler.kind == "wrapper":
+            found[number] = hash(values[0])
+        elif handler.kind == "set":
+            found[number] = hash(frozenset(values))
+        else:
+            found[number] = hash(frozenset((_text(handler.path(keys, i)), value) for i, value in enumerate(values)))
+    return found[0]
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, frozenset):
+    if type(value) is frozenset:
         return f"{{{', '.join(sorted(map(_text, value)))}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_text, value))})"
-    return f"{type(value).__name__} {encode_value(value)!r}"
+    return f"{type(value).__name__} {encode_value(value)!r}" if not isinstance(value, str) else str.__repr__(value)
 
 
 class _Member(AbstractContextManager[Any]):
@@ -148,7 +151,7 @@ class Ring(_Member):
 
     handle: Handle[RingReader]
 
-    def __init__(self, *frames: Any, handle: Handle[Any], own: list[Any], plain: Any) -> None:
+    def __init__(self, *frames: Any, handle: Handle[Any], own: list[Any], plain: int) -> None:
         super().__init__(*frames)
         self.handle = handle
         self._own = own  # the arrays of each slot, as `write` returns them

@@ -9,7 +9,6 @@ import json
 import os
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -494,9 +493,19 @@ def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Cal
     handler = lookup.kind_of(trees[0]).handler
     tree = None if handler is None else Tree(trees[0], handler, Failures(""))
     nodes, arrays = ([], []) if tree is None else ([*tree.nodes()], tree.arrays)
-    links = Counter(link for *_, links in nodes for link in links.values() if link < 0 or nodes[link][-1])
+    parents: dict[int, list[int]] = {}
+    for number, (*_, links) in enumerate(nodes):
+        for link in links.values():
+            parents.setdefault(link, []).append(number)
+    waiting = [link for link in parents if link < 0]
+    holding = {*waiting}  # arrays, and the containers that hold them
+    while waiting:
+        new = {*parents.get(waiting.pop(), ())} - holding
+        holding |= new
+        waiting += new
     runs = sorted(run[:2] for run in native.tensors_extents(arrays) if run[0] < run[1])
-    if max(links.values(), default=1) > 1 or any(a[1] > b[0] for a, b in itertools.pairwise(runs)):
+    is_repeated = any(len(parents.get(link, ())) > 1 for link in holding)
+    if is_repeated or any(a[1] > b[0] for a, b in itertools.pairwise(runs)):
         reason, fix = "two of its arrays share memory, or are one", "Pass arrays that do not share memory."
         raise LayoutError(reason, source=type_name(type(like)), fix=fix)
     own = [convert(each, copy=False) for each in trees]

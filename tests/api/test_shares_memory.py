@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import datetime
 import mmap
 
 import pytest
@@ -338,3 +339,14 @@ def test_memory_that_conversions_share_without_arrow(np):
         assert not dlx.shares_memory(obj, values.copy())
     with pytest.raises(errors.DTypeError, match="its values are Python objects"):
         dlx.shares_memory(pandas.Series([True, None]), series)
+    with pytest.raises(errors.DTypeError, match="DLPack has no text"):
+        dlx.shares_memory(pandas.Series(["a"]), series)
+
+
+def test_columns_without_numbers_are_refused():
+    """Text, dates and so on have no memory that a tensor shares."""
+    polars, pa = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    for values in (["a", "b"], [b"a"], [None, None], [datetime.date(2020, 1, 1)]):
+        for column in (polars.Series(values), pa.array(values)):
+            with pytest.raises(errors.DlxError, match=r"^cannot compare the memory of"):
+                dlx.shares_memory(column, column)

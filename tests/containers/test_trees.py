@@ -1052,7 +1052,7 @@ def _shape_of(obj):
     return text(obj)
 
 
-@pytest.mark.parametrize("children", ["ab", b"ab", range(2), None, dlx.from_dlpack(bytearray(2))], ids=repr)
+@pytest.mark.parametrize("children", ["ab", b"ab", dlx.from_dlpack(bytearray(2))], ids=repr)
 def test_children_in_anything_but_a_list_or_dict_are_refused(np, children):
     """An array or a text is not a sequence of children, although it has a length."""
 
@@ -1065,6 +1065,28 @@ def test_children_in_anything_but_a_list_or_dict_are_refused(np, children):
             errors.ConversionError, match=r"__dlx_tree__ returns its children as .*, not as a list or dict"
         ):
             dlx.convert(obj, to="torch")
+
+
+@pytest.mark.parametrize(
+    "children", [list, tuple, collections.deque, dict, types.MappingProxyType, lambda found: found.values()]
+)
+def test_children_are_any_sequence_or_mapping(np, torch, children):
+    """`rebuild` gets a list or dict."""
+
+    class Box:
+        def __dlx_tree__(self):
+            named = {"a": np.ones(1), "b": 2}
+            return children(
+                named if children in (dict, types.MappingProxyType) or "lambda" in str(children) else [*named.values()]
+            ), Made
+
+    class Made:
+        def __init__(self, children):
+            self.children = children
+
+    found = dlx.convert([Box()], to="torch")[0].children
+    assert type(found) is (dict if children in (dict, types.MappingProxyType) else list)
+    assert [type(each) for each in (found.values() if type(found) is dict else found)] == [torch.Tensor, int]
 
 
 def test_a_rule_that_fails_is_said_by_the_python_path(np, torch):

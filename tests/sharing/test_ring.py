@@ -172,6 +172,16 @@ class TestRefusals:
                 ({"f": 1.5},),
             )
 
+    def test_equal_plain_data_may_be_one_object_or_several(self):
+        """Constant tuples of a function are one object."""
+        one = [(3, 4), {"k": [5]}]
+        like, several = {"x": frame(0), "a": one, "b": one}, {"x": frame(1), "a": [(3, 4), {"k": [5]}], "b": [*one]}
+        for first, second in ((like, several), (several, like)):
+            with dlx.ring(2, first, readers=0) as own:
+                own.put(second)
+                with pytest.raises(errors.ConversionError, match=r"^cannot put"):
+                    own.put({**second, "b": [(3, 4), {"k": [6]}]})
+
     def test_plain_data_that_like_lacks_is_refused(self):
         """Even if it has none at all; and two numbers do not trade places."""
         for like, sent in (({"x": frame(0)}, {"n": 1}), ({"x": frame(0), "low": 0, "high": 1}, {"low": 1, "high": 0})):
@@ -188,7 +198,13 @@ class TestRefusals:
                 dlx.ring(2, like)
 
     @pytest.mark.parametrize(
-        "place", [lambda np, x: [x, [x]], lambda np, x: {"a": x[:3], "b": x[2:]}, lambda np, x: [[x]] * 2]
+        "place",
+        [
+            lambda np, x: [x, [x]],
+            lambda np, x: {"a": x[:3], "b": x[2:]},
+            lambda np, x: [[x]] * 2,
+            lambda np, x: [[[x], 1]] * 2,
+        ],
     )
     def test_each_array_has_its_own_memory(self, np, place):
         """A write to one array of a frame changes no other; interleaved arrays get their own."""
