@@ -14,9 +14,11 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+from dlx._core import native
 from dlx._core.extension import ffi, lib
 from dlx._engine.failures import Failures
 from dlx._engine.seam import FAST_PATH
@@ -30,13 +32,33 @@ from dlx._support.module import set_module
 from dlx._support.reflect import type_name
 from dlx.errors import ConversionError, DlxError, HandleError
 
-__all__ = ["Ring", "RingReader", "plain_data"]
+__all__ = ["Ring", "RingReader", "is_apart", "plain_data"]
 
 SLICE = 0.05  # seconds
 _LOCK = struct.Struct("hhqqi0q")  # flock: type, whence, start, length, process
 _SET, _GET = getattr(fcntl, "F_OFD_SETLK", 37), getattr(fcntl, "F_OFD_GETLK", 36)
 _FORKED = "Call dlx.attach(handle) in this process, or create another ring."
 _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
+
+
+def is_apart(tree: Any) -> bool:
+    """Return whether each array of a tree is in one place, and has memory of its own."""
+    handler = lookup.kind_of(tree).handler
+    if handler is None:
+        return True
+    walked, parents = Tree(tree, handler, Failures("")), dict[int, list[int]]()
+    for number, (*_, links) in enumerate(walked.nodes()):
+        for link in links.values():
+            parents.setdefault(link, []).append(number)
+    waiting = [link for link in parents if link < 0]
+    holding = {*waiting}  # arrays, and the containers that hold them
+    while waiting:
+        new = {*parents.get(waiting.pop(), ())} - holding
+        holding |= new
+        waiting += new
+    runs = sorted(run[:2] for run in native.tensors_extents(walked.arrays) if run[0] < run[1])
+    is_repeated = any(len(parents.get(link, ())) > 1 for link in holding)
+    return not (is_repeated or any(one[1] > other[0] for one, other in pairwise(runs)))
 
 
 def plain_data(tree: Any) -> int:

@@ -29,7 +29,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import Packed, decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
-from dlx._sharing.ring import Ring, RingReader, plain_data
+from dlx._sharing.ring import Ring, RingReader, is_apart, plain_data
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._sharing.workers import register_types
 from dlx._support.reflect import type_name
@@ -490,22 +490,7 @@ def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Cal
     except OSError as error:
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
     trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
-    handler = lookup.kind_of(trees[0]).handler
-    tree = None if handler is None else Tree(trees[0], handler, Failures(""))
-    nodes, arrays = ([], []) if tree is None else ([*tree.nodes()], tree.arrays)
-    parents: dict[int, list[int]] = {}
-    for number, (*_, links) in enumerate(nodes):
-        for link in links.values():
-            parents.setdefault(link, []).append(number)
-    waiting = [link for link in parents if link < 0]
-    holding = {*waiting}  # arrays, and the containers that hold them
-    while waiting:
-        new = {*parents.get(waiting.pop(), ())} - holding
-        holding |= new
-        waiting += new
-    runs = sorted(run[:2] for run in native.tensors_extents(arrays) if run[0] < run[1])
-    is_repeated = any(len(parents.get(link, ())) > 1 for link in holding)
-    if is_repeated or any(a[1] > b[0] for a, b in itertools.pairwise(runs)):
+    if not is_apart(trees[0]):
         reason, fix = "two of its arrays share memory, or are one", "Pass arrays that do not share memory."
         raise LayoutError(reason, source=type_name(type(like)), fix=fix)
     own = [convert(each, copy=False) for each in trees]
