@@ -132,9 +132,8 @@ def _abstract_copy(info: ArrayInfo, source: Adapter, found: Device | None, cast:
     device, dtype = info.device or found, cast or info.dtype
     if info.shape is None or dtype is None or device is None:
         return None
-    padded = dtype.bits < 8 and info.nbytes == prod(
-        info.shape
-    )  # some frameworks import other elements than they export
+    # Some frameworks import other elements than they export.
+    padded = dtype.bits < 8 and info.nbytes == prod(info.shape)
     # The address is never read.
     return native.tensor_new(
         source.arrays.alignment, info.shape, None, dtype, device, SUBBYTE_PADDED if padded else 0, None
