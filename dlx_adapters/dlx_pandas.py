@@ -68,23 +68,23 @@ def _has_lists(series: Any) -> bool:
     return kind is not None and (types.is_list(kind) or types.is_large_list(kind))
 
 
-def _names(frame: Any) -> Any:
-    names = frame.columns
-    if not names.is_unique:
-        name = names[names.duplicated()][0]
-        raise LayoutError(f"it has several columns named {name!r}", fix="Rename them, or convert them one by one.")
-    return names
+def _repeated(names: Any) -> LayoutError:
+    name = names[names.duplicated()][0]
+    return LayoutError(f"it has several columns named {name!r}", fix="Rename them, or convert them one by one.")
 
 
 def _flatten(frame: Any) -> tuple[None, list[Any]]:
-    _names(frame)
+    if not frame.columns.is_unique:
+        raise _repeated(frame.columns)
     return None, [dict(frame.items())]
 
 
 def _columns(frame: Any) -> tuple[Any, list[Any], list[slice]] | None:
     """Return the matrices of numbers, and the places of their columns: a Series of each column takes longer."""
-    names = _names(frame)
+    names = frame.columns
     blocks: Any = getattr(frame._mgr, "blocks", ())
+    if not names.is_unique:
+        raise _repeated(names)
     if len(blocks) == 1 and _is_number(values := blocks[0].values) and values.ndim == 2:
         return names, [values.T], [slice(0, len(values))]
     found: list[tuple[slice, Any]] = []

@@ -125,11 +125,14 @@ def stack(
             if dtype is None and type(axis) is int and axis >= 0:
                 stacked = FAST_PATH._stack(tuple(arrays), to, None, axis)  # on a device
         elif axis == 1 and (dtype is None or type(dtype) is str):
-            opened = FAST_PATH._open_frame(arrays, to, None if dtype is None else read_dtype(dtype))
+            opened = _open_frame(arrays, to, None if dtype is None else read_dtype(dtype))
             stacked = None if opened is None else opened[0]
         if stacked is not None:
             return stacked
     return _stack_any(arrays, opened, to, axis, dtype, pad, out, device, stream)
+
+
+_open_frame = FAST_PATH._open_frame
 
 
 def _stack_any(
