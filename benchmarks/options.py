@@ -108,7 +108,6 @@ def _frames(np, torch):
     polars, pandas, pyarrow = peer("polars"), peer("pandas"), peer("pyarrow")
     for rows, width in _SHAPES:
         number = max(1, 100_000 // (rows * width))
-        goal = 1.2 if number == 1 else 2.5  # dlx needs 3 µs to find the frame's numbers and the target
         values = np.random.default_rng(0).standard_normal((width, rows)) * 100
         many = {
             None: {f"c{i}": column for i, column in enumerate(values)},
@@ -127,22 +126,22 @@ def _frames(np, torch):
             if pandas is not None:
                 frame = pandas.DataFrame(columns)
                 yield (
-                    *(f"{label}, pandas' to_numpy", goal),
+                    *(f"{label}, pandas' to_numpy", 1.2),
                     lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
-                    lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
+                    lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d, copy=True)),
                     number,
                 )
                 frame = pandas.DataFrame(columns, copy=False)  # a block for each column
                 yield (
-                    *(f"{label}, pandas' to_numpy, many blocks", goal),
+                    *(f"{label}, pandas' to_numpy, many blocks", 1.2),
                     lambda f=frame, d=dtype: dlx.stack(f, "torch", axis=1, dtype=d),
-                    lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d or "float64", copy=True)),
+                    lambda f=frame, d=dtype: torch.from_numpy(f.to_numpy(dtype=d, copy=True)),
                     number,
                 )
             if pyarrow is not None and not dtype:
                 frame = pyarrow.table(columns)
                 yield (
-                    *(f"{label}, pyarrow's columns", goal),
+                    *(f"{label}, pyarrow's columns", 1.2 if number == 1 else 2.5),
                     lambda f=frame: dlx.stack(f, "torch", axis=1),
                     lambda f=frame: torch.from_numpy(np.column_stack([each.to_numpy() for each in f.columns])),
                     number,
