@@ -42,7 +42,7 @@ _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
 
 
 def is_apart(tree: Any) -> bool:
-    """Return whether each array of a tree is in one place, and has memory of its own."""
+    """Return whether each array of a tree is in one place, and shares no memory with another."""
     handler = lookup.kind_of(tree).handler
     if handler is None:
         return True
