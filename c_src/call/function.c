@@ -290,11 +290,11 @@ static PyObject* fast_path_stack(PyObject* self, PyObject* args) {
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(fast_path_open_frame_doc,
-             "_open_frame(frame, to, dtype=None, /)\n--\n\n"
-             "Return what the columns of a frame are, as `Container.live`, after a copy of them or "
-             "None: of\n"
-             "one matrix, cast to a dtype. Return None if Python must open it.");
+PyDoc_STRVAR(
+    fast_path_open_frame_doc,
+    "_open_frame(frame, to, dtype=None, /)\n--\n\n"
+    "Return (copy, opened): a copy of a frame's matrix, cast to a dtype, or None; the result "
+    "of\n`Container.live`. Return None if Python must open it.");
 
 static PyObject* fast_path_open_frame(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_check_args("_open_frame", nargs, 2, 3)) return NULL;

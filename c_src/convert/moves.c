@@ -295,7 +295,8 @@ static PyObject* copy_matrix(const py_call* call, PyObject* matrix, const DLData
   int is_usual = py_target_holds(t, 0) && t->place == NULL && t->hand_over;
   if (is_usual && take_in_place(call, matrix, &from)) {
     const DLTensor* tensor = &from.made->dl_tensor;
-    int is_by_column = tensor->device.device_type == kDLCPU && tensor->strides[0] == 1;
+    int is_by_column =
+        tensor->device.device_type == kDLCPU && tensor->ndim == 2 && tensor->strides[0] == 1;
     int keeps_order = (t->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0;
     if (is_by_column) offer.made = py_managed_copy(from.made, dtype, keeps_order, 0);
     DLManagedTensorVersioned* made = offer.made;

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Target
 
 
+_open_frame = FAST_PATH._open_frame
+
+
 @public
 def stack(
     arrays: Iterable[Any],
@@ -130,9 +133,6 @@ def stack(
         if stacked is not None:
             return stacked
     return _stack_any(arrays, opened, to, axis, dtype, pad, out, device, stream)
-
-
-_open_frame = FAST_PATH._open_frame
 
 
 def _stack_any(

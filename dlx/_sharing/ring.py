@@ -87,6 +87,7 @@ def plain_data(tree: Any) -> int:
 
 
 def _text(value: Any) -> str:
+    """Return plain data as text, which is the same for equal data of one type."""
     if type(value) is frozenset:
         return f"{{{', '.join(sorted(map(_text, value)))}}}"
     if isinstance(value, tuple):
