@@ -1,6 +1,10 @@
 /* Checks of the index arrays of sparse and ragged arrays: contiguous integers of 32 or 64
  * bits in host memory, at any address. */
 
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+#pragma GCC optimize("O3") /* vectors, which clang uses anyway */
+#endif
+
 #include "indices.h"
 
 #include "allocate.h"
@@ -12,15 +16,20 @@ static const void* first(const DLTensor* t) {
   return (const char*)t->data + t->byte_offset;
 }
 
-/* With `descents`: whether an offset is below the one before it. */
-INLINE int64_t is_bad(const void* data, int bits, int64_t i, int descents, int64_t end) {
+/* With `descents`: whether an offset is below the one before it. Numbers of 32 bits are not
+ * widened, so that the compiler finds vectors. */
+INLINE int is_bad(const void* data, int bits, int64_t i, int descents, int64_t end) {
   int64_t index = dlx_index_at(data, bits, i);
-  return descents ? dlx_index_at(data, bits, i - 1) > index : (uint64_t)index >= (uint64_t)end;
+  if (descents && bits == 32) return (int32_t)dlx_index_at(data, 32, i - 1) > (int32_t)index;
+  if (descents) return dlx_index_at(data, bits, i - 1) > index;
+  if (bits == 32) return (uint32_t)index >= (uint32_t)(end < INT64_C(1) << 31 ? end : 1u << 31);
+  return (uint64_t)index >= (uint64_t)end;
 }
 
 INLINE int64_t find_bad(const DLTensor* t, int bits, int descents, int64_t end) {
   const void* data = first(t);
-  int64_t count = dlx_size(t), bad = 0;
+  int64_t count = dlx_size(t);
+  int bad = 0;
   for (int64_t i = descents; i < count; i++) bad |= is_bad(data, bits, i, descents, end);
   for (int64_t i = descents; bad; i++) /* the first loop has no branches */
     if (is_bad(data, bits, i, descents, end)) return i;
