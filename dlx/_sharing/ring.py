@@ -30,9 +30,9 @@ from dlx._sharing.segment import Descriptor, Segment
 from dlx._support.locks import no_fork
 from dlx._support.module import set_module
 from dlx._support.reflect import type_name
-from dlx.errors import ConversionError, DlxError, HandleError
+from dlx.errors import ConversionError, DlxError, HandleError, LayoutError
 
-__all__ = ["Ring", "RingReader", "is_apart", "plain_data"]
+__all__ = ["Ring", "RingReader", "check_apart", "plain_data"]
 
 SLICE = 0.05  # seconds
 _LOCK = struct.Struct("hhqqi0q")  # flock: type, whence, start, length, process
@@ -41,11 +41,11 @@ _FORKED = "Call dlx.attach(handle) in this process, or create another ring."
 _FULL = f"it has {lib.DLX_RING_READERS} readers, the most that a ring can have"
 
 
-def is_apart(tree: Any) -> bool:
-    """Return whether each array of a tree is in one place, and shares no memory with another."""
+def check_apart(tree: Any, source: str) -> None:
+    """Raise unless each array of a tree is in one place, and shares no memory with another."""
     handler = lookup.kind_of(tree).handler
     if handler is None:
-        return True
+        return
     walked, parents = Tree(tree, handler, Failures("")), dict[int, list[int]]()
     for number, (*_, links) in enumerate(walked.nodes()):
         for link in links.values():
@@ -58,7 +58,9 @@ def is_apart(tree: Any) -> bool:
         waiting += new
     runs = sorted(run[:2] for run in native.tensors_extents(walked.arrays) if run[0] < run[1])
     is_repeated = any(len(parents.get(link, ())) > 1 for link in holding)
-    return not (is_repeated or any(one[1] > other[0] for one, other in pairwise(runs)))
+    if is_repeated or any(one[1] > other[0] for one, other in pairwise(runs)):
+        reason, fix = "two of its arrays share memory, or are one", "Pass arrays that do not share memory."
+        raise LayoutError(reason, source=source, fix=fix)
 
 
 def plain_data(tree: Any) -> int:

@@ -29,7 +29,7 @@ from dlx._registry import lookup
 from dlx._registry.generic import TENSOR
 from dlx._sharing.description import Packed, decode, encode, needs_tensors, pack_lists, pack_rows, parse
 from dlx._sharing.handle import Handle, create_handle, find_segment
-from dlx._sharing.ring import Ring, RingReader, is_apart, plain_data
+from dlx._sharing.ring import Ring, RingReader, check_apart, plain_data
 from dlx._sharing.segment import HEADER, Segment, has_huge_pages, locate, new_segment, open_segment, read_description
 from dlx._sharing.workers import register_types
 from dlx._support.reflect import type_name
@@ -467,9 +467,8 @@ def attach_tree(
         return decode(whole, names, tensors, lazy=lazy)
     for tensor in tensors[:1]:
         with contextlib.suppress(DlxError):  # a target without empty arrays
-            register_types(
-                {type(convert(native.tensor_new(lib.DLX_ALIGNMENT, (0,), None, tensor.dtype, HOST, 0, None)))}
-            )
+            like = native.tensor_new(lib.DLX_ALIGNMENT, (0,), None, tensor.dtype, HOST, 0, None)
+            register_types({type(convert(like))})
     tree = decode(whole, names, tensors, joins=True, lazy=lazy)
     return tree if isinstance(tree, Packed) else convert(tree)
 
@@ -490,9 +489,7 @@ def create_ring(ring: tuple[int, ...], like: Any, request: Request, convert: Cal
     except OSError as error:
         raise MemoryError(f"a ring of {amount(segment.size)}: {error.strerror}") from error
     trees, options = _open_ring(segment, parse(text), numbers, names, "write", None)
-    if not is_apart(trees[0]):
-        reason, fix = "two of its arrays share memory, or are one", "Pass arrays that do not share memory."
-        raise LayoutError(reason, source=type_name(type(like)), fix=fix)
+    check_apart(trees[0], type_name(type(like)))
     own = [convert(each, copy=False) for each in trees]
     return Ring(segment, trees, options, handle=handle, own=own, plain=plain_data(trees[0]))
 
