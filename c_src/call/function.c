@@ -36,16 +36,12 @@ static PyObject* call_wrapped(PyObject* self, PyObject* const* args, size_t narg
   return call_python(&call, args, nargsf, names);
 }
 
-/* convert(obj, like=...): an example on the host names the framework; the result is on the host. */
+/* convert(obj, like=...): an example on the host names the framework; results are on the host. */
 static PyObject* convert_like(py_call* call, PyObject* obj, PyObject* like) {
-  PyObject *to = py_target_like(call, like), *result = NULL;
-  py_pair pair;
+  PyObject* to = py_target_like(call, like);
   if (to == NULL) return NULL;
   call->to = to;
-  if (py_pair_learn(call->function, Py_TYPE(obj), to, &pair)) {
-    result = py_convert_array(call, &pair, obj);
-    py_pair_release(&pair);
-  }
+  PyObject* result = py_convert(call, obj);
   Py_DECREF(to);
   return result;
 }
