@@ -211,18 +211,16 @@ static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
 }
 
 PyDoc_STRVAR(fast_path_borrow_doc,
-             "_borrow(obj, to, brief=False, /)\n--\n\n"
-             "Examine, export and check an array by its pair.\n\n"
+             "_borrow(obj, to, brief=False, unmarks=False, /)\n--\n\n"
+             "Examine, export and check an array by its pair. `unmarks` is readonly=\"share\".\n\n"
              "Return a dlx.Tensor for _load, `obj` if that is the result, or None if Python must\n"
              "convert. Python makes all copies.");
 
 static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2 && nargs != 3) {
-    PyErr_SetString(PyExc_TypeError, "_borrow takes an array and a target");
-    return NULL;
-  }
+  if (!py_check_args("_borrow", nargs, 2, 4)) return NULL;
   unsigned options = DLX_SHARES | DLX_HOST_ONLY;
-  if (nargs == 3 && args[2] == Py_True) options |= DLX_COPIES;
+  if (nargs > 2 && args[2] == Py_True) options |= DLX_COPIES;
+  if (nargs > 3 && args[3] == Py_True) options |= DLX_UNMARKS;
   py_offer offer = {.made = NULL};
   PyObject* same = NULL;
   py_maps_begin();
@@ -232,6 +230,8 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
       same = pair.source->framework.stay(pair.source, pair.target, args[0], 0);
     else if (pair.what == PY_CONVERTS && py_target_holds(pair.target, options))
       pair.source->take(pair.source, pair.target, args[0], options, &offer);
+    if (offer.made && offer.state == PY_NEEDS_COPY) /* with `unmarks` only */
+      offer.made = py_target_copy(pair.target, offer.made, options, offer.incompatible);
     py_pair_release(&pair);
   }
   py_maps_end();

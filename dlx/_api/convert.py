@@ -177,10 +177,10 @@ def convert(
         source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
         if dtype is None:
             return batch.Batch(request, [obj], [source]).run()[0]
-        named = to if device is stream is None and wait and not copy and not detach else None
+        named = to if device is stream is None and wait and not detach else None
         return batch.Batch(request.for_root(), [obj], [source], to=named).run()[0]
-    # Arrays of a tree take the fast path if no option is set.
-    named = to if device is stream is None and wait and not copy and not detach else None
+    # Arrays of a tree take the fast path if no option forbids it.
+    named = to if device is stream is None and wait and not detach else None
     has_no_options = named is not None and dtype is None and readonly == "copy" and copy is None
     if lazy:
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)

@@ -191,7 +191,7 @@ class Batch:
         self.request, self.objs, self.sources = request, objs, sources
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
-        self._borrowed: list[tuple[int, Any, bool]] = []  # tensors of the fast path, and whether they are casts
+        self._borrowed: list[tuple[int, Any, Any]] = []  # of the fast path: tensors, and the objects that have them
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
@@ -264,21 +264,26 @@ class Batch:
         for i, obj in enumerate(self.objs):
             keeps_dtype = request.casts is None or (self.tree is not None and self.tree.is_index(i))
             options = without_casts if keeps_dtype else request
-            cast = obj  # with the dtype of the result; None: Python must plan it
-            if options.casts is not None:
-                is_quick = to is not None and options.copy is not False
-                cast = cast_host(obj, self.sources[i], options.target, options.casts) if is_quick else None
-            borrowed = cast if cast is not obj else None if to is None else borrow(obj, to, brief)
+            quick = obj if to is not None else None  # the object that the fast path takes, if it takes one
+            if quick is not None and options.casts is not None:
+                is_allowed = options.copy is not False
+                quick = cast_host(obj, self.sources[i], options.target, options.casts) if is_allowed else None
+            elif isinstance(quick, Column) and not trace.observers:
+                quick = quick.share_plain()
+            if options.copy and quick is obj:
+                quick = None
+            unmarks = request.readonly == "share" and i not in self.written
+            borrowed = None if quick is None else borrow(quick, to, brief, unmarks)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i], options)
                 self._transfers[i].written = i in self.written
             elif i in self.written and borrowed.readonly:
                 kind, target = type_name(type(obj)), self.request.target.name
                 self.failures.add(not_writable().complete(source=kind, target=target), self.path(i))
-            elif borrowed is obj:
-                self.results[i] = obj
+            elif borrowed is quick:
+                self.results[i] = borrowed
             else:
-                self._borrowed.append((i, borrowed, cast is not obj))
+                self._borrowed.append((i, borrowed, quick))
         self._each(self.describe)
         self.failures.can_pass = False  # from here on, the target refuses an array
         if len(self._transfers) > 1 or self.failures.collect:
@@ -432,9 +437,9 @@ class Batch:
 
     def _load(self) -> None:
         objs, results = self.objs, self.results
-        for i, borrowed, is_cast in self._borrowed:
+        for i, borrowed, quick in self._borrowed:
             try:
-                results[i] = FAST_PATH(borrowed, self.to) if is_cast else FAST_PATH._load(borrowed, objs[i], self.to)
+                results[i] = FAST_PATH._load(borrowed, quick, self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i], self.request._replace(casts=None))  # cast already
                     transfer.tensor = borrowed

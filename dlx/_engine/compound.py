@@ -151,6 +151,12 @@ def info_of(part: Any) -> ArrayInfo:
     return array_info(*lookup.source(part))
 
 
+def _metadata_of(part: Any) -> Any:
+    """Return an object with the dtype, shape and device of a part: its tensor or column, in a tenth of the time."""
+    found = part if isinstance(part, Column) else FAST_PATH._borrow(part, TENSOR.name, True)
+    return info_of(part) if found is None else found
+
+
 def _rows(part: Any) -> list[Any]:
     return part if isinstance(part, list) else [part]
 
@@ -158,7 +164,7 @@ def _rows(part: Any) -> list[Any]:
 def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str]) -> DType | None:
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
     used = {name: accepted for name, accepted in joiner.indices.items() if name in parts}
-    names = {str(info_of(row).dtype) for name in used for row in _rows(parts[name])}
+    names = {str(_metadata_of(row).dtype) for name in used for row in _rows(parts[name])}
     common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
     if not common or (names <= {*known} if joiner.join is None else len(names) == 1 and names <= {*common}):
         return None
@@ -223,7 +229,7 @@ def _gather(rows: list[Any], stacks: bool, dtype: DType | None, swaps: bool, min
 
 def _bound_of(parts: dict[str, Any]) -> int:
     """Return a number that no index of a compound array exceeds, by the shapes of its parts."""
-    return int(max((*parts.get("shape", ()), *(info_of(arrays_of(parts)[0]).shape or (1 << 62,)))))
+    return int(max((*parts.get("shape", ()), *(_metadata_of(arrays_of(parts)[0]).shape or (1 << 62,)))))
 
 
 def _subtract(tensor: Tensor, minus: int, dtype: DType) -> Tensor:
@@ -262,14 +268,14 @@ _MINOR = {"csr": 1, "csc": 0, "bsr": 1}  # the axis of the indices
 def _check_dimensions(kind: str, parts: dict[str, Any], dense: str) -> None:
     """Raise if the elements or indices of a sparse array have more dimensions than those of a matrix."""
     coords = parts.get("coords", [])
-    ndim = 2 if isinstance(coords, list) else len(info_of(coords).shape or ())
-    if ndim != 2 or len(info_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
+    ndim = 2 if isinstance(coords, list) else len(_metadata_of(coords).shape or ())
+    if ndim != 2 or len(_metadata_of(parts["data"]).shape or ()) != (3 if kind == "bsr" else 1):
         raise LayoutError("it has batches or dense dimensions", fix=f"Call {dense} first." if dense else "")
 
 
 def _check_dtype(parts: dict[str, Any], joiner: Compound, request: Request) -> None:
     """Raise if a joiner does not support the dtype that the elements will have."""
-    old = info_of(arrays_of(parts)[0]).dtype
+    old = _metadata_of(arrays_of(parts)[0]).dtype
     new = old if old is None or request.casts is None else request.casts.find(old) or old
     if new is not None and old is not None and joiner.dtypes and new.name not in joiner.dtypes:
         why, option = f"{request.target.name} has no {joiner.kind} arrays of {new}", {old.name: "float32"}
@@ -283,7 +289,7 @@ def _check(kind: str, obj: Any, parts: dict[str, Any], source: Compound, limits:
     """
     if kind not in ("coo", *_MINOR):
         return False
-    shape, elements = parts["shape"], info_of(parts["data"]).shape or ()
+    shape, elements = parts["shape"], _metadata_of(parts["data"]).shape or ()
     if not shape and "axes" in limits:
         fix = f"Call {source.dense} first." if source.dense else ""
         raise LayoutError(f"{target} has no {kind} arrays without dimensions", fix=fix)
@@ -294,7 +300,7 @@ def _check(kind: str, obj: Any, parts: dict[str, Any], source: Compound, limits:
             raise LayoutError(f"it has {len(rows)} index arrays for {len(shape)} dimensions")
         wide = []
         for axis, (row, extent) in enumerate(zip(rows, shape, strict=True)):
-            length = info_of(row).shape
+            length = _metadata_of(row).shape
             if length != elements:
                 raise LayoutError(f"coords[{axis}] has the shape {length}, and its data the shape {elements}")
             wide.append(_check_range(row, extent, f"coords[{axis}]"))
@@ -370,7 +376,7 @@ def _check_lists(values: Any, offsets: Any) -> int:
     else:
         inside, handler = lookup.unwrap(values)
         inner = handler.compound.split(inside)["offsets"] if isinstance(handler, CompoundHandler) else None
-        count = (info_of(values).shape or (0,))[0] if inner is None else (info_of(inner).shape or (1,))[0] - 1
+        count = (_metadata_of(values).shape or (0,))[0] if inner is None else (_metadata_of(inner).shape or (1,))[0] - 1
         tensor = _check_offsets(offsets, count, "offsets")
     return 0 if tensor is None else int(memoryview(tensor)[0])
 
