@@ -47,7 +47,8 @@ DLManagedTensorVersioned* py_target_copy(const py_target* t, DLManagedTensorVers
     made->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
     return made;
   }
-  int is_kept = t->place == NULL || options & DLX_NAMES_DEVICE; /* stays on its device */
+  int is_committed = options & DLX_NAMES_DEVICE && !(options & DLX_MOVABLE);
+  int is_kept = t->place == NULL || is_committed; /* stays on its device */
   DLManagedTensorVersioned* copy =
       py_managed_copy(made, NULL, is_kept && (t->accepts.layouts & DLX_LAYOUT_PERMUTED), 0);
   dlx_managed_release(made);

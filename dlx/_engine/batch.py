@@ -264,14 +264,7 @@ class Batch:
         for i, obj in enumerate(self.objs):
             keeps_dtype = request.casts is None or (self.tree is not None and self.tree.is_index(i))
             options = without_casts if keeps_dtype else request
-            quick = obj if to is not None else None  # the object that the fast path takes, if it takes one
-            if quick is not None and options.casts is not None:
-                is_allowed = options.copy is not False
-                quick = cast_host(obj, self.sources[i], options.target, options.casts) if is_allowed else None
-            elif isinstance(quick, Column) and not trace.observers:
-                quick = quick.share_plain()
-            if options.copy and quick is obj:
-                quick = None
+            quick = None if to is None else self._find_quick(i, options)
             unmarks = request.readonly == "share" and i not in self.written
             borrowed = None if quick is None else borrow(quick, to, brief, unmarks)
             if borrowed is None:
@@ -295,6 +288,16 @@ class Batch:
             self._each(self._order)
             if self.failures.errors:
                 self.failures.check()
+
+    def _find_quick(self, i: int, request: Request) -> Any:
+        """Return what the fast path takes for array number `i`: the array, its cast, a column's tensor; None: none."""
+        obj, copy = self.objs[i], request.copy
+        if request.casts is not None:
+            cast = None if copy is False else cast_host(obj, self.sources[i], request.target, request.casts)
+            return None if copy and cast is obj else cast
+        if copy or (isinstance(obj, Column) and trace.observers):
+            return None
+        return obj.share_plain() if isinstance(obj, Column) else obj
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""

@@ -124,9 +124,13 @@ class Column:
         return self._reshape(native.arrow_tensor(self._data, self.number, False))
 
     def share_plain(self) -> Tensor | None:
-        """Return `share` for numbers of one chunk on the host, without nulls; else None."""
-        is_plain = not (self.n_nulls or self.is_packed or self.n_chunks > 1) and host_readable(self.device)
-        return self.share() if is_plain and self.dtype is not None else None
+        """Return `share` for numbers of one chunk on the host, without nulls; else, or if that fails, None."""
+        if self.n_nulls or self.is_packed or self.n_chunks > 1 or self.dtype is None or not host_readable(self.device):
+            return None
+        try:
+            return self.share()
+        except DlxError:  # the plan raises it
+            return None
 
     def gather(self) -> Tensor:
         """Return a tensor over a copy, with chunks joined and bools unpacked."""

@@ -1,11 +1,12 @@
 """Calls that stay on the fast path: options, arrays that are in the target already, and sources that users meet."""
 
 import ctypes
+import itertools
 import sys
 import types
 
 import pytest
-from support.arrays.agreement import agree
+from support.arrays.agreement import agree, facts, outcome
 
 import dlx
 from dlx._core import native
@@ -253,6 +254,46 @@ def test_trees_with_options(np, torch, options):
     else:
         with pytest.raises(dlx.errors.ConversionError):
             dlx.convert([grad], to="numpy", **options)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "dlx", "tvm_ffi", "jax", "committed"])
+def test_trees_by_an_example(np, torch, locked, name):
+    """Each array of a tree becomes what it becomes alone, in both paths; errors name its place."""
+    kind = "jax" if name == "committed" else name
+    example = dlx.convert(torch.ones(1), to=pytest.importorskip(kind))
+    if name == "committed":
+        jax = sys.modules["jax"]
+        example = jax.device_put(example, jax.devices()[0])
+    shared, recorded = np.ones((3, 2), "f4"), torch.ones(2, requires_grad=True)
+    arrays = [shared, shared.T, locked, torch.ones(3), dlx.convert(np.ones(2, "f4"), to="dlx"), example, shared]
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        found = convert({"a": arrays, "b": (arrays[:2], "text", 3)}, like=example)
+        assert found["a"][0] is found["a"][-1] is found["b"][0][0] and found["b"][1:] == ("text", 3)
+        for new, old in zip(found["a"], arrays, strict=True):
+            alone = dlx.convert(old, like=example)
+            assert facts(new, old) == facts(alone, old)
+            assert getattr(new, "committed", None) == getattr(alone, "committed", None)
+        if kind != "torch":
+            with pytest.raises(dlx.errors.ConversionError) as caught:
+                convert({"a": [shared, recorded]}, like=example)
+            assert caught.value.path == ("a", 1)
+    if name in ("numpy", "torch", "dlx", "tvm_ffi"):
+        assert in_c([arrays], like=example) is not NotImplemented
+
+
+@pytest.mark.parametrize("options", [{}, {"copy": True}, {"copy": False}, {"readonly": "share"}, {"readonly": "error"}])
+@pytest.mark.parametrize("dtype", [None, {"float64": "float32", "int64": "int32"}])
+def test_trees_that_python_walks(np, torch, locked, options, dtype):
+    """Each array becomes what it becomes alone."""
+    wide = np.ones((3, 2))
+    arrays = [wide, wide.T, wide[::-1], np.ones(3, "f4"), torch.ones(3), np.arange(3), locked, locked.T, np.array(["a"])]
+    for array, to in itertools.product(arrays, ("torch", "numpy", "dlx", "tvm_ffi")):
+        if to in ("torch", "numpy", "dlx") or pytest.importorskip(to):
+            options = options | {"dtype": dtype}
+            expected = outcome(dlx.convert, array, to, options)
+            found = outcome(lambda x, **given: dlx.convert([x], strict=True, **given)[0], array, to, options)
+            assert found == expected, (array, to)
+    assert not locked.flags.writeable
 
 
 def test_a_list_that_was_given_as_one_array(np):
