@@ -133,6 +133,51 @@ def fill_plain(objs: list[Any], out: Any, axis: int, casts: Casts | None = None)
 native.register(fill=lambda obj, out: not trace.observers and fill_plain([obj], out, -1))
 
 
+def _fill_tree(obj: Any, out: Any) -> bool:
+    """Copy the host arrays of built-in containers as `fill_plain`; return False if anything else has to be checked."""
+    pairs = [] if trace.observers else _pair_leaves(obj, out)
+    kinds = {kind: lookup.kind(kind) for kind in {type(each) for pair in pairs for each in pair}}
+    pairs = [pair for pair in pairs if any(kinds[type(each)].verdict != "passthrough" for each in pair)]
+    if not pairs or any(kinds[type(each)].verdict != "array" for pair in pairs for each in pair):
+        return False
+    sources, wholes = ([_borrow(pair[i], "dlx", True) for pair in pairs] for i in (0, 1))
+    if not all(tensor is not None and tensor.is_host for tensor in (*sources, *wholes)):
+        return False
+    outputs = native.tensors_extents(wholes)
+    spans = [(low, high, 0) for low, high, _ in native.tensors_extents(sources)]
+    spans += [(low, high, 1) for low, high, _ in outputs]
+    end = end_of_outputs = 0
+    for low, high, is_output in sorted(spans):
+        if low < (end if is_output else end_of_outputs):  # shared memory
+            return False
+        end, end_of_outputs = max(end, high), max(end_of_outputs, high * is_output)
+    for source, whole, (_, _, is_dense) in zip(sources, wholes, outputs, strict=True):
+        if source.shape != whole.shape or source.dtype != whole.dtype or whole.readonly or not is_dense:
+            return False
+    for source, whole, (_, there) in zip(sources, wholes, pairs, strict=True):
+        fill(whole, [source], -1)
+        mark_written(kinds[type(there)].adapter, there)
+    return True
+
+
+def _pair_leaves(obj: Any, out: Any) -> list[tuple[Any, Any]]:
+    """Return the objects at the same places of two trees of built-in containers, or nothing if the trees differ."""
+    pairs, waiting, seen = [], [(obj, out)], set()
+    while waiting:
+        mine, its = waiting.pop()
+        kind = type(its)
+        if kind not in (dict, list, tuple):
+            pairs.append((mine, its))
+            continue
+        if type(mine) is not kind or len(mine) != len(its) or id(its) in seen:
+            return []
+        if kind is dict and mine.keys() != its.keys():
+            return []
+        seen.add(id(its))
+        waiting += [(mine[key], its[key]) for key in (its if kind is dict else range(len(its)))]
+    return pairs if seen else []
+
+
 def _read(array: Any, adapter: Adapter, path: Path, *, detach: bool) -> Array:
     """Return an array without a copy; its tensor is None if its framework must copy it."""
     tensor: Tensor | None = FAST_PATH._borrow(array, "dlx", True)
@@ -165,6 +210,8 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
     try:
+        if casts is None and _fill_tree(obj, out):
+            return out
         pairs = [
             (_read(source, adapter, path, detach=detach), open_output(there, path))
             for source, adapter, there, path in _pair(obj, out, strict)

@@ -289,7 +289,7 @@ def _check(kind: str, obj: Any, parts: dict[str, Any], source: Compound, limits:
     """
     if kind not in ("coo", *_MINOR):
         return False
-    shape, elements = parts["shape"], _metadata_of(parts["data"]).shape or ()
+    shape, elements = parts["shape"], tuple(_metadata_of(parts["data"]).shape or ())
     if not shape and "axes" in limits:
         fix = f"Call {source.dense} first." if source.dense else ""
         raise LayoutError(f"{target} has no {kind} arrays without dimensions", fix=fix)

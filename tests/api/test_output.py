@@ -9,6 +9,7 @@ import pytest
 
 import dlx
 from dlx import errors
+from dlx._api import output
 from dlx._core import native
 
 OUTPUTS = {
@@ -218,6 +219,58 @@ def test_sources_that_overlap_with_outputs(np):
         dlx.convert([x[:3], x[3:]], out=[x[:3]] * 0 + [(z := np.zeros(3)), z])
     same = np.ones(2)
     assert dlx.convert([same, same], out=[z[:2], z[1:]] and [(w := np.zeros(2)), w])[0].tolist() == [1, 1]
+
+
+def test_generated_trees(np, torch, monkeypatch):
+    """Trees of plain arrays are written without `Tree`: same values, or the same error and no write."""
+    import random
+
+    random.seed(0)
+    dtypes, taken = ["f4", "f8", ">f4"], []
+
+    def place(memory):
+        """Return a new array over some of the memory, or another leaf."""
+        start, step, count = random.randrange(40), random.choice([1, 1, 1, 2, -1, 0]), random.randrange(4)
+        array = memory[8 * start :].view(random.choice(dtypes[:1] * 4 + dtypes))[: 2 * count]
+        array = np.lib.stride_tricks.as_strided(array[:1], (2,), (0,)) if step == 0 and count else array[:: step or 1]
+        leaf = torch.from_numpy(array) if random.random() < 0.3 and array.dtype.isnative and step > 0 else array
+        return random.choice([leaf] * 20 + [3, "text", bytearray(4), None, dlx.convert(bytearray(4), "dlx")])
+
+    def grow(memory, depth=2):
+        n = random.randrange(1, 4)
+        kind = random.choice([list, tuple, dict, None]) if depth else None
+        if kind is None:
+            return place(memory)
+        return (
+            kind(enumerate(grow(memory, depth - 1) for _ in range(n)))
+            if kind is dict
+            else kind(grow(memory, depth - 1) for _ in range(n))
+        )
+
+    quick = output._fill_tree
+    monkeypatch.setattr(output, "_fill_tree", lambda obj, out: taken.append(quick(obj, out)) or taken[-1])
+    for seed in range(3000):
+        found = []
+        for is_quick in (True, False):
+            random.seed(seed)
+            memory, other = np.arange(48, dtype="f8").view("u1"), np.full(48, 7.0).view("u1")
+            state = random.getstate()
+            obj = grow(memory)
+            random.setstate(state)
+            out = grow(memory if seed % 3 == 0 else other)
+            if seed % 5 == 0 and type(out) is list:
+                out.append(grow(other))
+            with monkeypatch.context() as patch:
+                if not is_quick:
+                    patch.setattr(output, "_fill_tree", lambda obj, out: False)
+                try:
+                    dlx.convert(obj, out=out)
+                    error = None
+                except Exception as caught:
+                    error = type(caught), str(caught)
+            found.append((error, memory.tobytes(), other.tobytes(), repr(out)))
+        assert found[0] == found[1], seed
+    assert 300 < sum(taken) < len(taken)
 
 
 def test_containers_of_other_types_and_repeated_arrays(np, torch):

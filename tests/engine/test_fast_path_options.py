@@ -286,7 +286,17 @@ def test_trees_by_an_example(np, torch, locked, name):
 def test_trees_that_python_walks(np, torch, locked, options, dtype):
     """Each array becomes what it becomes alone."""
     wide = np.ones((3, 2))
-    arrays = [wide, wide.T, wide[::-1], np.ones(3, "f4"), torch.ones(3), np.arange(3), locked, locked.T, np.array(["a"])]
+    arrays = [
+        wide,
+        wide.T,
+        wide[::-1],
+        np.ones(3, "f4"),
+        torch.ones(3),
+        np.arange(3),
+        locked,
+        locked.T,
+        np.array(["a"]),
+    ]
     for array, to in itertools.product(arrays, ("torch", "numpy", "dlx", "tvm_ffi")):
         if to in ("torch", "numpy", "dlx") or pytest.importorskip(to):
             options = options | {"dtype": dtype}
