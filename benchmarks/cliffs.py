@@ -214,6 +214,7 @@ def _type_rows(scene, np, torch):
         ("the type as target", "convert(a, to=torch.Tensor)", "convert(a, to='torch')", ALONE),
         ("like=", "convert(a, like=t)", "convert(a, to='torch')", ALONE),
         *([("like= a jax array", "convert(a, like=j)", "convert(a, to='jax')", ALONE)] if "jax" in targets else []),
+        ("like=, a list of 100 arrays", "convert(arrays, like=t)", "convert(arrays, to='torch')", ALONE),
         ("device='cpu'", "convert(a, to='torch', device='cpu')", "convert(a, to='torch')", ALONE),
         ("copy=False", "convert(a, to='torch', copy=False)", "convert(a, to='torch')", ALONE),
         (

@@ -33,6 +33,17 @@ def _outputs(np, torch, quick):
             *(f"out=, numpy -> numpy, {megabytes} MB, np.copyto", 1.1),
             *(lambda s=source, t=there: dlx.convert(s, out=t), lambda s=source, t=there: np.copyto(t, s), number),
         )
+    for count in (2, 100):
+        tree = [np.ones(100, "f4") for _ in range(count)]
+        there = [torch.zeros(100) for _ in range(count)]
+        yield (
+            *(
+                f"out=, a list of {count} arrays, copy_",
+                6 if count == 2 else 4,
+                lambda s=tree, t=there: dlx.convert(s, out=t),
+            ),
+            *(lambda s=tree, t=there: [to.copy_(torch.from_numpy(x)) for x, to in zip(s, t, strict=True)], 100),
+        )
     for shape in ((3, 8, 8), (3, 32, 32)):
         rows, batch = [np.ones(shape, "f4") for _ in range(64)], torch.zeros(64, *shape)
         array = batch.numpy()

@@ -211,14 +211,14 @@ static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
 }
 
 PyDoc_STRVAR(fast_path_borrow_doc,
-             "_borrow(obj, to, brief=False, unmarks=False, /)\n--\n\n"
-             "Examine, export and check an array by its pair. `unmarks` is readonly=\"share\".\n\n"
-             "Return a dlx.Tensor for _load, `obj` if that is the result, or None if Python must\n"
-             "convert. Python makes all copies.");
+             "_borrow(obj, to, brief=False, unmarks=False, copies=False, /)\n--\n\n"
+             "Examine, export and check an array by its pair. `unmarks` is readonly=\"share\"; with\n"
+             "`copies`, copy host memory if the target needs that. Return a dlx.Tensor for _load,\n"
+             "`obj` if that is the result, or None if Python must convert.");
 
 static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  if (!py_check_args("_borrow", nargs, 2, 4)) return NULL;
-  unsigned options = DLX_SHARES | DLX_HOST_ONLY;
+  if (!py_check_args("_borrow", nargs, 2, 5)) return NULL;
+  unsigned options = DLX_HOST_ONLY | (nargs > 4 && args[4] == Py_True ? 0 : DLX_SHARES);
   if (nargs > 2 && args[2] == Py_True) options |= DLX_COPIES;
   if (nargs > 3 && args[3] == Py_True) options |= DLX_UNMARKS;
   py_offer offer = {.made = NULL};
@@ -230,7 +230,7 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
       same = pair.source->framework.stay(pair.source, pair.target, args[0], 0);
     else if (pair.what == PY_CONVERTS && py_target_holds(pair.target, options))
       pair.source->take(pair.source, pair.target, args[0], options, &offer);
-    if (offer.made && offer.state == PY_NEEDS_COPY) /* with `unmarks` only */
+    if (offer.made && offer.state == PY_NEEDS_COPY) /* with `unmarks` or `copies` */
       offer.made = py_target_copy(pair.target, offer.made, options, offer.incompatible);
     py_pair_release(&pair);
   }
