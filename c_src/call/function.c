@@ -210,11 +210,12 @@ static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
   return Py_NewRef(self);
 }
 
-PyDoc_STRVAR(fast_path_borrow_doc,
-             "_borrow(obj, to, brief=False, unmarks=False, copies=False, /)\n--\n\n"
-             "Examine, export and check an array by its pair. `unmarks` is readonly=\"share\"; with\n"
-             "`copies`, copy host memory if the target needs that. Return a dlx.Tensor for _load,\n"
-             "`obj` if that is the result, or None if Python must convert.");
+PyDoc_STRVAR(
+    fast_path_borrow_doc,
+    "_borrow(obj, to, brief=False, unmarks=False, copies=False, /)\n--\n\n"
+    "Examine, export and check an array by its pair. `unmarks` is readonly=\"share\"; with\n"
+    "`copies`, copy host memory if the target needs that. Return a dlx.Tensor for _load,\n"
+    "`obj` if that is the result, or None if Python must convert.");
 
 static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (!py_check_args("_borrow", nargs, 2, 5)) return NULL;
