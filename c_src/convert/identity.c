@@ -65,11 +65,25 @@ static int may_copy(py_source* s, py_target* t, PyObject* obj) {
   return offer.state == PY_TAKEN || offer.state == PY_ON_DEVICE;
 }
 
+/* Whether an array of a framework with placement is on the host, committed to it unless the options
+ * allow that it is not. */
+static int is_placed(const py_source* s, PyObject* obj, unsigned options) {
+  PyObject *known = atomic_load_explicit(&s->like, memory_order_acquire), *stays = NULL;
+  if (known && PyTuple_CheckExact(known))
+    stays = PyObject_CallOneArg(PyTuple_GET_ITEM(known, 1), obj);
+  if (PyErr_Occurred()) py_error_forget();
+  Py_XDECREF(stays);
+  return stays == Py_True || (stays == Py_False && options & DLX_MOVABLE);
+}
+
 /* For options or sources that need more than the type. `reads`: the table must confirm the host.
  * Only the borrow slot is used: the managed slot may wait for a device. */
 static PyObject* stay_checked(py_source* s, py_target* t, PyObject* obj, unsigned options,
                               int reads) {
-  if (options & DLX_NAMES_DEVICE && t->place) return NULL;
+  if (options & DLX_NAMES_DEVICE && t->place) {
+    int is_same = !(options & (DLX_COPIES | DLX_DETACHES)) && is_placed(s, obj, options);
+    return is_same ? Py_NewRef(obj) : NULL;
+  }
   if (options & DLX_COPIES)
     return options & DLX_DETACHES || !may_copy(s, t, obj) ? NULL : Py_NewRef(obj);
   if (reads || (options & DLX_HOST_ONLY && !s->traits.host_only)) {
