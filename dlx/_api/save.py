@@ -42,7 +42,8 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
     ----------
     tree
         An array, a container of arrays, or an opened file. An array in nested containers is named by its path, with
-        dots: ``"model.layers[0].weight"``. A single array is named like the file, without its suffix.
+        dots: ``"model.layers[0].weight"``. A single array is named like the file, without its suffix. A ragged array
+        is a column of lists in .arrow; elsewhere its parts are saved, as ``"x.values"`` and ``"x.offsets"``.
     path
         The file to write; an existing file is replaced.
     format
@@ -96,7 +97,7 @@ def save(tree: Any, path: str | bytes | os.PathLike[Any], *, format: str | None 
         if kept and kind not in WITH_METADATA:
             raise FileError(f"{kind} cannot store metadata", source=target, fix="Write .safetensors or .arrow.")
     try:
-        items, others = collect_items(tree, stem)
+        items, others = collect_items(tree, stem, has_lists=kind == ".arrow")
         if others:
             name, value = others[0]
             is_refused = isinstance(value, Deferred)  # such as a link in HDF5
@@ -117,9 +118,15 @@ def text_metadata(tree: Any) -> dict[str, str]:
     return {key: text for key, text in (found or {}).items() if isinstance(text, str)}
 
 
-def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[list[Item], list[tuple[str, Any]]]:
-    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`."""
+def collect_items(
+    tree: Any, stem: str, casts: Casts | None = None, *, has_lists: bool = False
+) -> tuple[list[Item], list[tuple[str, Any]]]:
+    """Return the arrays of a tree, to be read later, and its other leaves; an array without a name is called `stem`.
+
+    With `has_lists`, a ragged array is one item, else one for each of its parts.
+    """
     items: dict[str, Item] = {}
+    ragged: list[str] = []
     others: list[tuple[str, Any]] = []
     if is_view(tree):  # else all its arrays would be cast at once
         casts, tree = casts or tree._scope.options.request.casts, tree._to_stored()
@@ -133,6 +140,7 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
                 fix = f"Save the arrays of dlx.parts(x) without 'shape' to .npz or .safetensors{dense}."
                 raise FileError(reason, fix=fix)
+            ragged.append(dotted_path(path, str))
         leaves = found.leaves()
     for path, child, is_array in leaves:
         name = dotted_path(path, str)
@@ -141,10 +149,24 @@ def collect_items(tree: Any, stem: str, casts: Casts | None = None) -> tuple[lis
         elif name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
         else:
-            items[name] = _create_item(name, child, path, casts)
+            is_offsets = path[-1:] == ("offsets",) and any(name.startswith(each and f"{each}.") for each in ragged)
+            items[name] = _create_item(name, child, path, None if is_offsets else casts)
+    for name in ragged if has_lists else ():
+        joined = _join_lists(items, name)
+        if name in items:
+            raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
+        items[name] = joined
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
     return [items[""]._replace(name=stem)] if [*items] == [""] else [*items.values()], others
+
+
+def _join_lists(items: dict[str, Item], name: str) -> Item:
+    """Remove the parts of a ragged array, and return its values as an item with their offsets."""
+    start = name and f"{name}."
+    offsets = items.pop(f"{start}offsets")
+    values = items.pop(f"{start}values", None) or _join_lists(items, f"{start}values")
+    return values._replace(name=name, lists=(*values.lists, offsets), nbytes=values.nbytes + offsets.nbytes)
 
 
 def _create_item(name: str, obj: Any, path: tuple[Any, ...], casts: Casts | None) -> Item:

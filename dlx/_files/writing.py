@@ -42,6 +42,7 @@ class Item(NamedTuple):
     nbytes: int  # of its elements, packed
     source: Any  # the array, or a tensor over its memory
     load: Callable[[], Tensor] | None  # returns a tensor in host memory, released once it is written; None: `source`
+    lists: tuple[Any, ...] = ()  # items of the offsets of lists around these values, from the inner to the outer
 
     def read(self, *, rows: bool = True) -> Tensor:
         """Return a tensor in host memory, with `rows` in row-major order; raise `FileError` if it has changed."""
@@ -195,14 +196,15 @@ _MAX_LIST = (1 << 31) - 1  # elements of a FixedSizeList
 
 def _write_arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
     pa = import_reader("pyarrow", ".arrow")
-    for item in items:
+    counts = [item.lists[-1].shape[0] - 1 if item.lists else (item.shape or (0,))[0] for item in items]
+    for item, count in zip(items, counts, strict=True):
         reason, shaped = "", f"{_item_text(item)} has shape {list(item.shape)}, but"
         if not item.shape or 0 in item.shape[1:]:
             reason = f"{shaped} an .arrow column needs non-empty rows"
         elif max(item.shape[1:], default=0) > _MAX_LIST:
             reason = f"{shaped} an .arrow row has at most {_MAX_LIST:,} elements along a dimension"
-        elif item.shape[0] != items[0].shape[0]:
-            found = f"{items[0].shape[0]:,} rows of {_item_text(items[0])} and {item.shape[0]:,} of {_item_text(item)}"
+        elif count != counts[0]:
+            found = f"{counts[0]:,} rows of {_item_text(items[0])} and {count:,} of {_item_text(item)}"
             reason = f".arrow columns must have the same length, found {found}"
         if reason:
             raise FileError(reason, fix="Write .npz or .safetensors.")
@@ -220,6 +222,10 @@ def _build_column(pa: Any, out: _Output, item: Item) -> Any:
     column = FAST_PATH(flat, "pyarrow")
     for extent in reversed(item.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, extent)
+    for offsets in item.lists:
+        found = _build_column(pa, out, offsets)
+        found = found if found.type == pa.int32() else found.cast(pa.int64())
+        column = (pa.ListArray if found.type == pa.int32() else pa.LargeListArray).from_arrays(found, column)
     out.advance(item.nbytes)
     return column
 

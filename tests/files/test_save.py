@@ -367,6 +367,56 @@ def test_sparse_arrays_are_refused_by_name(tmp_path, kind, nested, suffix):
         assert {*dlx.open(path.with_suffix(f".{other}"))} == {*found} and tuple(shape) == (3, 3)
 
 
+RAGGED = {
+    "lists": lambda pa: pa.array([[1.5, 2.0], [], [3.0]]),
+    "a slice": lambda pa: pa.array([[9], [1, 2], [], [3], [9]])[1:4],
+    "chunks": lambda pa: pa.chunked_array([[[1.0]], [[2.0, 3.0], []]]),
+    "large": lambda pa: pa.array([[1], [2, 3], []], pa.large_list(pa.int16())),
+    "nested": lambda pa: pa.array([[[1.0], []], [], [[2.0, 3.0]]]),
+    "matrices": lambda pa: pa.array([[[1.0, 2.0]], [], [[3.0, 4.0]]], pa.list_(pa.list_(pa.float64(), 2))),
+    "bools": lambda pa: pa.array([[True], [], [False, True]]),
+    "no rows": lambda pa: pa.array([], pa.list_(pa.int32())),
+}
+
+
+@pytest.mark.parametrize("kind", RAGGED)
+@pytest.mark.parametrize("nested", [False, True])
+def test_ragged_arrays_are_columns_of_lists(tmp_path, kind, nested):
+    """In .arrow, with other columns; elsewhere their parts are saved, and sparse arrays are refused there, too."""
+    pa, path = pytest.importorskip("pyarrow"), tmp_path / "x.arrow"
+    ragged = RAGGED[kind](pa)
+    tree = {"a": {"r": ragged}, "n": np.arange(len(ragged))} if nested else ragged
+    dlx.save(tree, path)
+    table = pa.ipc.open_file(path).read_all()
+    assert table["a.r" if nested else "x"].to_pylist() == ragged.to_pylist()
+    with dlx.open(path, to="pyarrow") as file:
+        assert [*file] == table.column_names
+        assert file["a.r" if nested else "x"].to_pylist() == ragged.to_pylist()
+        dlx.save(file, tmp_path / "y.arrow")
+    assert pa.ipc.open_file(tmp_path / "y.arrow").read_all().equals(table)
+    if nested and len(ragged):
+        with pytest.raises(FileError, match="the same length, found 3 rows of 'n'"):
+            dlx.save(tree | {"m": np.arange(2)}, path)
+        with pytest.raises(FileError, match=r"two arrays would be named 'a\.r'"):
+            dlx.save(tree | {"a.r": np.arange(3)}, path)
+    if kind in ("lists", "large"):
+        dlx.save(tree, tmp_path / "x.npz")
+        assert {"a.r.values", "a.r.offsets"} <= {*dlx.open(tmp_path / "x.npz")} or not nested
+
+
+def test_casts_change_no_offsets(tmp_path):
+    """Of a ragged array, in both kinds of format."""
+    pa = pytest.importorskip("pyarrow")
+    ragged = pa.array([[1, 2], [3]], pa.large_list(pa.int64()))
+    dlx.save({"r": ragged}, tmp_path / "x.arrow")
+    for suffix in ("arrow", "npz"):
+        command = [sys.executable, "-m", "dlx", "convert", tmp_path / "x.arrow", tmp_path / f"y.{suffix}"]
+        subprocess.run([*command, "--dtype", "int64=int32"], check=True, capture_output=True)
+    assert pa.ipc.open_file(tmp_path / "y.arrow").read_all()["r"].type == pa.large_list(pa.int32())
+    found = dlx.open(tmp_path / "y.npz", to="numpy")
+    assert (found["r.values"].dtype, found["r.offsets"].dtype) == ("int32", "int64")
+
+
 @pytest.mark.parametrize("name", ["n" * 251 + ".npy", "é" * 125 + ".npy", "n" * 236 + ".npy"])
 def test_names_as_long_as_the_file_system_allows(tmp_path, name):
     """The partial file beside it has a shorter name."""

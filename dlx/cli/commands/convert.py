@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             archive = map_file(path, only=arguments.only, skip=arguments.skip)
             stack.callback(archive.close)
             stem = "stdin" if source == "-" else path.stem
-            items, others = collect_items(archive, stem, read_casts(arguments.dtype))
+            casts, has_lists = read_casts(arguments.dtype), target.suffix == ".arrow"
+            items, others = collect_items(archive, stem, casts, has_lists=has_lists)
             metadata = text_metadata(archive) if target.suffix in WITH_METADATA else {}
             lost = len(archive.metadata) - len(metadata)
             total = sum(item.nbytes for item in items)
