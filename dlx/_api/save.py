@@ -156,6 +156,10 @@ def collect_items(
         if name in items:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
         items[name] = joined
+    if has_lists and ragged:  # the walk has come to them last
+        _, root, keys, children, _ = next(found.nodes())
+        order = {dotted_path(root.path(keys, i), str): i for i in range(len(children))}
+        items = dict(sorted(items.items(), key=lambda pair: order.get(pair[0], len(order))))
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
     return [items[""]._replace(name=stem)] if [*items] == [""] else [*items.values()], others

@@ -385,7 +385,10 @@ def test_ragged_arrays_are_columns_of_lists(tmp_path, kind, nested):
     """In .arrow, with other columns; elsewhere their parts are saved, and sparse arrays are refused there, too."""
     pa, path = pytest.importorskip("pyarrow"), tmp_path / "x.arrow"
     ragged = RAGGED[kind](pa)
-    tree = {"a": {"r": ragged}, "n": np.arange(len(ragged))} if nested else ragged
+    rows = np.arange(len(ragged))
+    dlx.save({"n": rows, "r": ragged, "m": rows}, path)
+    assert pa.ipc.open_file(path).read_all().column_names == ["n", "r", "m"]
+    tree = {"a": {"r": ragged}, "n": rows} if nested else ragged
     dlx.save(tree, path)
     table = pa.ipc.open_file(path).read_all()
     assert table["a.r" if nested else "x"].to_pylist() == ragged.to_pylist()
