@@ -170,7 +170,7 @@ def test_nothing_is_imported_before_everything_is_exported(np, torch, monkeypatc
     load = target.load
     monkeypatch.setattr(target, "load", lambda self, tensor: loaded.append(1) or load(self, tensor))
     calls = []
-    tree = [Stranger(calls, "a"), np.arange(3.0)[::-1], Stranger(calls, "b", ValueError("no"))]
+    tree = [Stranger(calls, "a"), np.arange(3, dtype=">f8"), Stranger(calls, "b", ValueError("no"))]
     python_path = dlx.convert.__wrapped__  # the fast path makes torch's tensors without the adapter
     with pytest.raises(errors.ConversionError):
         python_path(tree, to="torch")
