@@ -191,7 +191,7 @@ class Batch:
         self.request, self.objs, self.sources = request, objs, sources
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
-        self._borrowed: list[tuple[int, Any, Any]] = []  # of the fast path: tensors, and the objects that have them
+        self._borrowed: list[tuple[int, Any]] = []  # tensors of the fast path
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
@@ -233,7 +233,7 @@ class Batch:
         """Return tensors of all arrays, to read them immediately; no consumer is called and no capsule consumed."""
         self._may_defer = False
         self._prepare(brief=True)
-        for i, borrowed, _ in self._borrowed:
+        for i, borrowed in self._borrowed:
             self.results[i] = borrowed
         for i, transfer in self._transfers.items():
             tensor = transfer.tensor
@@ -278,7 +278,7 @@ class Batch:
             elif borrowed is quick:
                 self.results[i] = borrowed
             else:
-                self._borrowed.append((i, borrowed, quick))
+                self._borrowed.append((i, borrowed))
         self._each(self.describe)
         self.failures.can_pass = False  # from here on, the target refuses an array
         if len(self._transfers) > 1 or self.failures.collect:
@@ -442,9 +442,9 @@ class Batch:
 
     def _load(self) -> None:
         objs, results = self.objs, self.results
-        for i, borrowed, quick in self._borrowed:
+        for i, borrowed in self._borrowed:
             try:
-                results[i] = FAST_PATH._load(borrowed, quick, self.to)
+                results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i], self.request._replace(casts=None))  # cast already
                     transfer.tensor = borrowed
