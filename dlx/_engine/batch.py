@@ -175,8 +175,8 @@ class Batch:
     """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
-        *("_borrowed", "_may_defer", "_sync", "_transfers", "copies", "failures", "objs", "path", "request"),
-        *("results", "sources", "to", "tree", "written"),
+        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
+        *("sources", "to", "tree", "written"),
     )
 
     def __init__(
@@ -195,9 +195,8 @@ class Batch:
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
-        self.copies = False  # whether the fast path may copy; then `is_copied` does not know it
         self.written: frozenset[int] = frozenset()  # indices of arrays that the caller writes to
-        self.tree: Tree | None = None  # of the arrays, if it may have compound arrays
+        self.tree: Tree | None = None  # of `convert_tree`: the fast path may copy, and `is_copied` does not know it
 
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
@@ -267,7 +266,7 @@ class Batch:
             options = without_casts if keeps_dtype else request
             quick = None if to is None else self._find_quick(i, options)
             unmarks = request.readonly == "share" and i not in self.written
-            copies = self.copies and options.copy is None and request.readonly == "copy"
+            copies = self.tree is not None and options.copy is None and request.readonly == "copy"
             borrowed = None if quick is None else borrow(quick, to, brief, unmarks, copies)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i], options)
@@ -527,7 +526,7 @@ def convert_tree(
     if is_call and tree.is_one_array():
         request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
-    batch.tree, batch.copies = tree, True
+    batch.tree = tree
     new: Any = None
     try:
         if is_call:
