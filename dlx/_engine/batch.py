@@ -43,7 +43,7 @@ from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
-from dlx._support.reflect import exception_text, foreign_error, type_name
+from dlx._support.reflect import exception_text, foreign_error
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
@@ -268,12 +268,9 @@ class Batch:
             unmarks = request.readonly == "share" and i not in self.written
             copies = self.tree is not None and options.copy is None and request.readonly == "copy"
             borrowed = None if quick is None else borrow(quick, to, brief, unmarks, copies)
-            if borrowed is None:
+            if borrowed is None or (i in self.written and borrowed.readonly):  # `export` refuses the latter
                 self._transfers[i] = Transfer(obj, self.sources[i], options)
                 self._transfers[i].written = i in self.written
-            elif i in self.written and borrowed.readonly:
-                kind, target = type_name(type(obj)), self.request.target.name
-                self.failures.add(not_writable().complete(source=kind, target=target), self.path(i))
             elif borrowed is quick:
                 self.results[i] = borrowed
             else:
