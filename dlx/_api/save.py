@@ -18,7 +18,7 @@ from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine.casting import Casts
 from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
-from dlx._engine.tree import Tree
+from dlx._engine.tree import Leaf, Tree
 from dlx._files.atomic import replace_file
 from dlx._files.header import NO_ARRAYS
 from dlx._files.selection import dotted_path
@@ -131,7 +131,7 @@ def collect_items(
     if is_view(tree):  # else all its arrays would be cast at once
         casts, tree = casts or tree._scope.options.request.casts, tree._to_stored()
     handler = lookup.kind_of(tree).handler
-    leaves: Iterable[tuple[tuple[Any, ...], Any, bool, int]] = [((), tree, True, -1)]
+    leaves: Iterable[Leaf] = [((), tree, True, -1)]
     if handler is not None:
         found = Tree(tree, handler, Failures(""), compounds=Compounds(None))
         for path, obj, compound, *_ in found.compounds():

@@ -23,6 +23,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text
 
+Leaf = tuple[tuple[Any, ...], Any, bool, int]
 MAX_DEPTH = 1_000_000  # levels of nesting, a limit for containers that generate children endlessly
 
 
@@ -230,7 +231,7 @@ class Tree:
                 if i not in met and (number, i) not in self._refused:
                     yield self._path_text(number, i), child
 
-    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Any, bool, int]]:
+    def leaves(self) -> Iterator[Leaf]:
         """Yield (path, object, whether it is an array, `whole`) for each place; raise for a container in two places.
 
         The parts of a compound array are yielded at its place, the elements first.
@@ -240,7 +241,7 @@ class Tree:
             if node.whole < 0 or number == 0:
                 yield from self._leaves_of(number, node, entered)
 
-    def _leaves_of(self, number: int, node: Node, entered: set[int]) -> Iterator[tuple[tuple[Any, ...], Any, bool, int]]:
+    def _leaves_of(self, number: int, node: Node, entered: set[int]) -> Iterator[Leaf]:
         links, above = dict(node.links), self.path_in(number)
         for i, child in sorted(enumerate(node.parts), key=lambda part: _is_index(node, part[0])):
             link = links.get(i)
