@@ -276,6 +276,7 @@ def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatc
     monkeypatch.setitem(sys.modules, "mylib", package)
     monkeypatch.setattr(Array, "__module__", "mylib")
     plugin(monkeypatch, "dlx_mylib", lambda: [Faulty()])
+    assert dlx.plan([b""], to="dlx").error is None  # loads all modules that use the registry
     use(Registry({"mylib": "dlx_mylib"}), monkeypatch.setattr)
     array = Array(dlx.from_dlpack(bytearray(8)))
     error = dlx.plan(array, to="dlx").error
