@@ -194,7 +194,7 @@ def _cast(obj: Any, to: Any, like: Any, dtype: Any) -> Any:
     if source is None or casts is None or (to is None) == (own is None):
         return None
     target = registry.target(to) if own is None else registry.ready(own)
-    return None if target is None else batch.cast_host(obj, source, target, casts, at_root=True)
+    return None if target is None else batch.cast_host(obj, source, target, casts._replace(at_root=True))
 
 
 @public

@@ -146,14 +146,14 @@ def not_writable(because: str = "") -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Return a new array from the function." if because else "Pass a writable array.")
 
 
-def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool = False) -> Any:
+def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts) -> Any:
     """Return a host array of the fast path, cast for a target or unchanged; None if Python must plan it."""
     tensor = obj.share_plain() if type(obj) is Column else FAST_PATH._borrow(obj, TENSOR.name, True)
     if type(tensor) is not Tensor or not tensor.is_host:
         return None
     old, new = tensor.dtype, casts.dtypes.get(tensor.dtype.name)
     if new is None:
-        return None if (at_root or casts.at_root) and casts.floating not in (None, old) else obj
+        return None if casts.at_root and casts.floating not in (None, old) else obj
     if trace.observers:
         return None
     if source is target.source and casts_itself(source, old, new):
