@@ -294,10 +294,11 @@ class Batch:
     def _find_quick(self, i: int, request: Request) -> Any:
         """Return what the fast path takes for array number `i`: the array, its cast, a column's tensor; None: none."""
         obj, copy = self.objs[i], request.copy
+        stays = self.sources[i] is request.target.source
         if request.casts is not None:
             cast = None if copy is False else cast_host(obj, self.sources[i], request.target, request.casts)
             return None if copy and cast is obj else cast
-        if copy or (isinstance(obj, Column) and trace.observers):
+        if copy or (stays and request.device is not None) or (isinstance(obj, Column) and trace.observers):
             return None
         return obj.share_plain() if isinstance(obj, Column) else obj
 
