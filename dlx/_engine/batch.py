@@ -175,7 +175,7 @@ class Batch:
     """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
-        *("_borrowed", "_may_defer", "_sync", "_transfers", "copies", "failures", "objs", "path", "request"),
+        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "is_convert", "objs", "path", "request"),
         *("results", "sources", "to", "tree", "written"),
     )
 
@@ -195,7 +195,7 @@ class Batch:
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
-        self.copies = False  # whether the fast path may copy; then `is_copied` does not know it
+        self.is_convert = False  # the fast path may copy (`is_copied` does not know), arrays of the target may move
         self.written: frozenset[int] = frozenset()  # indices of arrays that the caller writes to
         self.tree: Tree | None = None  # of the arrays, if it may have compound arrays
 
@@ -267,7 +267,7 @@ class Batch:
             options = without_casts if keeps_dtype else request
             quick = None if to is None else self._find_quick(i, options)
             unmarks = request.readonly == "share" and i not in self.written
-            copies = self.copies and options.copy is None and request.readonly == "copy"
+            copies = self.is_convert and options.copy is None and request.readonly == "copy"
             borrowed = None if quick is None else borrow(quick, to, brief, unmarks, copies)
             if borrowed is None:
                 self._transfers[i] = Transfer(obj, self.sources[i], options)
@@ -298,9 +298,11 @@ class Batch:
         if request.casts is not None:
             cast = None if copy is False else cast_host(obj, self.sources[i], request.target, request.casts)
             return None if copy and cast is obj else cast
-        if copy or (stays and request.device is not None) or (isinstance(obj, Column) and trace.observers):
+        if copy or (stays and self.is_convert and request.device is not None):
             return None
-        return obj.share_plain() if isinstance(obj, Column) else obj
+        if isinstance(obj, Column):
+            return None if trace.observers else obj.share_plain()
+        return obj
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -528,7 +530,7 @@ def convert_tree(
     if is_call and tree.is_one_array():
         request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
-    batch.tree, batch.copies = tree, True
+    batch.tree, batch.is_convert = tree, True
     new: Any = None
     try:
         if is_call:
