@@ -85,6 +85,33 @@ def test_numpy_in_a_compiled_function_of_torch():
     assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], x.detach().sin())
 
 
+@pytest.mark.parametrize(
+    ("function", "like"),
+    [
+        (lambda x: x.T, lambda x: x.T),
+        (lambda x: x[::-1].T, lambda x: x.T),
+        (lambda x: np.broadcast_to(x, (2, 2, 3)), lambda x: x.expand(2, 2, 3)),
+        (np.asfortranarray, same),
+    ],
+    ids=["transposed", "flipped", "broadcast", "column-major"],
+)
+def test_results_of_any_layout_in_a_compiled_function(function, like):
+    """The program gets them row-major, as it was compiled."""
+    call, x = dlx.using("numpy", result_like=like)(function), torch.arange(6.0).reshape(2, 3)
+    compiled = torch.compile(lambda x: call(x * 2).view(-1), backend="aot_eager", fullgraph=True)
+    assert compiled(x).tolist() == function(x.numpy() * 2).ravel().tolist()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_of_another_dtype_than_the_declared_one_are_refused(grad):
+    """Compiled programs would read their bytes as values of the declared dtype."""
+    double = (lambda x: x.astype(jnp.float64)) if grad else (lambda x: x.astype("f8"))
+    call = dlx.using("jax" if grad else "numpy", grad=grad, result_like=same)(double)
+    compiled = torch.compile(lambda x: call(x) * 2, backend="aot_eager", fullgraph=True)
+    with pytest.raises(dlx.errors.ConversionError, match=r"returned torch.float64, expected torch.float32.*like="):
+        compiled(torch.ones(3))
+
+
 def test_numpy_in_transformed_functions_of_jax():
     """It runs once per call, also if its result is unused, and for each element under `vmap`."""
     calls, x = [], jnp.linspace(0.1, 1, 4)
@@ -258,6 +285,8 @@ def test_exported_programs_are_transformed():
     assert torch.autograd.gradgradcheck(program, (x.requires_grad_(),))
     with pytest.raises(dlx.errors.ConversionError, match="cannot vectorize"):
         torch.autograd.functional.jacobian(program, x, vectorize=True)
+    with pytest.raises(dlx.errors.ConversionError, match="leave out vectorize=True or is_grads_batched=True"):
+        torch.autograd.grad(program(x), x, torch.eye(3, dtype=x.dtype), is_grads_batched=True)
 
 
 def test_forward_mode_of_functions_without_differentiable_results():
