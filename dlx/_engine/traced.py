@@ -88,6 +88,14 @@ def _mark(dynamo: Any) -> None:
                     weakref.finalize(function, numbers.remove, id(function)).atexit = False
 
 
+def settle(values: Any) -> Any:
+    """Replace the symbolic numbers of a graph in containers by their values; the graph then serves only these."""
+    if framework := sys.modules.get(TRACING[0]):
+        for symbol, number in (("SymInt", int), ("SymFloat", float), ("SymBool", bool)):
+            values = framework.utils._pytree.tree_map_only(getattr(framework, symbol), number, values)
+    return values
+
+
 def skip_frames(function: Any) -> None:
     """Have the compiler run a function, and all functions that it calls, as ordinary Python."""
     if function.__code__ not in _outside:

@@ -164,6 +164,19 @@ def test_two_graphs_serve_all_sizes(function):
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("framework", ["jax", "numpy"])
+@pytest.mark.parametrize("inside", [False, True], ids=["an argument", "in containers"])
+def test_sizes_among_the_arguments_of_a_compiled_function(framework, inside):
+    """The program is compiled again for other sizes: a symbol would keep the first size."""
+    call = dlx.using(framework, grad=framework == "jax", result_like=lambda x, n: x)(
+        lambda x, n: x * (n["shape"][0] + n["half"] * 2 if inside else 2 * int(n))
+    )
+    at = (lambda x: {"shape": x.shape, "half": x.shape[0] / 2}) if inside else (lambda x: x.shape[0])
+    compiled = torch.compile(lambda x: call(x, at(x)), backend="aot_eager", fullgraph=True)
+    for size in (3, 4, 5):
+        assert compiled(torch.ones(size, dtype=torch.float64)).tolist() == [2 * size] * size
+
+
 def test_shapes_that_depend_on_data():
     """They end the graph, and with ``fullgraph=True`` the warning says why."""
     call, x = dlx.using("jax", grad=True)(lambda x: x[: int(x.sum())]), torch.ones(3)
