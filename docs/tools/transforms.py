@@ -48,8 +48,8 @@ TAIL = """
 ## What happens inside
 
 - **torch** sees the operator `dlx::call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile`
-  the function is compiled by `jax.jit`, which keeps the values that it first read from `self` or globals. The backward pass
-  runs it again. Results are tensors in lists, tuples and dicts.
+  the function is compiled by `jax.jit`, which keeps the values that it first read from `self` or globals. The backward
+  pass runs it again. Results are tensors in lists, tuples and dicts.
 - **jax** sees one primitive, which calls the host with numpy arrays. `vmap` calls the function for each element. jax
   raises a `JaxRuntimeError` that quotes the function's error.
 - **Shapes** come from `jax.eval_shape` and torch's fake tensors, never from a run with data. Two compiled graphs serve
