@@ -56,8 +56,8 @@ EXTENTS = {
 }
 """Values of `Capabilities.empty_extents` and their constants in C."""
 
-ALIGNMENTS = tuple(1 << power for power in range(13))
-"""Possible alignments, up to a page; `planner.decide` caches decisions by them."""
+ALIGNMENTS = tuple(1 << power for power in range(9))
+"""Possible alignments, up to that of dlx's copies; `planner.decide` caches decisions by them."""
 
 
 @dataclass(eq=False, repr=False)
@@ -71,7 +71,7 @@ class Capabilities(Frozen):
     layouts
         `Layout` bits that its arrays support.
     min_alignment
-        Required alignment of the address in bytes, a power of 2 up to 4096; 0: the dtype's natural alignment.
+        Required alignment of the address in bytes, a power of 2 up to 256; 0: the dtype's natural alignment.
     ndims
         Minimum and maximum number of dimensions.
     keeps_readonly
@@ -109,7 +109,7 @@ class Capabilities(Frozen):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_alignment and self.min_alignment not in ALIGNMENTS:
-            raise ValueError(f"min_alignment must be 0 or a power of 2 up to 4096, found {self.min_alignment!r}")
+            raise ValueError(f"min_alignment must be 0 or a power of 2 up to 256, found {self.min_alignment!r}")
         if self.subbyte not in ("packed", "padded", "both"):
             raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
         if self.empty_extents not in EXTENTS:

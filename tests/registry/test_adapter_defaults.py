@@ -66,6 +66,27 @@ def test_an_adapter_without_describe_is_described_by_an_export(plain):
     assert array.asked == 1
 
 
+def test_dtype_applies_to_arrays_without_a_description(plain):
+    """An export finds their dtype, also in a tree and in `stack`; a plan agrees."""
+    kind = plain()
+    numbers, whole = (
+        kind(dlx.convert(memoryview(bytes(16)).cast("d"), to="dlx", copy=True)),
+        kind(dlx.empty(2, "int64")),
+    )
+    for array in (
+        dlx.convert(numbers, to="plainlib", dtype="float32"),
+        dlx.stack([numbers], to="plainlib", dtype="float32"),
+    ):
+        assert str(array.tensor.dtype) == "float32"
+    tree = dlx.convert([numbers, whole], to="plainlib", dtype="float32")
+    assert [str(each.tensor.dtype) for each in tree] == ["float32", "int64"]
+    assert dlx.plan(numbers, to="plainlib", dtype="float32").outcome == "copied"
+    with pytest.raises(errors.DTypeError, match="changes floating arrays only, and it is int64"):
+        dlx.convert(whole, to="plainlib", dtype="float32")
+    with pytest.raises(errors.CopyRequiredError):
+        dlx.convert(numbers, to="plainlib", dtype="float32", copy=False)
+
+
 def test_arrays_that_never_change_are_described_as_read_only(plain):
     """`immutable` also applies to descriptions from an export."""
     array = plain(arrays=Arrays(immutable=True))(dlx.empty((2, 3), "float32"))
@@ -96,6 +117,27 @@ def test_a_framework_that_copies_what_it_imports(plain):
     assert dlx.plan(dlx.empty((0, 3), "float32"), to="plainlib", copy=False).outcome == "shared"
     frozen = dlx.from_dlpack(bytes(8))
     assert dlx.plan(frozen, to="plainlib", readonly="error").outcome == "copied"  # it is never written to
+
+
+def test_a_framework_of_every_dtype_that_copies_some(plain, np):
+    """`copy=False` is refused for these, in each kind of call."""
+    plain(copies={"bool": "packs bools"})
+    bools, numbers = np.ones(3, bool), np.ones(3)
+    for obj in (bools, [bools], [numbers, {"a": bools}], [bools, bools[:2]]):
+        assert dlx.plan(obj, to="plainlib", copy=False).outcome == "refused"
+        with pytest.raises(errors.CopyRequiredError, match="plainlib packs bools"):
+            dlx.convert(obj, to="plainlib", copy=False)
+    dlx.convert(numbers, to="plainlib", copy=False)
+
+
+@pytest.mark.parametrize("alignment", [64, 256])
+def test_copies_have_the_alignment_that_a_framework_requires(plain, alignment):
+    """256 bytes are the most that an adapter can declare."""
+    plain(capabilities=lambda self: Capabilities(dtypes=None, min_alignment=alignment))
+    for size in (1, 3, 100, 5000, 100_001):
+        block = memoryview(bytearray(size + 1))[1:]
+        for array in (dlx.convert(block, to="plainlib"), dlx.stack([block, block], to="plainlib")):
+            assert array.tensor.data_ptr % alignment == 0
 
 
 @pytest.mark.parametrize("copies", [True, False])
