@@ -347,8 +347,8 @@ class _Decider:
         if 0 in tensor.shape and request.copy is False:
             copied = False  # no element to copy
         after = unmark
-        copy_is_null = 0 in tensor.shape and (self.copies or self.before.copies)
-        if self.found & lib.DLX_INCOMPATIBLE_NULL or (copy_is_null and target.capabilities.empty_extents == "addressed"):
+        is_null = self.found & lib.DLX_INCOMPATIBLE_NULL or (0 in tensor.shape and (self.copies or self.before.copies))
+        if is_null and target.capabilities.empty_extents == "addressed":
             after.append(Address("view", f"{target.arrays} need an address even without elements"))
         after += self._storage_step()
         if not copied and not tensor.readonly and target.adapter.arrays.immutable:

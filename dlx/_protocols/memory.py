@@ -129,7 +129,8 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
         reach = [(extent - 1) * step for extent, step in pairs]
         first, end = start + sum(n for n in reach if n < 0), start + sum(n for n in reach if n > 0) + itemsize
         if size and (first < 0 or end > view.nbytes):
-            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {end - first} bytes at offset {first}")
+            needed = end - first
+            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes at offset {first}")
         address, readonly = native.buffer_address(view) + start, view.readonly
         owner = (obj, view)
     flags = READ_ONLY if readonly else 0
