@@ -487,7 +487,7 @@ class Compound(Frozen):
         Importable names of its types, including subclasses without another handler.
     split
         ``split(obj)`` returns the parts by name: arrays, lists of arrays of one shape and dtype (dlx stacks them), and
-        plain values. Plain values whose names begin with an underscore are only for `join`.
+        plain values. Plain values whose names begin with an underscore are only for this declaration's `join`.
     join
         ``join(parts)`` returns an object of this kind over arrays of the framework, without a copy. None: the framework
         is only a source.
@@ -499,9 +499,10 @@ class Compound(Frozen):
     dense
         A call that returns a dense array, for errors: ``".toarray()"``.
     limits
-        Restrictions of `join`: ``"unique"``: no index twice in a row; ``"rising"``: the indices of a row rise;
-        ``"sorts"``: it sorts coords that do not rise, in a copy; ``"flat"``: the parts are dense; ``"axes"``: it has
-        an axis at least; ``"swapped"``: its coords are ``(count, ndim)``, in `split` as well.
+        Restrictions of `join`. ``"unique"``: no index twice in a row; ``"rising"``: the indices of a row rise (csr, csc
+        and bsr). ``"sorts"``: it sorts coords that do not rise, in a copy, by the part ``_is_sorted``; ``"axes"``: it
+        has an axis at least; ``"swapped"``: its coords are ``(count, ndim)``, in `split` as well (coo). ``"flat"``: the
+        parts are dense.
     dtypes
         Names of the dtypes that `join` supports for the elements; empty: those of the framework's arrays.
     """

@@ -13,7 +13,7 @@ import dlx
 from dlx import errors
 from dlx._core.native import tensor_copy
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Description, DTypes, Layout, over_memory
+from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Compound, Description, DTypes, Layout, over_memory
 from dlx.testing import CHECKS, find
 
 HOST = dlx.Device("cpu")
@@ -128,6 +128,56 @@ def test_a_framework_of_every_dtype_that_copies_some(plain, np):
         with pytest.raises(errors.CopyRequiredError, match="plainlib packs bools"):
             dlx.convert(obj, to="plainlib", copy=False)
     dlx.convert(numbers, to="plainlib", copy=False)
+
+
+class Parts:
+    """A compound array of the library."""
+
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+def _compound(plain, *names, **facts):
+    """Register compound arrays with such parts; return their class."""
+    kind = type("Parts", (Parts,), {"__module__": "plainlib"})
+    sys.modules["plainlib"].Parts = kind
+    split = lambda obj: {name: getattr(obj, name) for name in names}  # noqa: E731
+    plain(
+        dtypes=DTypes("numpy", ("int8", "uint8", "int16", "int32", "int64", "float64")),
+        containers=(Compound(facts.pop("kind"), ("plainlib.Parts",), split, lambda parts: kind(**parts), **facts),),
+    )
+    return kind
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64"])
+def test_indices_of_each_declared_dtype(plain, np, dtype):
+    """All indices are cast to it, or refused if they do not fit; private parts of others never arrive."""
+    scipy = pytest.importorskip("scipy")
+    accepts = dict.fromkeys(("indices", "indptr"), (dtype,))
+    _compound(plain, "data", "indices", "indptr", "shape", kind="csr", indices=accepts)
+    matrix = scipy.sparse.csr_array(([1.0, 2.0], [1, 100], [0, 1, 2]), shape=(2, 40_000))
+    made = dlx.convert(matrix, to="plainlib")
+    assert {str(each.tensor.dtype) for each in (made.indices, made.indptr)} == {dtype}
+    assert vars(made).keys() == {"data", "indices", "indptr", "shape"}
+    assert (dlx.convert(made, to="scipy") != matrix).nnz == 0
+    matrix.indices[1] = 39_999
+    if dtype == "int64":
+        assert memoryview(dlx.convert(matrix, to="plainlib").indices.tensor)[1] == 39_999
+    else:
+        with pytest.raises(errors.LayoutError, match=f"an index does not fit {dtype}"):
+            dlx.convert(matrix, to="plainlib")
+
+
+@pytest.mark.parametrize(("kind", "first"), [("ragged", "values"), ("palette", "colors")])
+def test_compound_arrays_as_examples(plain, np, kind, first):
+    """`like=` finds their framework and device, also of a kind of their own, and of rows of rows."""
+    make = _compound(plain, first, "offsets", kind=kind)
+    dense = sys.modules["plainlib"].Array
+    numbers, offsets = (dense(dlx.convert(np.arange(n), to="dlx")) for n in (4, 2))
+    example = make(**{first: numbers}, offsets=offsets)
+    nested = make(**{first: example}, offsets=offsets)
+    for like in (example, nested) if kind == "ragged" else (example,):
+        assert type(dlx.convert(np.ones(2), like=like)) is dense
 
 
 @pytest.mark.parametrize("alignment", [64, 256])
