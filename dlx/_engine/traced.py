@@ -90,9 +90,9 @@ def _mark(dynamo: Any) -> None:
 
 def settle(values: Any) -> Any:
     """Replace the symbolic numbers of a graph in containers by their values; the graph then serves only these."""
-    if framework := sys.modules.get(TRACING[0]):
-        for symbol, number in (("SymInt", int), ("SymFloat", float), ("SymBool", bool)):
-            values = framework.utils._pytree.tree_map_only(getattr(framework, symbol), number, values)
+    framework = sys.modules[TRACING[0]]
+    for symbol, number in ((framework.SymInt, int), (framework.SymFloat, float), (framework.SymBool, bool)):
+        values = framework.utils._pytree.tree_map_only(symbol, number, values)
     return values
 
 

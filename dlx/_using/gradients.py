@@ -27,6 +27,7 @@ from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import TUPLE
+from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import type_name
@@ -172,7 +173,7 @@ class RecordedCall:
         """Let the caller's framework record the call with its operands; return the result for the caller."""
         arrays, self._arrays = [self._arrays[i] for i in self.operands], []
         like, tracing = None, is_tracing(self._caller)
-        if tracing:
+        if tracing and self._caller.package in TRACING:
             self._values = settle(self._values)  # they are constants of the operation
         if spec.result_like is not None and tracing:  # computed now: it may use the tracers
             shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
