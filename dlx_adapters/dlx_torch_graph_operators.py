@@ -100,9 +100,8 @@ def _check(results: list[Any], number: int) -> list[Any]:
     """Return results; raise if a compiled program expects other dtypes, by which it would read their memory."""
     found = [each.dtype for each in results]
     if found != (expected := _DTYPES.get(number, found)):
-        names = [", ".join(map(str, each)) for each in (found, expected)]
         fix = "Return the same dtypes in every call, those of result_like= if you pass it."
-        raise ConversionError(f"the function returned {names[0]}, expected {names[1]}", fix=fix)
+        raise ConversionError(f"the function returned {found}, expected {expected}", fix=fix)
     return results
 
 

@@ -91,9 +91,8 @@ def _mark(dynamo: Any) -> None:
 def settle(values: Any) -> Any:
     """Replace the symbolic numbers of a graph in containers by their values; the graph then serves only these."""
     framework = sys.modules[TRACING[0]]
-    for symbol, number in ((framework.SymInt, int), (framework.SymFloat, float), (framework.SymBool, bool)):
-        values = framework.utils._pytree.tree_map_only(symbol, number, values)
-    return values
+    symbols = framework.SymInt, framework.SymFloat, framework.SymBool
+    return framework.utils._pytree.tree_map_only(symbols, lambda each: each.node.pytype(each), values)
 
 
 def skip_frames(function: Any) -> None:
