@@ -395,14 +395,14 @@ _REFUSED = (  # beginning of the format, reason, fix
     ("d:", "DLPack has no decimals", "{call} {many}.cast('float64') first, if that is exact enough."),
     ("+r", "it is run-end encoded", "{call} pyarrow.compute.run_end_decode(x) first."),
     ("+u", "DLPack has no unions", "{take} {one}.field(0), and its other fields."),
-    ("+s", "DLPack has no structures", "{take} {one}.field(0), and its other fields."),
+    ("+s", "DLPack has no structures", "{take} {many}.flatten()[0], and its other fields."),
     ("+m", _VARYING, "{take} {one}.keys, {one}.items and {one}.offsets separately."),
     ("+v", _VARYING, "{take} {one}.flatten() and {one}.sizes separately."),
     (
         "+",
         _VARYING,
         "{call} {many}.cast(pyarrow.list_(x.type{values}, n)) first if its rows have one length n, else convert "
-        "{one}.flatten() and {one}.offsets separately.",
+        "{one}.values and {one}.offsets separately.",
     ),
     ("n", _NULLS, "{call} {many}.cast('float64').fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),
