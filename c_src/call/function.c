@@ -245,8 +245,8 @@ static PyObject* fast_path_borrow(PyObject* self, PyObject* const* args, Py_ssiz
 PyDoc_STRVAR(
     fast_path_load_doc,
     "_load(tensor, obj, to, /)\n--\n\n"
-    "Hand over the tensor that _borrow returned and consume it. Return NotImplemented, and\n"
-    "keep the tensor, if the pair no longer exists.");
+    "Hand over the tensor that _borrow returned and consume it; errors are about `obj`. Return\n"
+    "NotImplemented, and keep the tensor, if the target is no longer known.");
 
 static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !Py_IS_TYPE(args[0], &py_tensor_type)) {
@@ -255,17 +255,15 @@ static PyObject* fast_path_load(PyObject* self, PyObject* const* args, Py_ssize_
   }
   if (py_tensor_managed(args[0]) == NULL) return NULL;
   PyObject* result = NULL;
-  py_pair pair;
   py_maps_begin();
-  if (py_pair_find(Py_TYPE(args[1]), args[2], &pair)) {
-    if (pair.what == PY_CONVERTS) {
-      py_call call = {.function = (FastPathObject*)self, .to = args[2]};
-      DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
-      ((TensorObject*)args[0])->managed = NULL;
-      result = pair.target->hand_over(&call, pair.target, made, args[1]);
-    }
-    py_pair_release(&pair);
+  py_target* target = py_target_find(args[2]);
+  if (target && target->hand_over) {
+    py_call call = {.function = (FastPathObject*)self, .to = args[2]};
+    DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
+    ((TensorObject*)args[0])->managed = NULL;
+    result = target->hand_over(&call, target, made, args[1]);
   }
+  if (target) py_map_release(target);
   py_maps_end();
   return result || PyErr_Occurred() ? result : Py_NewRef(Py_NotImplemented);
 }

@@ -36,7 +36,7 @@ static inline py_target* find_target_by_key(PyObject* key) {
   return NULL;
 }
 
-static py_target* find_target(PyObject* to) {
+py_target* py_target_find(PyObject* to) {
   py_target* t = find_target_by_key(to);
   if (t || PyErr_Occurred()) return t;
   PyObject* key = find_key(to); /* literals are already interned */
@@ -57,7 +57,7 @@ static inline py_source* find_source(const _Atomic(py_map*)* place, PyTypeObject
 
 inline int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out) {
   unsigned bits;
-  py_target* t = find_target(to);
+  py_target* t = py_target_find(to);
   if (t == NULL) return 0;
   py_source* s = find_source(&t->pairs, type, &bits);
   if (s == NULL) return py_map_release(t), 0;
@@ -173,7 +173,7 @@ PyDoc_STRVAR(target_find_doc,
 
 static PyObject* target_find(PyObject* module, PyObject* to) {
   py_maps_begin();
-  return return_found(find_target(to));
+  return return_found(py_target_find(to));
 }
 
 PyDoc_STRVAR(

@@ -31,6 +31,9 @@ int py_pair_find(PyTypeObject* type, PyObject* to, py_pair* out);
 /* Find a pair, or learn it. Owns, Errors: as py_pair_find. */
 int py_pair_learn(const FastPathObject* function, PyTypeObject* type, PyObject* to, py_pair* out);
 
+/* Find the target of a known pair. Owns: as py_pair_find, with py_map_release. Errors: NULL. */
+py_target* py_target_find(PyObject* to);
+
 /* A pending exception is kept. */
 static inline void py_pair_release(const py_pair* pair) {
   py_map_release(pair->source);

@@ -137,9 +137,11 @@ def _fill_tree(obj: Any, out: Any, casts: Casts | None) -> bool:
     """Copy the host arrays of built-in containers as `fill_plain`; return False if anything else has to be checked."""
     dtypes = {} if casts is None else casts.dtypes
     pairs = [] if trace.observers else _pair_leaves(obj, out)
-    kinds = {kind: lookup.kind(kind) for kind in {type(each) for pair in pairs for each in pair}}
-    pairs = [pair for pair in pairs if any(kinds[type(each)].verdict != "passthrough" for each in pair)]
-    if not pairs or any(kinds[type(each)].verdict != "array" for pair in pairs for each in pair):
+    types = {id(type(each)): type(each) for pair in pairs for each in pair}  # a metaclass may refuse to hash them
+    kinds = {key: lookup.kind(each) for key, each in types.items()}
+    pairs = [pair for pair in pairs if any(kinds[id(type(each))].verdict != "passthrough" for each in pair)]
+    has_repeats = len({id(there) for _, there in pairs}) < len(pairs)
+    if not pairs or has_repeats or any(kinds[id(type(x))].verdict != "array" for pair in pairs for x in pair):
         return False
     sources, wholes = ([_borrow(pair[i], "dlx", True) for pair in pairs] for i in (0, 1))
     if not all(tensor is not None and tensor.is_host for tensor in (*sources, *wholes)):
@@ -160,7 +162,7 @@ def _fill_tree(obj: Any, out: Any, casts: Casts | None) -> bool:
             return False
     for source, whole, (_, there) in zip(sources, wholes, pairs, strict=True):
         fill(whole, [source], -1)
-        mark_written(kinds[type(there)].adapter, there)
+        mark_written(kinds[id(type(there))].adapter, there)
     return True
 
 

@@ -18,7 +18,7 @@ from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine.casting import Casts
 from dlx._engine.compound import Compounds
 from dlx._engine.failures import Failures
-from dlx._engine.tree import Tree
+from dlx._engine.tree import Leaf, Tree
 from dlx._files.atomic import replace_file
 from dlx._files.header import NO_ARRAYS
 from dlx._files.selection import dotted_path
@@ -126,12 +126,12 @@ def collect_items(
     With `has_lists`, a ragged array is one item, else one for each of its parts.
     """
     items: dict[str, Item] = {}
-    ragged: list[str] = []
     others: list[tuple[str, Any]] = []
+    columns: dict[int, list[Item]] = {}  # the parts of ragged arrays that are one item
     if is_view(tree):  # else all its arrays would be cast at once
         casts, tree = casts or tree._scope.options.request.casts, tree._to_stored()
     handler = lookup.kind_of(tree).handler
-    leaves: Iterable[tuple[tuple[Any, ...], Any, bool]] = [((), tree, True)]
+    leaves: Iterable[Leaf] = [((), tree, True, -1)]
     if handler is not None:
         found = Tree(tree, handler, Failures(""), compounds=Compounds(None))
         for path, obj, compound, *_ in found.compounds():
@@ -140,37 +140,25 @@ def collect_items(
                 dense = f", or call {compound.compound.dense} first" if compound.compound.dense else ""
                 fix = f"Save the arrays of dlx.parts(x) without 'shape' to .npz or .safetensors{dense}."
                 raise FileError(reason, fix=fix)
-            ragged.append(dotted_path(path, str))
         leaves = found.leaves()
-    for path, child, is_array in leaves:
-        name = dotted_path(path, str)
+    for path, child, is_array, whole in leaves:
+        is_column = has_lists and whole >= 0
+        name = dotted_path(found.path_in(whole) if is_column else path, str)
         if not is_array or (isinstance(child, Deferred) and child.info.dtype_name in NO_ARRAYS):
             others.append((name, child))
-        elif name in items:
+        elif name in items and whole not in columns:
             raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
         else:
-            is_offsets = path[-1:] == ("offsets",) and any(name.startswith(each and f"{each}.") for each in ragged)
+            is_offsets = whole >= 0 and path[-1] == "offsets"
             items[name] = _create_item(name, child, path, None if is_offsets else casts)
-    for name in ragged if has_lists else ():
-        joined = _join_lists(items, name)
-        if name in items:
-            raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one in the source.")
-        items[name] = joined
-    if has_lists and ragged:  # the walk has come to them last
-        _, root, keys, children, _ = next(found.nodes())
-        order = {dotted_path(root.path(keys, i), str): i for i in range(len(children))}
-        items = dict(sorted(items.items(), key=lambda pair: order.get(pair[0], len(order))))
+            if is_column:
+                columns.setdefault(whole, []).append(items[name])
+                values, *lists = columns[whole]
+                nbytes = sum(part.nbytes for part in columns[whole])
+                items[name] = values._replace(lists=tuple(lists), nbytes=nbytes)
     if not items:
         raise FileError("it contains no array", fix="Pass an array, or a container of arrays.")
     return [items[""]._replace(name=stem)] if [*items] == [""] else [*items.values()], others
-
-
-def _join_lists(items: dict[str, Item], name: str) -> Item:
-    """Remove the parts of a ragged array, and return its values as an item with their offsets."""
-    start = name and f"{name}."
-    offsets = items.pop(f"{start}offsets")
-    values = items.pop(f"{start}values", None) or _join_lists(items, f"{start}values")
-    return values._replace(name=name, lists=(*values.lists, offsets), nbytes=values.nbytes + offsets.nbytes)
 
 
 def _create_item(name: str, obj: Any, path: tuple[Any, ...], casts: Casts | None) -> Item:

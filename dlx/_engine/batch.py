@@ -43,7 +43,7 @@ from dlx._engine.tree import Tree
 from dlx._protocols.arrow import Column
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
-from dlx._support.reflect import exception_text, foreign_error, type_name
+from dlx._support.reflect import exception_text, foreign_error
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
@@ -175,8 +175,8 @@ class Batch:
     """The conversion of arrays to one target; `to` is the caller's argument if the fast path may be used."""
 
     __slots__ = (
-        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "is_convert", "objs", "path", "request"),
-        *("results", "sources", "to", "tree", "written"),
+        *("_borrowed", "_may_defer", "_sync", "_transfers", "failures", "objs", "path", "request", "results"),
+        *("sources", "to", "tree", "written"),
     )
 
     def __init__(
@@ -191,13 +191,12 @@ class Batch:
         self.request, self.objs, self.sources = request, objs, sources
         self.path, self.failures, self.to = path or (lambda i: ()), failures, to
         self.results: list[Any] = [None] * len(objs)
-        self._borrowed: list[tuple[int, Any, Any]] = []  # of the fast path: tensors, and the objects that have them
+        self._borrowed: list[tuple[int, Any]] = []  # tensors of the fast path
         self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
-        self.is_convert = False  # the fast path may copy (`is_copied` does not know), arrays of the target may move
         self.written: frozenset[int] = frozenset()  # indices of arrays that the caller writes to
-        self.tree: Tree | None = None  # of the arrays, if it may have compound arrays
+        self.tree: Tree | None = None  # of `convert_tree`: the fast path may copy, and `is_copied` does not know it
 
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call, which orders each pair of streams once."""
@@ -233,7 +232,7 @@ class Batch:
         """Return tensors of all arrays, to read them immediately; no consumer is called and no capsule consumed."""
         self._may_defer = False
         self._prepare(brief=True)
-        for i, borrowed, _ in self._borrowed:
+        for i, borrowed in self._borrowed:
             self.results[i] = borrowed
         for i, transfer in self._transfers.items():
             tensor = transfer.tensor
@@ -267,18 +266,15 @@ class Batch:
             options = without_casts if keeps_dtype else request
             quick = None if to is None else self._find_quick(i, options)
             unmarks = request.readonly == "share" and i not in self.written
-            copies = self.is_convert and options.copy is None and request.readonly == "copy"
+            copies = self.tree is not None and options.copy is None and request.readonly == "copy"
             borrowed = None if quick is None else borrow(quick, to, brief, unmarks, copies)
-            if borrowed is None:
+            if borrowed is None or (i in self.written and borrowed.readonly):  # `export` refuses the latter
                 self._transfers[i] = Transfer(obj, self.sources[i], options)
                 self._transfers[i].written = i in self.written
-            elif i in self.written and borrowed.readonly:
-                kind, target = type_name(type(obj)), self.request.target.name
-                self.failures.add(not_writable().complete(source=kind, target=target), self.path(i))
             elif borrowed is quick:
                 self.results[i] = borrowed
             else:
-                self._borrowed.append((i, borrowed, quick))
+                self._borrowed.append((i, borrowed))
         self._each(self.describe)
         self.failures.can_pass = False  # from here on, the target refuses an array
         if len(self._transfers) > 1 or self.failures.collect:
@@ -294,11 +290,10 @@ class Batch:
     def _find_quick(self, i: int, request: Request) -> Any:
         """Return what the fast path takes for array number `i`: the array, its cast, a column's tensor; None: none."""
         obj, copy = self.objs[i], request.copy
-        stays = self.sources[i] is request.target.source
         if request.casts is not None:
             cast = None if copy is False else cast_host(obj, self.sources[i], request.target, request.casts)
             return None if copy and cast is obj else cast
-        if copy or (stays and self.is_convert and request.device is not None):
+        if copy or (request.device and self.tree is not None and self.sources[i] is request.target.source):
             return None
         if isinstance(obj, Column):
             return None if trace.observers else obj.share_plain()
@@ -445,9 +440,9 @@ class Batch:
 
     def _load(self) -> None:
         objs, results = self.objs, self.results
-        for i, borrowed, quick in self._borrowed:
+        for i, borrowed in self._borrowed:
             try:
-                results[i] = FAST_PATH._load(borrowed, quick, self.to)
+                results[i] = FAST_PATH._load(borrowed, objs[i], self.to)
                 if results[i] is NotImplemented:  # a new plugin has dropped all pairs
                     transfer = Transfer(objs[i], self.sources[i], self.request._replace(casts=None))  # cast already
                     transfer.tensor = borrowed
@@ -530,7 +525,7 @@ def convert_tree(
     if is_call and tree.is_one_array():
         request = request.for_root()
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, to)
-    batch.tree, batch.is_convert = tree, True
+    batch.tree = tree
     new: Any = None
     try:
         if is_call:

@@ -23,6 +23,7 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text
 
+Leaf = tuple[tuple[Any, ...], Any, bool, int]
 MAX_DEPTH = 1_000_000  # levels of nesting, a limit for containers that generate children endlessly
 
 
@@ -230,20 +231,29 @@ class Tree:
                 if i not in met and (number, i) not in self._refused:
                     yield self._path_text(number, i), child
 
-    def leaves(self) -> Iterator[tuple[tuple[Any, ...], Any, bool]]:
-        """Yield (path, object, whether it is an array) for each place; raise for a container in two places."""
+    def leaves(self) -> Iterator[Leaf]:
+        """Yield (path, object, whether it is an array, `whole`) for each place; raise for a container in two places.
+
+        The parts of a compound array are yielded at its place, the elements first.
+        """
         entered = {0}
         for number, node in enumerate(self._nodes):
-            links, above, path = dict(node.links), self.path_in(number), node.handler.path
-            for i, child in enumerate(node.parts):
-                link = links.get(i)
-                if link is None or link < 0:
-                    yield (*above, *path(node.keys, i)), child, link is not None
-                elif link in entered:
-                    reason = f"it is the same container as {path_text(self.path_in(link))}"
-                    self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")
-                else:
-                    entered.add(link)
+            if node.whole < 0 or number == 0:
+                yield from self._leaves_of(number, node, entered)
+
+    def _leaves_of(self, number: int, node: Node, entered: set[int]) -> Iterator[Leaf]:
+        links, above = dict(node.links), self.path_in(number)
+        for i, child in sorted(enumerate(node.parts), key=lambda part: _is_index(node, part[0])):
+            link = links.get(i)
+            if link is None or link < 0:
+                yield (*above, *node.handler.path(node.keys, i)), child, link is not None, node.whole
+            elif link in entered:
+                reason = f"it is the same container as {path_text(self.path_in(link))}"
+                self._refuse(reason, number, i, child, "Copy it, or leave one of them out.")
+            else:
+                entered.add(link)
+                if self._nodes[link].whole >= 0:
+                    yield from self._leaves_of(link, self._nodes[link], entered)
 
     def check_found(self) -> None:
         """Report a root without arrays; a built-in container only if it has numbers and the call is `strict`."""

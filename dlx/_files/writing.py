@@ -208,14 +208,15 @@ def _write_arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) 
             reason = f".arrow columns must have the same length, found {found}"
         if reason:
             raise FileError(reason, fix="Write .npz or .safetensors.")
-    columns = [_build_column(pa, out, item) for item in items]
+    columns = [_build_column(pa, item) for item in items]
+    out.advance(sum(item.nbytes for item in items))
     schema = pa.schema([(item.name, column.type) for item, column in zip(items, columns, strict=True)])
     ipc = importlib.import_module("pyarrow.ipc")
     with ipc.new_file(out.file, schema.with_metadata(metadata or None)) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def _build_column(pa: Any, out: _Output, item: Item) -> Any:
+def _build_column(pa: Any, item: Item) -> Any:
     """Return an array as a column that uses its memory; bools are copied, since Arrow packs them into bits."""
     tensor = item.read()
     flat = tensor_new(tensor.data_ptr, (math.prod(item.shape),), None, item.dtype, HOST, 0, tensor)
@@ -223,10 +224,9 @@ def _build_column(pa: Any, out: _Output, item: Item) -> Any:
     for extent in reversed(item.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, extent)
     for offsets in item.lists:
-        found = _build_column(pa, out, offsets)
+        found = _build_column(pa, offsets)
         found = found if found.type == pa.int32() else found.cast(pa.int64())
         column = (pa.ListArray if found.type == pa.int32() else pa.LargeListArray).from_arrays(found, column)
-    out.advance(item.nbytes)
     return column
 
 

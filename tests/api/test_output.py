@@ -273,6 +273,19 @@ def test_generated_trees(np, torch, monkeypatch):
     assert 200 < sum(taken) < len(taken)
 
 
+def test_trees_of_plain_arrays_with_odd_leaves(np):
+    """A class that cannot be hashed passes through; an array at two places gets one, even without elements."""
+
+    class Meta(type):
+        def __eq__(self, other):
+            return self is other
+
+    out = [np.zeros(3), Meta("Odd", (), {})()]
+    assert dlx.convert([np.ones(3), Meta("Odd", (), {})()], out=out)[0].tolist() == [1, 1, 1]
+    with pytest.raises(errors.LayoutError, match="an array of out has two places, and gets two arrays"):
+        dlx.convert([np.zeros(0), np.zeros(0)], out=[out[0][:0]] * 2)
+
+
 def test_containers_of_other_types_and_repeated_arrays(np, torch):
     """Places decide, not types; an array at two places is written to both."""
     from collections import namedtuple

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.files.samples import SHAPES, TORCH
 
 import dlx
-from dlx._api.save import write_items
+from dlx._api.save import collect_items, write_items
+from dlx._engine.casting import read_casts
 from dlx._files.atomic import replace_file
 from dlx._files.writing import Item
 from dlx.errors import AdapterNotFoundError, ConversionError, DTypeError, FileError
@@ -407,6 +408,25 @@ def test_ragged_arrays_are_columns_of_lists(tmp_path, kind, nested):
         assert {"a.r.values", "a.r.offsets"} <= {*dlx.open(tmp_path / "x.npz")} or not nested
 
 
+def test_columns_of_lists_among_others(tmp_path):
+    """They keep their places in a table; other arrays may have the names of their parts."""
+    pa, path, rows = pytest.importorskip("pyarrow"), tmp_path / "x.arrow", np.arange(2)
+    ragged = pa.array([[[1.0, 2.0]], []])
+    dlx.save({"t": pa.table({"n": rows, "r": ragged, "m": rows})}, path)
+    assert pa.ipc.open_file(path).read_all().column_names == ["t.n", "t.r", "t.m"]
+    dlx.save({"r": ragged, "r.values": rows, "r.offsets": rows}, path)
+    found = pa.ipc.open_file(path).read_all()
+    assert found.to_pydict() == {"r": ragged.to_pylist(), "r.values": [0, 1], "r.offsets": [0, 1]}
+
+
+def test_the_progress_of_columns_of_lists_ends_with_their_bytes(tmp_path):
+    """Their offsets count once."""
+    pa, written = pytest.importorskip("pyarrow"), []
+    items, _ = collect_items({"r": pa.array([[1, 2], [3]])}, "x", has_lists=True)
+    write_items(items, tmp_path / "x.arrow", {}, force=False, sync=False, advance=written.append)
+    assert sum(written) == sum(item.nbytes for item in items) == 3 * 8 + 3 * 4
+
+
 def test_casts_change_no_offsets(tmp_path):
     """Of a ragged array, in both kinds of format."""
     pa = pytest.importorskip("pyarrow")
@@ -418,6 +438,10 @@ def test_casts_change_no_offsets(tmp_path):
     assert pa.ipc.open_file(tmp_path / "y.arrow").read_all()["r"].type == pa.large_list(pa.int32())
     found = dlx.open(tmp_path / "y.npz", to="numpy")
     assert (found["r.values"].dtype, found["r.offsets"].dtype) == ("int32", "int64")
+    tree = {"r": ragged, "r.x": {"offsets": np.arange(2)}}
+    items, _ = collect_items(tree, "x", read_casts({"int64": "int32"}))
+    dtypes = {item.name: item.dtype.name for item in items}
+    assert dtypes == {"r.values": "int32", "r.offsets": "int64", "r.x.offsets": "int32"}
 
 
 @pytest.mark.parametrize("name", ["n" * 251 + ".npy", "é" * 125 + ".npy", "n" * 236 + ".npy"])

@@ -286,3 +286,26 @@ def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatc
     with pytest.raises(errors.ConversionError, match="mylib refused it: ZeroDivisionError: load") as caught:
         dlx.convert.__wrapped__(array, to="mylib", copy=True)
     assert caught.value.source == "mylib.Array"
+
+
+def test_a_failing_consumer_of_a_tree_names_its_array(np, monkeypatch):
+    """Not the tensor that dlx has made of it: its cast, or that of a table's column."""
+    from support.plugins.mylib import Array, MyLib, plugin
+
+    from dlx._registry.registry import Registry
+
+    class Faulty(MyLib):
+        def load(self, tensor):
+            raise ZeroDivisionError("load")
+
+    pa, package = pytest.importorskip("pyarrow"), types.ModuleType("mylib")
+    package.Array, package.__version__ = Array, "1.0"
+    monkeypatch.setitem(sys.modules, "mylib", package)
+    monkeypatch.setattr(Array, "__module__", "mylib")
+    plugin(monkeypatch, "dlx_mylib", lambda: [Faulty()])
+    dlx.convert([np.ones(2)], to="numpy", errors="pass")  # loads all modules that use the registry
+    use(Registry({"mylib": "dlx_mylib", "numpy": "dlx_adapters.dlx_numpy"}), monkeypatch.setattr)
+    for tree, source in (([np.ones(2)], "numpy.ndarray (float64[2])"), (pa.table({"a": [1.0]}), "pyarrow.lib.Table")):
+        with pytest.raises(errors.ConversionError, match="mylib refused it: ZeroDivisionError: load") as caught:
+            dlx.convert(tree, to="mylib", strict=True, dtype="float32" if type(tree) is list else None)
+        assert caught.value.source.startswith(source)

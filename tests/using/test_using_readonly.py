@@ -189,6 +189,16 @@ def test_read_only_arrays_are_refused(to, source):
     assert contents(x) == before
 
 
+def test_the_refusal_of_a_column_names_its_table():
+    """Not dlx's own column."""
+    pa = pytest.importorskip("pyarrow")
+    function = dlx.using("numpy", writes="a")(lambda a: a)
+    for _ in range(2):
+        with pytest.raises(errors.ReadOnlyError) as caught:
+            function(pa.table({"x": [1.0]}))
+        assert caught.value.source.startswith("pyarrow.lib.Table")
+
+
 @pytest.mark.parametrize("source", WRITABLE)
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "tvm_ffi"])
 def test_writable_arrays_are_passed(to, source):
