@@ -16,6 +16,7 @@ from dlx_adapters import dlx_torch_operators as own
 
 torch: Any = sys.modules["torch"]
 OPERATIONS: dict[int, Operation] = {}  # compiled programs refer to these numbers, and may run until the process ends
+_DTYPES: dict[int, list[Any]] = {}  # of the results, as compiled programs expect them
 _NUMBERS = itertools.count(1)
 
 
@@ -95,16 +96,25 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
         return tuple(results), (0,) * len(results)
 
 
+def _check(results: list[Any], number: int) -> list[Any]:
+    """Return results; raise if a compiled program expects other dtypes, by which it would read their memory."""
+    found = [each.dtype for each in results]
+    if found != (expected := _DTYPES.get(number, found)):
+        fix = "Return the same dtypes in every call, those of result_like= if you pass it."
+        raise ConversionError(f"the function returned {found}, expected {expected}", fix=fix)
+    return results
+
+
 def _run(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
-    """Run an operation."""
-    return _find(number, needs)(tensors)
+    """Run an operation; its results are row-major, as those of `_fake`."""
+    return _check([each.contiguous() for each in _find(number, needs)(tensors)], number)
 
 
 def _record(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
     """Run an operation, which has derivatives if torch records or transforms it."""
     is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     if is_recorded or own.is_tracing() or torch.autograd.forward_ad._current_level >= 0:
-        return own.record(_find(number, needs), tensors)
+        return _check(own.record(_find(number, needs), tensors), number)
     return _run(tensors, number, needs)
 
 
@@ -113,7 +123,9 @@ def _fake(tensors: Sequence[Any], number: int, needs: str) -> list[Any]:
     operation = _find(number, needs)
     device = tensors[0].device if tensors else None
     to_native = sys.modules["dlx_adapters.dlx_torch"].DTYPES.to_native
-    return [torch.empty(each, dtype=to_native(dtype), device=device) for each, dtype in operation.results_like(tensors)]
+    specs = [(shape, to_native(dtype)) for shape, dtype in operation.results_like(tensors)]
+    _DTYPES[number] = [dtype for _, dtype in specs]
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs]
 
 
 def _vmap(info: Any, axes: Any, tensors: Sequence[Any], number: int, needs: str) -> Any:

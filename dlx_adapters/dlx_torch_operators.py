@@ -86,8 +86,8 @@ def refuse_batches(gradients: Sequence[Any]) -> None:
     is_batched = sys.modules["torch"]._C._functorch.is_legacy_batchedtensor
     if any(each is not None and is_batched(each) for each in gradients):
         raise ConversionError(
-            "torch.autograd.functional cannot vectorize functions of other frameworks",
-            fix="Use torch.func.jacrev or torch.func.jacfwd, or leave out vectorize=True.",
+            "torch.autograd cannot vectorize functions of other frameworks",
+            fix="Use torch.func.jacrev or torch.func.jacfwd, or leave out vectorize=True or is_grads_batched=True.",
         )
 
 

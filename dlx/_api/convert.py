@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from dlx._core.public import public
+from dlx._core.types import HOST
 from dlx._engine import fast_path as fast_path  # binds FAST_PATH
 from dlx._engine import traced as traced  # for torch.compile
 from dlx._engine.seam import FAST_PATH
@@ -173,16 +174,16 @@ def convert(
     found = lookup.kind(type(obj))
     if found.compounds:
         found = lookup.kind_of(obj, found)
+    target, place = request.target, request.device
+    is_near = place is None or (place == HOST and target.adapter.placement is None)
+    named = (target.name if to is None else to) if is_near and stream is None and wait and not detach else None
     if found.handler is None:
-        source = found.adapter or lookup.source(obj, found, target=request.target.name)[1]
+        source = found.adapter or lookup.source(obj, found, target=target.name)[1]
         if dtype is None:
             return batch.Batch(request, [obj], [source]).run()[0]
-        named = to if device is stream is None and wait and not detach else None
         return batch.Batch(request.for_root(), [obj], [source], to=named).run()[0]
-    # Arrays of a tree take the fast path if no option forbids it.
-    named = to if device is stream is None and wait and not detach else None
-    has_no_options = named is not None and dtype is None and readonly == "copy" and copy is None
     if lazy:
+        has_no_options = named is not None and (dtype, copy, device) == (None, None, None) and readonly == "copy"
         return views.lazy_view(obj, request, to if has_no_options else None, strict=strict, errors=errors)
     return batch.convert_tree(obj, found.handler, request, strict=strict, errors=errors, to=named)
 
@@ -194,7 +195,7 @@ def _cast(obj: Any, to: Any, like: Any, dtype: Any) -> Any:
     if source is None or casts is None or (to is None) == (own is None):
         return None
     target = registry.target(to) if own is None else registry.ready(own)
-    return None if target is None else batch.cast_host(obj, source, target, casts, at_root=True)
+    return None if target is None else batch.cast_host(obj, source, target, casts._replace(at_root=True))
 
 
 @public

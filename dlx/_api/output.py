@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dlx._api.shares_memory import collision, find_extents
 from dlx._core import native
 from dlx._core.native import Tensor
-from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, DType, host_readable
+from dlx._core.types import HOST, IS_COPIED, SUBBYTE_PADDED, DType, host_readable
 from dlx._engine import trace
 from dlx._engine.batch import Batch
 from dlx._engine.casting import Casts, can_cast, suggest_cast
@@ -133,8 +133,9 @@ def fill_plain(objs: list[Any], out: Any, axis: int, casts: Casts | None = None)
 native.register(fill=lambda obj, out: not trace.observers and fill_plain([obj], out, -1))
 
 
-def _fill_tree(obj: Any, out: Any) -> bool:
+def _fill_tree(obj: Any, out: Any, casts: Casts | None) -> bool:
     """Copy the host arrays of built-in containers as `fill_plain`; return False if anything else has to be checked."""
+    dtypes = {} if casts is None else casts.dtypes
     pairs = [] if trace.observers else _pair_leaves(obj, out)
     types = {id(type(each)): type(each) for pair in pairs for each in pair}  # a metaclass may refuse to hash them
     kinds = {key: lookup.kind(each) for key, each in types.items()}
@@ -154,7 +155,10 @@ def _fill_tree(obj: Any, out: Any) -> bool:
             return False
         end, end_of_outputs = max(end, high), max(end_of_outputs, high * is_output)
     for source, whole, (_, _, is_dense) in zip(sources, wholes, outputs, strict=True):
-        if source.shape != whole.shape or source.dtype != whole.dtype or whole.readonly or not is_dense:
+        old, new = source.dtype, whole.dtype
+        if source.shape != whole.shape or dtypes.get(old.name, old) != new or whole.readonly or not is_dense:
+            return False
+        if old != new and not can_cast(old, new, HOST):
             return False
     for source, whole, (_, there) in zip(sources, wholes, pairs, strict=True):
         fill(whole, [source], -1)
@@ -212,7 +216,7 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 def convert_into(obj: Any, out: Any, casts: Casts | None, *, detach: bool, strict: bool) -> Any:
     """Copy an array, or the arrays of a tree, to the arrays at the same places of `out`; return `out`."""
     try:
-        if casts is None and _fill_tree(obj, out):
+        if _fill_tree(obj, out, casts):
             return out
         pairs = [
             (_read(source, adapter, path, detach=detach), open_output(there, path))

@@ -146,14 +146,14 @@ def not_writable(because: str = "") -> ReadOnlyError:
     return ReadOnlyError(reason, fix="Return a new array from the function." if because else "Pass a writable array.")
 
 
-def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts, *, at_root: bool = False) -> Any:
+def cast_host(obj: Any, source: Adapter, target: Target, casts: Casts) -> Any:
     """Return a host array of the fast path, cast for a target or unchanged; None if Python must plan it."""
     tensor = obj.share_plain() if type(obj) is Column else FAST_PATH._borrow(obj, TENSOR.name, True)
     if type(tensor) is not Tensor or not tensor.is_host:
         return None
     old, new = tensor.dtype, casts.dtypes.get(tensor.dtype.name)
     if new is None:
-        return None if (at_root or casts.at_root) and casts.floating not in (None, old) else obj
+        return None if casts.at_root and casts.floating not in (None, old) else obj
     if trace.observers:
         return None
     if source is target.source and casts_itself(source, old, new):
@@ -293,9 +293,11 @@ class Batch:
         if request.casts is not None:
             cast = None if copy is False else cast_host(obj, self.sources[i], request.target, request.casts)
             return None if copy and cast is obj else cast
-        if copy or (isinstance(obj, Column) and trace.observers):
+        if copy or (request.device and self.tree is not None and self.sources[i] is request.target.source):
             return None
-        return obj.share_plain() if isinstance(obj, Column) else obj
+        if isinstance(obj, Column):
+            return None if trace.observers else obj.share_plain()
+        return obj
 
     def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""

@@ -26,7 +26,7 @@ from dlx._engine.streams import StreamSync
 from dlx._protocols.arrow import Column, Offsets, in_pyarrow, null_fix
 from dlx._protocols.pointer import dltensor, empty
 from dlx._registry import lookup
-from dlx._registry.compound import PARTS, CompoundHandler, Parts, Whole, compounds_of, find_joiner
+from dlx._registry.compound import PARTS, CompoundHandler, Parts, Whole, compounds_of, find_joiner, without_private
 from dlx._registry.generic import TENSOR, Deferred
 from dlx._registry.handlers import Keys
 from dlx._registry.registry import registry
@@ -57,6 +57,7 @@ def split(
             path = handler.adapter and handler.adapter.fast_path
             obj = getattr(obj, path.detach())() if path and path.detach() else obj
         parts = source.split(obj) if is_joined or kind != "ragged" else {}  # refused before its data is read
+        parts = parts if is_own else without_private(parts)
         if not is_own and kind in ("coo", *_MINOR):
             _check_dimensions(kind, parts, source.dense)
         if not is_joined:
@@ -165,7 +166,8 @@ def _choose_dtype(parts: dict[str, Any], joiner: Compound, known: Collection[str
     """Return the dtype that all indices must have; None if they have it. Without a joiner, any known one will do."""
     used = {name: accepted for name, accepted in joiner.indices.items() if name in parts}
     names = {str(_metadata_of(row).dtype) for name in used for row in _rows(parts[name])}
-    common = [name for name in _WIDTHS if name in known and all(name in accepted for accepted in used.values())]
+    found = (name for name in known if all(name in accepted for accepted in used.values()))
+    common = sorted(found, key=lambda name: DType(name).bits) if used else []
     if not common or (names <= {*known} if joiner.join is None else len(names) == 1 and names <= {*common}):
         return None
     return DType(common[0] if names <= {"int8", "int16", "uint8", "uint16"} else common[-1])
@@ -194,7 +196,7 @@ def _prepare(part: Any, dtype: DType | None, parts: dict[str, Any], whys: list[s
         return part
     made: Any = dtype or info.dtype
     if info.device is not None and not host_readable(info.device):
-        fits = not casts or made.bits == 64 or _bound_of(parts) < 1 << 31
+        fits = not casts or made.bits == 64 or _bound_of(parts) < 1 << (made.bits - 1)
         if minus or not fits or not cuda.is_cuda(info.device):
             why = f"{', '.join(whys)}, which dlx does only on the host"
             raise DeviceError(why, fix="Move it to the host in its own framework first.")
@@ -239,7 +241,8 @@ def _subtract(tensor: Tensor, minus: int, dtype: DType) -> Tensor:
         made = empty(wide.shape, wide.dtype)
         lib.dlx_subtract(dltensor(wide), minus, dltensor(made))
     may_not_fit = tensor.dtype.name == "uint64" or dtype.bits < made.dtype.bits
-    if may_not_fit and lib.dlx_find_outside(dltensor(made), min(1 << (dtype.bits - 1), 2**63 - 1)) >= 0:
+    most = min(1 << (dtype.bits - (dtype.code == lib.kDLInt)), 2**63 - 1)
+    if may_not_fit and lib.dlx_find_outside(dltensor(made), most) >= 0:
         raise LayoutError(f"an index does not fit {dtype}", fix="Call dlx.parts(x) and convert its indices yourself.")
     return made
 

@@ -164,8 +164,10 @@ def _decide_inside(
         )
     if cast is not None:
         steps = (*steps, cast)
-    elif request.casts is not None and info().dtype is not None and request.casts.find(info().dtype) is not None:
-        return None  # dlx casts it
+    elif request.casts is not None:
+        dtype, is_exported = info().dtype, all(blocker.resolution is not None for blocker in blockers)
+        if is_exported if dtype is None else request.casts.find(dtype) is not None:
+            return None  # dlx casts it, if its export has the dtype
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and request.committed and not is_committed(source, obj):
@@ -345,7 +347,8 @@ class _Decider:
         if 0 in tensor.shape and request.copy is False:
             copied = False  # no element to copy
         after = unmark
-        if self.found & lib.DLX_INCOMPATIBLE_NULL:
+        is_null = self.found & lib.DLX_INCOMPATIBLE_NULL or (0 in tensor.shape and (self.copies or self.before.copies))
+        if is_null and target.capabilities.empty_extents == "addressed":
             after.append(Address("view", f"{target.arrays} need an address even without elements"))
         after += self._storage_step()
         if not copied and not tensor.readonly and target.adapter.arrays.immutable:

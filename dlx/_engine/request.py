@@ -133,7 +133,11 @@ def _read_like(like: Any) -> tuple[Target, Device | None, bool]:
                 if compound.matches is None or compound.matches(like):
                     with contextlib.suppress(DlxError):  # splitting may be refused because it would lose gradients
                         parts = compound.split(like)
-                        like = parts.get("data", parts.get("values", like))  # it has the device
+                        found = parts.get("data", parts.get("values"))  # it has the device
+                        if type(found) is own:  # rows of rows
+                            return _read_like(found)
+                        others = (each for each in parts.values() if registry.owner(type(each)) is not None)
+                        like = found if found is not None else next(others, like)
                     break
     target = registry.ready(known) if known is not None else None
     if known is None or target is None:

@@ -88,6 +88,13 @@ def _mark(dynamo: Any) -> None:
                     weakref.finalize(function, numbers.remove, id(function)).atexit = False
 
 
+def settle(values: Any) -> Any:
+    """Replace the symbolic numbers of a graph in containers by their values; the graph then serves only these."""
+    framework = sys.modules[TRACING[0]]
+    symbols = framework.SymInt, framework.SymFloat, framework.SymBool
+    return framework.utils._pytree.tree_map_only(symbols, lambda each: each.node.pytype(each), values)
+
+
 def skip_frames(function: Any) -> None:
     """Have the compiler run a function, and all functions that it calls, as ordinary Python."""
     if function.__code__ not in _outside:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.native import Tensor
-from dlx._core.types import READ_ONLY, Device, DType, host_readable, row_major
+from dlx._core.types import HOST, READ_ONLY, Device, DType, host_readable, row_major
 from dlx._protocols.dlpack import return_or_raise
 from dlx._support.reflect import class_name, first_line, foreign_error, module_of, type_name
 from dlx.errors import DlxError, LayoutError, ProtocolError
@@ -109,7 +109,7 @@ class Column:
         self.shape: tuple[int, ...] = shape if known else shape[:1]
         self.strides = row_major(self.shape)
         self.address: int = address if known else 0
-        self.device = Device(*device)
+        self.device = HOST if device == HOST else Device(*device)
         self._permuted = described.extension == FIXED_SHAPE and known
         if self._permuted:
             self.shape, self.strides = _fixed_shape(described, shape)
@@ -155,9 +155,11 @@ class Offsets(Column):
     def __init__(self, lists: Column, tensor: Tensor | None, n_chunks: int, null_row: int) -> None:
         vars(self).update(vars(lists))
         self.lists, self._tensor, self.null_row = lists, tensor, null_row  # -1: no row is null
-        unread = DType("int64"), (lists.shape[0] + 1,)  # of several chunks
-        self.dtype, self.shape = unread if tensor is None else (tensor.dtype, tensor.shape)
         self.n_chunks, self.address = n_chunks, 0 if tensor is None else tensor.data_ptr
+        if tensor is not None:
+            self.dtype, self.shape = tensor.dtype, tensor.shape
+        else:  # of several chunks, not read
+            self.dtype, self.shape = DType("int64"), (lists.shape[0] + 1,)
 
     def share(self) -> Tensor:
         """Return the tensor over the memory of the only chunk."""
@@ -393,14 +395,14 @@ _REFUSED = (  # beginning of the format, reason, fix
     ("d:", "DLPack has no decimals", "{call} {many}.cast('float64') first, if that is exact enough."),
     ("+r", "it is run-end encoded", "{call} pyarrow.compute.run_end_decode(x) first."),
     ("+u", "DLPack has no unions", "{take} {one}.field(0), and its other fields."),
-    ("+s", "DLPack has no structures", "{take} {one}.field(0), and its other fields."),
+    ("+s", "DLPack has no structures", "{take} {many}.flatten()[0], and its other fields."),
     ("+m", _VARYING, "{take} {one}.keys, {one}.items and {one}.offsets separately."),
     ("+v", _VARYING, "{take} {one}.flatten() and {one}.sizes separately."),
     (
         "+",
         _VARYING,
         "{call} {many}.cast(pyarrow.list_(x.type{values}, n)) first if its rows have one length n, else convert "
-        "{one}.flatten() and {one}.offsets separately.",
+        "{one}.values and {one}.offsets separately.",
     ),
     ("n", _NULLS, "{call} {many}.cast('float64').fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),

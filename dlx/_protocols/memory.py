@@ -50,7 +50,7 @@ def buffer(obj: Any) -> Tensor:
 
 
 def _whole_elements(byte_strides: Any, shape: Any, itemsize: int) -> tuple[int, ...] | None:
-    if byte_strides is None:
+    if byte_strides is None or 0 in shape:  # without elements, strides have no meaning
         return None
     if any(stride % itemsize for stride, extent in zip(byte_strides, shape, strict=True) if extent > 1):
         reason = f"its byte strides {tuple(byte_strides)} are not multiples of the item size {itemsize}"
@@ -120,11 +120,17 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
     else:  # a buffer, or the object itself; its length limits the reads
         try:
             view, start = memoryview(obj if data is None else data), index(entries.get("offset") or 0)
+            if not view.c_contiguous:
+                raise ValueError("it is not contiguous")
         except Exception as error:
             raise foreign_error(f"cannot acquire the data of its {name}:", error, ProtocolError) from error
-        needed = itemsize * math.prod(shape)
-        if not view.c_contiguous or strides is not None or start + needed > view.nbytes or start < 0:
-            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes at offset {start}")
+        size = math.prod(shape)
+        pairs = [(size, itemsize)] if strides is None else zip(shape, strides, strict=True)
+        reach = [(extent - 1) * step for extent, step in pairs]
+        first, end = start + sum(n for n in reach if n < 0), start + sum(n for n in reach if n > 0) + itemsize
+        if size and (first < 0 or end > view.nbytes):
+            needed = end - first
+            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes at offset {first}")
         address, readonly = native.buffer_address(view) + start, view.readonly
         owner = (obj, view)
     flags = READ_ONLY if readonly else 0

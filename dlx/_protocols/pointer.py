@@ -65,6 +65,8 @@ def _cdata(ptr: Any) -> Pointer:
 # ctypes has no public names for these base classes of POINTER() and simple types.
 _POINTER: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _SIMPLE: Any = ctypes.c_int.__mro__[1]
+_FUNCTION: Any = ctypes.CFUNCTYPE(None).__mro__[1]
+_ADDRESSES = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.py_object, _FUNCTION)
 
 
 def _ctypes(ptr: Any) -> Pointer | None:
@@ -75,12 +77,13 @@ def _ctypes(ptr: Any) -> Pointer | None:
     if isinstance(ptr, ctypes.Array):
         return Pointer(ctypes.addressof(ptr), _ctypes_name(ptr._type_), ctypes.sizeof(ptr))
     if isinstance(ptr, ctypes.Structure | ctypes.Union | _SIMPLE):
-        raise TypeError(f"expected a pointer, found a {type_name(type(ptr))} by value. Pass ctypes.pointer(it).")
+        hint = "ctypes.cast(it, ctypes.c_void_p)" if isinstance(ptr, _ADDRESSES) else "ctypes.pointer(it)"
+        raise TypeError(f"expected a pointer, found a {type_name(type(ptr))} by value. Pass {hint}.")
     return None
 
 
 def _ctypes_name(kind: Any) -> str:
-    if issubclass(kind, ctypes.c_void_p):
+    if issubclass(kind, _ADDRESSES):
         return "void *"
     return f"{_ctypes_name(kind._type_)} *" if issubclass(kind, _POINTER) else str(kind.__name__)
 
@@ -263,7 +266,10 @@ def dltensor(tensor: Tensor) -> Any:
 
 def extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a validated shape; an int means one dimension."""
-    extents = _integers((shape,) if isinstance(shape, int) else shape, "shape")
+    try:
+        extents = _integers((index(shape),), "shape")  # type: ignore[arg-type]
+    except TypeError:
+        extents = _integers(shape, "shape")  # type: ignore[arg-type]
     if any(extent < 0 for extent in extents):
         raise ValueError(f"shape must not have a negative extent, found {extents}")
     return extents

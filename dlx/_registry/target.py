@@ -74,11 +74,12 @@ class Target:
             limits = None if self.varies else self.capabilities
         if limits is None or self.capabilities.home is not None:
             return None
-        known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.equal_width_storage().keys()
-        copies = self.capabilities.copies
-        if not isinstance(copies, bool):
-            known -= copies.keys()
-        return build_struct(limits if limits.dtypes is None else replace(limits, dtypes=limits.dtypes & known))
+        equal, copies = self.equal_width_storage().keys(), self.capabilities.copies
+        barred = (self.storage.keys() - equal) | (set() if isinstance(copies, bool) else copies.keys())
+        if limits.dtypes is None:
+            return None if barred else build_struct(limits)
+        known = self.adapter.dtypes.names.keys() | equal
+        return build_struct(replace(limits, dtypes=limits.dtypes & known - barred))
 
 
 def word_of(adapter: Adapter) -> str:

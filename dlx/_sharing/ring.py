@@ -84,7 +84,8 @@ def plain_data(tree: Any) -> int:
         elif handler.kind == "set":
             found[number] = hash(frozenset(values))
         else:
-            found[number] = hash(frozenset((_text(handler.path(keys, i)), value) for i, value in enumerate(values)))
+            others = [i for i in range(len(values)) if links.get(i, 0) >= 0]  # not arrays, whose places `out` checks
+            found[number] = hash(frozenset((_text(handler.path(keys, i)), values[i]) for i in others))
     return found[0]
 
 

@@ -22,10 +22,12 @@ from dlx._engine.failures import Failures
 from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._engine.seam import FAST_PATH
+from dlx._engine.traced import settle
 from dlx._engine.tree import Tree
 from dlx._registry import lookup
 from dlx._registry.compound import CompoundHandler
 from dlx._registry.lookup import TUPLE
+from dlx._registry.plugin import TRACING
 from dlx._registry.registry import registry
 from dlx._registry.target import Target as Framework
 from dlx._support.reflect import type_name
@@ -170,8 +172,10 @@ class RecordedCall:
     ) -> Any:
         """Let the caller's framework record the call with its operands; return the result for the caller."""
         arrays, self._arrays = [self._arrays[i] for i in self.operands], []
-        like = None
-        if spec.result_like is not None and is_tracing(self._caller):  # computed now: it may use the tracers
+        like, tracing = None, is_tracing(self._caller)
+        if tracing and self._caller.package in TRACING:
+            self._values = settle(self._values)  # they are constants of the operation
+        if spec.result_like is not None and tracing:  # computed now: it may use the tracers
             shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
             declared = self.result.take_arrays(map_leaves(shown, partial(_abstract, self._caller)), "dlx")
             specs = [(each.shape, each.dtype) for each in declared]

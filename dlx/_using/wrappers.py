@@ -64,7 +64,7 @@ def _call_traced(plan: tuple[Any, ...], args: tuple[Any, ...], options: dict[str
     """Replace `native.call_converted` in a compiled graph, whose tensors need no conversion."""
     passes = (sys.modules[TRACING[0]].Tensor, bool, int, float, str, type(None))
     stays = all(isinstance(each, passes) for each in (*args, *options.values()))
-    return plan[0](*args, **options) if stays else plan
+    return plan[0](*args, **options) if stays and plan[6] in (None, *TRACING) else plan  # the target of the results
 
 
 def _substitute(dynamo: Any) -> None:

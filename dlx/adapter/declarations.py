@@ -56,8 +56,8 @@ EXTENTS = {
 }
 """Values of `Capabilities.empty_extents` and their constants in C."""
 
-ALIGNMENTS = tuple(1 << power for power in range(13))
-"""Possible alignments, up to a page; `planner.decide` caches decisions by them."""
+ALIGNMENTS = tuple(1 << power for power in range(9))
+"""Possible alignments, up to that of dlx's copies; `planner.decide` caches decisions by them."""
 
 
 @dataclass(eq=False, repr=False)
@@ -71,7 +71,7 @@ class Capabilities(Frozen):
     layouts
         `Layout` bits that its arrays support.
     min_alignment
-        Required alignment of the address in bytes, a power of 2 up to 4096; 0: the dtype's natural alignment.
+        Required alignment of the address in bytes, a power of 2 up to 256; 0: the dtype's natural alignment.
     ndims
         Minimum and maximum number of dimensions.
     keeps_readonly
@@ -109,7 +109,7 @@ class Capabilities(Frozen):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_alignment and self.min_alignment not in ALIGNMENTS:
-            raise ValueError(f"min_alignment must be 0 or a power of 2 up to 4096, found {self.min_alignment!r}")
+            raise ValueError(f"min_alignment must be 0 or a power of 2 up to 256, found {self.min_alignment!r}")
         if self.subbyte not in ("packed", "padded", "both"):
             raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
         if self.empty_extents not in EXTENTS:
@@ -487,7 +487,7 @@ class Compound(Frozen):
         Importable names of its types, including subclasses without another handler.
     split
         ``split(obj)`` returns the parts by name: arrays, lists of arrays of one shape and dtype (dlx stacks them), and
-        plain values. Plain values whose names begin with an underscore are only for `join`.
+        plain values. Plain values whose names begin with an underscore are only for this declaration's `join`.
     join
         ``join(parts)`` returns an object of this kind over arrays of the framework, without a copy. None: the framework
         is only a source.
@@ -499,9 +499,10 @@ class Compound(Frozen):
     dense
         A call that returns a dense array, for errors: ``".toarray()"``.
     limits
-        Restrictions of `join`: ``"unique"``: no index twice in a row; ``"rising"``: the indices of a row rise;
-        ``"sorts"``: it sorts coords that do not rise, in a copy; ``"flat"``: the parts are dense; ``"axes"``: it has
-        an axis at least; ``"swapped"``: its coords are ``(count, ndim)``, in `split` as well.
+        Restrictions of `join`. ``"unique"``: no index twice in a row; ``"rising"``: the indices of a row rise (csr, csc
+        and bsr). ``"sorts"``: it sorts coords that do not rise, in a copy, by the part ``_is_sorted``; ``"axes"``: it
+        has an axis at least; ``"swapped"``: its coords are ``(count, ndim)``, in `split` as well (coo). ``"flat"``: the
+        parts are dense.
     dtypes
         Names of the dtypes that `join` supports for the elements; empty: those of the framework's arrays.
     """

@@ -48,13 +48,13 @@ TAIL = """
 ## What happens inside
 
 - **torch** sees the operator `dlx::call`, with shapes, gradients and a rule for `vmap`. Under `torch.compile`
-  the function is compiled by `jax.jit`, and the backward pass runs it again. Results are tensors in lists, tuples and
-  dicts.
+  the function is compiled by `jax.jit`, which keeps the values that it first read from `self` or globals. The backward
+  pass runs it again. Results are tensors in lists, tuples and dicts.
 - **jax** sees one primitive, which calls the host with numpy arrays. `vmap` calls the function for each element. jax
   raises a `JaxRuntimeError` that quotes the function's error.
 - **Shapes** come from `jax.eval_shape` and torch's fake tensors, never from a run with data. Two compiled graphs serve
-  all sizes, unless the function compares sizes. Sizes that depend on data work if the result's shape follows for every
-  size.
+  all sizes, unless the function compares sizes or one is an argument, as in `f(x, len(x))`. Sizes that depend on data
+  work if the result's shape follows for every size.
 - **An exported program** names what it needs, such as `dlx, jax and model.layer`, and runs in the process that exported
   it. It can be compiled, differentiated and vectorized again.
 - **Random numbers** of torch: derivatives run the function again with the random state of its call, so dropout uses the

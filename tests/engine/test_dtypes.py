@@ -347,6 +347,9 @@ def test_a_consumer_that_wants_an_address(onlybytes, monkeypatch):
     plan = dlx.plan(source, to="onlybytes", copy=False)
     result = dlx.convert(source, to="onlybytes", copy=False)
     assert plan.outcome == "shared" and result.tensor.data_ptr != 0 and result.tensor.shape == (0, 3)
+    assert dlx.convert(source, to="onlybytes", copy=True).tensor.data_ptr != 0
+    assert dlx.convert([source, b""], to="onlybytes", copy=True)[0].tensor.data_ptr != 0
+    assert dlx.convert(dlx.empty((0, 3), "int8"), to="onlybytes", dtype={"int8": "uint8"}).tensor.data_ptr != 0
 
 
 def test_capabilities_are_checked():
@@ -355,10 +358,10 @@ def test_capabilities_are_checked():
         Capabilities(dtypes=None, subbyte="dense")
     with pytest.raises(ValueError, match="must not overlap"):
         Capabilities(dtypes=frozenset({"int64"}), refusals={"int64": ("it would narrow it", "")})
-    for alignment in (8192, 4097, 48, -1):
-        with pytest.raises(ValueError, match="min_alignment must be 0 or a power of 2 up to 4096"):
+    for alignment in (512, 257, 48, -1):
+        with pytest.raises(ValueError, match="min_alignment must be 0 or a power of 2 up to 256"):
             Capabilities(dtypes=None, min_alignment=alignment)
-    assert Capabilities(dtypes=None, min_alignment=4096).min_alignment == 4096
+    assert Capabilities(dtypes=None, min_alignment=256).min_alignment == 256
 
 
 def test_every_adapter_maps_its_dtypes_both_ways():

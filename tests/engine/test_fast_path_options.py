@@ -284,7 +284,9 @@ def test_trees_by_an_example(np, torch, locked, name):
         assert in_c([arrays], like=example) is not NotImplemented
 
 
-@pytest.mark.parametrize("options", [{}, {"copy": True}, {"copy": False}, {"readonly": "share"}, {"readonly": "error"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"copy": True}, {"copy": False}, {"readonly": "share"}, {"readonly": "error"}, {"device": "cpu"}]
+)
 @pytest.mark.parametrize("dtype", [None, {"float64": "float32", "int64": "int32"}])
 def test_trees_that_python_walks(np, torch, locked, options, dtype):
     """Each array becomes what it becomes alone."""
@@ -300,12 +302,17 @@ def test_trees_that_python_walks(np, torch, locked, options, dtype):
         locked.T,
         np.array(["a"]),
     ]
+    examples = {"torch": torch.ones(1), "numpy": np.ones(1), "dlx": dlx.convert(np.ones(1), to="dlx")}
     for array, to in itertools.product(arrays, ("torch", "numpy", "dlx", "tvm_ffi")):
-        if to in ("torch", "numpy", "dlx") or pytest.importorskip(to):
+        if to in examples or pytest.importorskip(to):
             options = options | {"dtype": dtype}
-            expected = outcome(dlx.convert, array, to, options)
+            expected = outcome(dlx.convert.__wrapped__, array, to, options)
             found = outcome(lambda x, **given: dlx.convert([x], strict=True, **given)[0], array, to, options)
             assert found == expected, (array, to)
+            if to in examples and "device" not in options:
+                like = options | {"like": examples[to]}
+                found = outcome(lambda x, **given: dlx.convert([x], strict=True, **given)[0], array, None, like)
+                assert found == outcome(dlx.convert.__wrapped__, array, None, like), (array, to)
     assert not locked.flags.writeable
 
 

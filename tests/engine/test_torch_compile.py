@@ -175,6 +175,19 @@ def test_a_function_of_torch_stays_in_the_graph(torch):
     assert x.grad.tolist() == [2.0] * 3
 
 
+@pytest.mark.parametrize("returns", ["numpy", "torch", None])
+def test_results_for_another_framework_end_the_graph(np, torch, returns):
+    """They are converted: `returns=` also holds in compiled functions."""
+    function, expected = (
+        dlx.using("torch", returns=returns)(doubled),
+        np.ndarray if returns == "numpy" else torch.Tensor,
+    )
+    function(torch.ones(3))
+    torch._dynamo.reset()
+    result = torch.compile(lambda x: function(x + 1), fullgraph=returns != "numpy", backend="eager")(torch.ones(3))
+    assert type(result) is expected and result.tolist() == [4.0] * 3
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", BRIDGES)
 @pytest.mark.parametrize("recorded", [pytest.param(False, marks=pytest.mark.slow), True])

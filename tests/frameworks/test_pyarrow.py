@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -243,7 +244,7 @@ REFUSED = {
     "list view": (lambda: pa.array([[1]], pa.list_view(pa.int64())), "vary in length", ".flatten()"),
     "map": (lambda: pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "vary in length", ".keys, .items"),
     "union": (union, "no unions", ".field(0)"),
-    "struct": (lambda: pa.array([{"a": 1}]), "no structures", ".field(0)"),
+    "struct": (lambda: pa.array([{"a": 1}]), "no structures", "its .flatten()[0]"),
     "null": (lambda: pa.nulls(2), "only nulls", ".fill_null(value)"),
     "no nulls": (lambda: pa.nulls(0), "only nulls", ".fill_null(value)"),
     "lists of text": (lambda: lists([["a"]], 1, pa.string()), "no text", ".flatten().dictionary_encode().indices"),
@@ -278,13 +279,29 @@ def test_what_the_fixes_say_works(np):
         "runs": compute.run_end_decode,
         "list view": lambda x: x.flatten(),
         "union": lambda x: x.field(1),
-        "struct": lambda x: x.field(0),
+        "struct": lambda x: x.flatten()[0],
         "null": lambda x: x.cast("int8").fill_null(1),
     }
     for kind, resolution in numbers.items():
         assert dlx.convert(resolution(REFUSED[kind][0]()), to="numpy").ndim == 1
     assert dlx.convert(pa.array([1, None]).fill_null(0), to="numpy").tolist() == [1, 0]
     assert dlx.convert(pa.array([1, None]).drop_null(), to="numpy").tolist() == [1]
+
+
+def test_the_fixes_of_nested_types_lose_no_rows(np):
+    """The field of a structure keeps its nulls; the offsets of sliced lists fit the values that are named with them."""
+    structs = pa.StructArray.from_arrays([pa.array([1, 2])], ["a"], mask=pa.array([False, True]))
+    pairs = pa.array([[[1], [2, 3]], [[4], []], [[5, 6], [7]]], pa.list_(pa.list_(pa.int32()), 2))[1:]
+    for source in (structs, pa.chunked_array([structs])):
+        with pytest.raises(errors.DTypeError) as caught:
+            dlx.convert(source, to="numpy")
+        assert ".flatten()[0]" in caught.value.fix and source.flatten()[0].null_count == 1
+    with pytest.raises(errors.DTypeError) as caught:
+        dlx.convert(pairs, to="numpy")
+    assert "convert .flatten().values and .flatten().offsets" in caught.value.fix
+    items, offsets = (dlx.convert(each, to="numpy") for each in (pairs.flatten().values, pairs.flatten().offsets))
+    rows = [items[i:j].tolist() for i, j in itertools.pairwise(offsets)]
+    assert rows == [[4], [], [5, 6], [7]]
 
 
 def test_extension_types_are_refused(np):

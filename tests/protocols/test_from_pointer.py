@@ -117,6 +117,9 @@ def test_an_array_of_elements_below_a_byte_is_bounded():
         (ffi.new("void *[2]"), TypeError, r"one to a pointer \('void \*'\)"),
         (ctypes.pointer(ctypes.pointer(ctypes.c_int())), TypeError, r"one to a pointer \('c_int \*'\)"),
         (ctypes.pointer(ctypes.c_void_p()), TypeError, "one to a pointer"),
+        (ctypes.c_char_p(b"memory"), TypeError, r"by value\. Pass ctypes\.cast\(it, ctypes\.c_void_p\)"),
+        *((ctypes.pointer(kind()), TypeError, "one to a pointer") for kind in (ctypes.c_char_p, ctypes.c_wchar_p)),
+        *(((kind * 2)(), TypeError, "one to a pointer") for kind in (ctypes.py_object, ctypes.CFUNCTYPE(None))),
         (ffi.new("DLTensor *"), TypeError, r"found a DLTensor \*\. Pass its data"),
         (ffi.new("DLManagedTensor *"), TypeError, r"Call dlx\.from_managed"),
         (ctypes.pointer(dlx.ctypes.DLManagedTensorVersioned()), TypeError, r"Call dlx\.from_managed"),
@@ -126,6 +129,15 @@ def test_what_is_no_pointer_to_data_is_refused(ptr, error, message):
     """Other arguments are a TypeError with a fix."""
     with pytest.raises(error, match=message):
         dlx.from_pointer(ptr, (1,), "int8")
+
+
+def test_an_index_is_an_extent(np, torch):
+    """As in numpy and torch: numbers of theirs are a shape of one dimension, and arrays a shape of several."""
+    memory = bytearray(6)
+    for extent in (np.int32(6), np.array(6), torch.tensor(6), np.array([6])):
+        assert dlx.empty(extent, "int8").shape == (6,)
+        assert dlx.from_pointer(ffi.from_buffer(memory), extent, "int8").shape == (6,)
+    assert dlx.empty(np.array([2, 3]), "int8").shape == (2, 3)
 
 
 def test_an_index_is_no_address(np, torch):

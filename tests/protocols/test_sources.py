@@ -846,6 +846,15 @@ def test_array_interface_of_a_buffer(np):
     assert not tensor.readonly
     with pytest.raises(BufferError):
         block.append(0)
+    strided = Interface(shape=(2, 2), data=b"\0\0\1\0\2\0\3\0", strides=(-4, 2), offset=4)
+    assert dlx.convert(strided, to="numpy").tolist() == [[2, 3], [0, 1]]
+
+
+def test_strides_of_empty_array_interfaces_have_no_meaning(np):
+    """Nor has an offset; numpy accepts them, too."""
+    for entries in ({"strides": (9, 5)}, {"data": b"", "offset": 8}, {"data": b"12", "strides": (400, -3)}):
+        source = Interface(shape=(0, 2), **entries)
+        assert dlx.convert(source, to="numpy").shape == np.asarray(source).shape == (0, 2)
 
 
 def test_array_interface_of_the_object_itself(np):
@@ -892,6 +901,9 @@ BROKEN = {
     "buffer too short": ({"shape": (4,), "data": b"1234567"}, errors.ProtocolError),
     "offset too far": ({"shape": (4,), "data": b"12345678", "offset": 1}, errors.ProtocolError),
     "offset before": ({"shape": (1,), "data": b"12345678", "offset": -2}, errors.ProtocolError),
+    "strides too far": ({"shape": (2,), "data": b"12345678", "strides": (8,)}, errors.ProtocolError),
+    "strides before": ({"shape": (2,), "data": b"12345678", "strides": (-2,)}, errors.ProtocolError),
+    "a buffer with gaps": ({"shape": (2,), "data": memoryview(b"12345678")[::2]}, errors.ProtocolError),
     "no buffer": ({"data": 5}, errors.ProtocolError),
     "no buffer either": ({"data": None}, errors.ProtocolError),
     "a fraction as address": ({"data": (1.5, False)}, errors.ProtocolError),

@@ -13,7 +13,7 @@ import dlx
 from dlx import errors
 from dlx._core.native import tensor_copy
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Description, DTypes, Layout, over_memory
+from dlx.adapter import Adapter, ArrayInfo, Arrays, Capabilities, Compound, Description, DTypes, Layout, over_memory
 from dlx.testing import CHECKS, find
 
 HOST = dlx.Device("cpu")
@@ -66,6 +66,27 @@ def test_an_adapter_without_describe_is_described_by_an_export(plain):
     assert array.asked == 1
 
 
+def test_dtype_applies_to_arrays_without_a_description(plain):
+    """An export finds their dtype, also in a tree and in `stack`; a plan agrees."""
+    kind = plain()
+    numbers, whole = (
+        kind(dlx.convert(memoryview(bytes(16)).cast("d"), to="dlx", copy=True)),
+        kind(dlx.empty(2, "int64")),
+    )
+    for array in (
+        dlx.convert(numbers, to="plainlib", dtype="float32"),
+        dlx.stack([numbers], to="plainlib", dtype="float32"),
+    ):
+        assert str(array.tensor.dtype) == "float32"
+    tree = dlx.convert([numbers, whole], to="plainlib", dtype="float32")
+    assert [str(each.tensor.dtype) for each in tree] == ["float32", "int64"]
+    assert dlx.plan(numbers, to="plainlib", dtype="float32").outcome == "copied"
+    with pytest.raises(errors.DTypeError, match="changes floating arrays only, and it is int64"):
+        dlx.convert(whole, to="plainlib", dtype="float32")
+    with pytest.raises(errors.CopyRequiredError):
+        dlx.convert(numbers, to="plainlib", dtype="float32", copy=False)
+
+
 def test_arrays_that_never_change_are_described_as_read_only(plain):
     """`immutable` also applies to descriptions from an export."""
     array = plain(arrays=Arrays(immutable=True))(dlx.empty((2, 3), "float32"))
@@ -96,6 +117,77 @@ def test_a_framework_that_copies_what_it_imports(plain):
     assert dlx.plan(dlx.empty((0, 3), "float32"), to="plainlib", copy=False).outcome == "shared"
     frozen = dlx.from_dlpack(bytes(8))
     assert dlx.plan(frozen, to="plainlib", readonly="error").outcome == "copied"  # it is never written to
+
+
+def test_a_framework_of_every_dtype_that_copies_some(plain, np):
+    """`copy=False` is refused for these, in each kind of call."""
+    plain(copies={"bool": "packs bools"})
+    bools, numbers = np.ones(3, bool), np.ones(3)
+    for obj in (bools, [bools], [numbers, {"a": bools}], [bools, bools[:2]]):
+        assert dlx.plan(obj, to="plainlib", copy=False).outcome == "refused"
+        with pytest.raises(errors.CopyRequiredError, match="plainlib packs bools"):
+            dlx.convert(obj, to="plainlib", copy=False)
+    dlx.convert(numbers, to="plainlib", copy=False)
+
+
+class Parts:
+    """A compound array of the library."""
+
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+def _compound(plain, *names, **facts):
+    """Register compound arrays with such parts; return their class."""
+    kind = type("Parts", (Parts,), {"__module__": "plainlib"})
+    sys.modules["plainlib"].Parts = kind
+    split = lambda obj: {name: getattr(obj, name) for name in names}  # noqa: E731
+    plain(
+        dtypes=DTypes("numpy", ("int8", "uint8", "int16", "int32", "int64", "float64")),
+        containers=(Compound(facts.pop("kind"), ("plainlib.Parts",), split, lambda parts: kind(**parts), **facts),),
+    )
+    return kind
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64"])
+def test_indices_of_each_declared_dtype(plain, np, dtype):
+    """All indices are cast to it, or refused if they do not fit; private parts of others never arrive."""
+    scipy = pytest.importorskip("scipy")
+    accepts = dict.fromkeys(("indices", "indptr"), (dtype,))
+    _compound(plain, "data", "indices", "indptr", "shape", kind="csr", indices=accepts)
+    matrix = scipy.sparse.csr_array(([1.0, 2.0], [1, 100], [0, 1, 2]), shape=(2, 40_000))
+    made = dlx.convert(matrix, to="plainlib")
+    assert {str(each.tensor.dtype) for each in (made.indices, made.indptr)} == {dtype}
+    assert vars(made).keys() == {"data", "indices", "indptr", "shape"}
+    assert (dlx.convert(made, to="scipy") != matrix).nnz == 0
+    matrix.indices[1] = 39_999
+    if dtype == "int64":
+        assert memoryview(dlx.convert(matrix, to="plainlib").indices.tensor)[1] == 39_999
+    else:
+        with pytest.raises(errors.LayoutError, match=f"an index does not fit {dtype}"):
+            dlx.convert(matrix, to="plainlib")
+
+
+@pytest.mark.parametrize(("kind", "first"), [("ragged", "values"), ("palette", "colors")])
+def test_compound_arrays_as_examples(plain, np, kind, first):
+    """`like=` finds their framework and device, also of a kind of their own, and of rows of rows."""
+    make = _compound(plain, first, "offsets", kind=kind)
+    dense = sys.modules["plainlib"].Array
+    numbers, offsets = (dense(dlx.convert(np.arange(n), to="dlx")) for n in (4, 2))
+    example = make(**{first: numbers}, offsets=offsets)
+    nested = make(**{first: example}, offsets=offsets)
+    for like in (example, nested) if kind == "ragged" else (example,):
+        assert type(dlx.convert(np.ones(2), like=like)) is dense
+
+
+@pytest.mark.parametrize("alignment", [64, 256])
+def test_copies_have_the_alignment_that_a_framework_requires(plain, alignment):
+    """256 bytes are the most that an adapter can declare."""
+    plain(capabilities=lambda self: Capabilities(dtypes=None, min_alignment=alignment))
+    for size in (1, 3, 100, 5000, 100_001):
+        block = memoryview(bytearray(size + 1))[1:]
+        for array in (dlx.convert(block, to="plainlib"), dlx.stack([block, block], to="plainlib")):
+            assert array.tensor.data_ptr % alignment == 0
 
 
 @pytest.mark.parametrize("copies", [True, False])

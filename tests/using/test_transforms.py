@@ -85,6 +85,33 @@ def test_numpy_in_a_compiled_function_of_torch():
     assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], x.detach().sin())
 
 
+@pytest.mark.parametrize(
+    ("function", "like"),
+    [
+        (lambda x: x.T, lambda x: x.T),
+        (lambda x: x[::-1].T, lambda x: x.T),
+        (lambda x: np.broadcast_to(x, (2, 2, 3)), lambda x: x.expand(2, 2, 3)),
+        (np.asfortranarray, same),
+    ],
+    ids=["transposed", "flipped", "broadcast", "column-major"],
+)
+def test_results_of_any_layout_in_a_compiled_function(function, like):
+    """The program gets them row-major, as it was compiled."""
+    call, x = dlx.using("numpy", result_like=like)(function), torch.arange(6.0).reshape(2, 3)
+    compiled = torch.compile(lambda x: call(x * 2).view(-1), backend="aot_eager", fullgraph=True)
+    assert compiled(x).tolist() == function(x.numpy() * 2).ravel().tolist()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_of_another_dtype_than_the_declared_one_are_refused(grad):
+    """Compiled programs would read their bytes as values of the declared dtype."""
+    double = (lambda x: x.astype(jnp.float64)) if grad else (lambda x: x.astype("f8"))
+    call = dlx.using("jax" if grad else "numpy", grad=grad, result_like=same)(double)
+    compiled = torch.compile(lambda x: call(x) * 2, backend="aot_eager", fullgraph=True)
+    with pytest.raises(dlx.errors.ConversionError, match=r"float64\], expected \[torch.float32\].*like="):
+        compiled(torch.ones(3))
+
+
 def test_numpy_in_transformed_functions_of_jax():
     """It runs once per call, also if its result is unused, and for each element under `vmap`."""
     calls, x = [], jnp.linspace(0.1, 1, 4)
@@ -135,6 +162,19 @@ def test_two_graphs_serve_all_sizes(function):
         x = torch.linspace(0.1, 1, n, dtype=torch.float64)
         assert np.allclose(compiled(x), function(jnp.asarray(x * 2)) + 1)
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("framework", ["jax", "numpy"])
+@pytest.mark.parametrize("inside", [False, True], ids=["an argument", "in containers"])
+def test_sizes_among_the_arguments_of_a_compiled_function(framework, inside):
+    """The program is compiled again for other sizes: a symbol would keep the first size."""
+    call = dlx.using(framework, grad=framework == "jax", result_like=lambda x, n: x)(
+        lambda x, n: x * (n["shape"][0] + n["half"] * 2 if inside else 2 * int(n))
+    )
+    at = (lambda x: {"shape": x.shape, "half": x.shape[0] / 2}) if inside else (lambda x: x.shape[0])
+    compiled = torch.compile(lambda x: call(x, at(x)), backend="aot_eager", fullgraph=True)
+    for size in (3, 4, 5):
+        assert compiled(torch.ones(size, dtype=torch.float64)).tolist() == [2 * size] * size
 
 
 def test_shapes_that_depend_on_data():
@@ -258,6 +298,8 @@ def test_exported_programs_are_transformed():
     assert torch.autograd.gradgradcheck(program, (x.requires_grad_(),))
     with pytest.raises(dlx.errors.ConversionError, match="cannot vectorize"):
         torch.autograd.functional.jacobian(program, x, vectorize=True)
+    with pytest.raises(dlx.errors.ConversionError, match="leave out vectorize=True or is_grads_batched=True"):
+        torch.autograd.grad(program(x), x, torch.eye(3, dtype=x.dtype), is_grads_batched=True)
 
 
 def test_forward_mode_of_functions_without_differentiable_results():
