@@ -1064,7 +1064,7 @@ def test_children_in_anything_but_a_list_or_dict_are_refused(np, make):
         with pytest.raises(
             errors.ConversionError, match=r"__dlx_tree__ returns its children as .*, not as a list or dict"
         ):
-            dlx.convert(obj, to="torch")
+            dlx.convert(obj, to="numpy")
 
 
 @pytest.mark.parametrize(
