@@ -165,9 +165,11 @@ def _decide_inside(
     if cast is not None:
         steps = (*steps, cast)
     elif request.casts is not None:
-        dtype, is_exported = info().dtype, all(blocker.resolution is not None for blocker in blockers)
-        if is_exported if dtype is None else request.casts.find(dtype) is not None:
-            return None  # dlx casts it, if its export has the dtype
+        dtype = info().dtype
+        if dtype is None and all(blocker.resolution is not None for blocker in blockers):
+            return None  # its export shows the dtype
+        if dtype is not None and request.casts.find(dtype) is not None:
+            return None  # dlx casts it
     own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
     if wanted is not None and request.committed and not is_committed(source, obj):

@@ -78,6 +78,7 @@ def _ctypes(ptr: Any) -> Pointer | None:
         return Pointer(ctypes.addressof(ptr), _ctypes_name(ptr._type_), ctypes.sizeof(ptr))
     if isinstance(ptr, ctypes.Structure | ctypes.Union | _SIMPLE):
         hint = "ctypes.cast(it, ctypes.c_void_p)" if isinstance(ptr, _ADDRESSES) else "ctypes.pointer(it)"
+        hint = "it.value to dlx.convert" if isinstance(ptr, ctypes.py_object) else hint
         raise TypeError(f"expected a pointer, found a {type_name(type(ptr))} by value. Pass {hint}.")
     return None
 

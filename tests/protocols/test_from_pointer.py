@@ -118,6 +118,7 @@ def test_an_array_of_elements_below_a_byte_is_bounded():
         (ctypes.pointer(ctypes.pointer(ctypes.c_int())), TypeError, r"one to a pointer \('c_int \*'\)"),
         (ctypes.pointer(ctypes.c_void_p()), TypeError, "one to a pointer"),
         (ctypes.c_char_p(b"memory"), TypeError, r"by value\. Pass ctypes\.cast\(it, ctypes\.c_void_p\)"),
+        (ctypes.py_object(3), TypeError, r"by value\. Pass it\.value to dlx\.convert"),
         *((ctypes.pointer(kind()), TypeError, "one to a pointer") for kind in (ctypes.c_char_p, ctypes.c_wchar_p)),
         *(((kind * 2)(), TypeError, "one to a pointer") for kind in (ctypes.py_object, ctypes.CFUNCTYPE(None))),
         (ffi.new("DLTensor *"), TypeError, r"found a DLTensor \*\. Pass its data"),
